@@ -1,0 +1,179 @@
+"""What an environment is, and `play`, the only interaction loop: training, evaluation, exploration and validation
+differ only in the actor they pass."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
+
+_T = TypeVar("_T")
+_NO_VERDICT = Evaluation(0.0)
+
+
+class Episode(Protocol):
+    """One run of one task. Single-use: once done or closed, it is thrown away."""
+
+    def reset(self) -> tuple[Message, ...]:
+        """The messages that open the episode."""
+
+    def step(self, action: Action) -> Observation:
+        """Carries the action out. A bad action is answered with an observation, never an exception."""
+
+    def state(self) -> Mapping[str, Any]:
+        """The present state and the answer given, as JSON: equal states are equal values."""
+
+    def affordances(self) -> tuple[Action, ...]:
+        """Actions that would work now, their arguments known from the task or seen in this episode."""
+
+    def evaluate(self) -> Evaluation:
+        """The verdict on the present state."""
+
+    def close(self) -> None:
+        """Frees what the episode holds."""
+
+
+class Environment(Protocol):
+    """A source of tasks and episodes."""
+
+    name: str
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools' documentation, OpenAI function format with JSON-schema parameters."""
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        """`count` distinct tasks of a split; a larger count extends a smaller one."""
+
+    def start(self, task: Task) -> Episode:
+        """A fresh episode of the task."""
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        """The query that these steps, from the episode's start, answer; None where the grammar lacks the words."""
+
+
+class EnvironmentFailure(RuntimeError):
+    """The environment broke: says nothing about the policy."""
+
+
+class EngineError(RuntimeError):
+    """The engine could not produce a completion: says nothing about the policy."""
+
+
+class OutOfContext(Exception):
+    """The conversation no longer fits the policy's context."""
+
+
+class Abandoned(BaseException):
+    """The watcher gave this episode up; its thread ends at the next step of the loop."""
+
+
+@dataclasses.dataclass
+class Progress:
+    """Where an episode is, for whoever watches its deadline. Phases: queued, reset, act, step, evaluate, over.
+
+    `since` is `time.monotonic()` at the start of the phase; `abandoned` is set by the watcher.
+    """
+
+    phase: str = "queued"
+    since: float = 0.0
+    abandoned: bool = False
+
+    def enter(self, phase: str) -> None:
+        if self.abandoned:
+            raise Abandoned
+        self.phase, self.since = phase, time.monotonic()
+
+
+# An actor sees the new messages, and the episode: explorers read its affordances and state, a policy never does.
+Actor = Callable[[Episode, tuple[Message, ...]], Turn]
+
+
+def play(
+    environment: Environment,
+    task: Task,
+    act: Actor,
+    *,
+    max_turns: int = 30,
+    max_observation: int = 16_000,
+    episode: str = "",
+    progress: Progress | None = None,
+) -> Trajectory:
+    """Plays one episode and returns what happened.
+
+    `max_turns` counts actions, `max_observation` characters of one message; what is cut says so. An exception of the
+    environment becomes the outcome environment_error and `EngineError` becomes engine_error; `OutOfContext` and too
+    many turns become truncated. Any other exception of the actor is a programming error and is raised.
+    """
+    progress = progress or Progress()
+    opening: tuple[Message, ...] = ()
+    turns: list[Turn] = []
+    running: Episode | None = None
+
+    def result(outcome: Outcome, error: str = "", verdict: Evaluation = _NO_VERDICT) -> Trajectory:
+        progress.enter("over")
+        return Trajectory(task, episode, opening, tuple(turns), verdict.reward, verdict.checks, outcome, error)
+
+    try:
+        progress.enter("reset")
+        running = _ask(environment.start, task)
+        opening = messages = _capped(_ask(running.reset), max_observation)
+        outcome: Outcome = "truncated"
+        while outcome == "truncated" and len(turns) < max_turns:
+            progress.enter("act")
+            try:
+                turn = act(running, messages)
+            except OutOfContext:
+                break
+            progress.enter("step")
+            began = time.perf_counter()
+            observation = _ask(running.step, turn.action)
+            seconds = time.perf_counter() - began
+            messages = _capped(observation.messages, max_observation)
+            observation = dataclasses.replace(observation, messages=messages)
+            turns.append(dataclasses.replace(turn, observation=observation, environment_seconds=seconds))
+            outcome = "finished" if observation.done else "truncated"
+        progress.enter("evaluate")
+        verdict = _ask(running.evaluate)
+        if not 0.0 <= verdict.reward <= 1.0:
+            raise EnvironmentFailure(f"reward {verdict.reward!r}; expected a number in [0, 1]")
+        return result(outcome, verdict=verdict)
+    except EnvironmentFailure as error:
+        return result("environment_error", f"{progress.phase}: {error}")
+    except EngineError as error:
+        return result("engine_error", str(error))
+    finally:
+        if running is not None:
+            _close(running)
+
+
+def affordances(episode: Episode) -> tuple[Action, ...]:
+    """The episode's affordances, for an actor: what the environment raises becomes `EnvironmentFailure`."""
+    return _ask(episode.affordances)
+
+
+def _ask(call: Callable[..., _T], *args: Any) -> _T:
+    try:
+        return call(*args)
+    except EnvironmentFailure:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"{type(error).__name__}: {error}"[:500]) from error
+
+
+def _close(episode: Episode) -> None:
+    """A verdict already reached is not lost because closing failed."""
+    with contextlib.suppress(Exception):
+        episode.close()
+
+
+def _capped(messages: tuple[Message, ...], limit: int) -> tuple[Message, ...]:
+    return tuple(
+        message
+        if len(message.content) <= limit
+        else Message(message.role, f"{message.content[:limit]}\n[{len(message.content) - limit} characters cut]")
+        for message in messages
+    )

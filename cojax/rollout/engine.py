@@ -1,0 +1,60 @@
+"""What every rollout engine offers: weights in, tokens in, tokens and log-probabilities out.
+
+Engines know nothing of JAX trees. Weights travel as one `Weights` value; the local engine reads its arrays, a server
+reads its path; the version comes back on every completion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How to sample. `temperature` 0 is greedy; no top-k, top-p or penalty, so that log-probs are the policy's own."""
+
+    temperature: float = 1.0
+    max_tokens: int = 64
+    stop_tokens: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+    """Sampled tokens (a stop token included) and their log-probs under logits / temperature."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    weights_version: int
+    finish_reason: Literal["stop", "length"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """One version of the policy: `arrays()` yields (HF name, array) lazily; `path()` writes or finds it on disk."""
+
+    version: int
+    arrays: Callable[[], Iterator[tuple[str, np.ndarray]]]
+    path: Callable[[], str] | None = None
+
+
+class Engine(Protocol):
+    """Samples from the policy. `generate` may be called from many threads at once and blocks until done.
+
+    Calls that share a `session` belong to one growing conversation, whose cache the engine may keep until `release`.
+    `seed` alone decides the random numbers. Raises `cojax.environment.EngineError` when no completion can be had and
+    `cojax.environment.OutOfContext` when the prompt leaves no room.
+    """
+
+    def load(self, weights: Weights) -> None: ...
+
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]
+    ) -> Completion: ...
+
+    def release(self, session: str) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,276 @@
+"""The nouns of the loop: frozen records of tasks, actions, episodes, signals and drafts.
+
+Pure standard library. Everything here lives on the host, is made once and never changed.
+`to_json` and `from_json` carry any of these records to disk and back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import types
+import typing
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error"]
+Origin = Literal["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"]
+SignalKind = Literal["forgetting", "boundary", "rare"]
+Status = Literal["accepted", "retained", "discarded"]
+
+# Outcomes that say something about the machinery and nothing about the policy: never a reward.
+INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One chat message; `role` is system, user, assistant or tool."""
+
+    role: str
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A tool call: the tool's name and its JSON arguments."""
+
+    name: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    """What an actor wrote, and the tool calls parsed from it.
+
+    A tool-calling environment reads `calls`, a code-acting one reads `text`. `error` says why no call could be
+    parsed, so that the environment can answer as a real API would.
+    """
+
+    text: str = ""
+    calls: tuple[Call, ...] = ()
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """The environment's reply: messages for the next turn, whether the action worked, whether the episode is over."""
+
+    messages: tuple[Message, ...] = ()
+    ok: bool = True
+    done: bool = False
+
+    @property
+    def text(self) -> str:
+        return "\n".join(message.content for message in self.messages)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lineage:
+    """Why a synthesized task exists: parent task, signal, source episode, explorer runs, verdict, step."""
+
+    parent: str = ""
+    signal: str = ""
+    episode: str = ""
+    explorer: str = ""
+    runs: tuple[int, ...] = ()
+    verdict: str = ""
+    evidence: tuple[str, ...] = ()
+    step: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A goal in an environment. `id` hashes what is asked and where, not how it is solved or whence it came."""
+
+    environment: str
+    query: str
+    setup: Mapping[str, Any] = dataclasses.field(hash=False)
+    solution: tuple[Action, ...] = dataclasses.field(default=(), hash=False)
+    origin: Origin = "seed"
+    lineage: Lineage | None = None
+
+    @functools.cached_property
+    def id(self) -> str:
+        return content_hash([self.environment, normalise(self.query), self.setup])
+
+
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One interaction: an action, the observation it led to, and the tokens behind it.
+
+    `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
+    (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
+    that is not a policy.
+    """
+
+    action: Action
+    observation: Observation = Observation()
+    prompt_tokens: tuple[int, ...] = ()
+    action_tokens: tuple[int, ...] = ()
+    action_logprobs: tuple[float, ...] = ()
+    weights_version: int = -1
+    engine_seconds: float = 0.0
+    environment_seconds: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One condition of success and whether it held."""
+
+    name: str
+    passed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An environment's verdict on an episode: reward in [0, 1] and the checks behind it."""
+
+    reward: float
+    checks: tuple[Check, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """One episode: opening messages, then turns, then the verdict. `episode` is its id in episodes/."""
+
+    task: Task
+    episode: str = ""
+    opening: tuple[Message, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    reward: float = 0.0
+    checks: tuple[Check, ...] = ()
+    outcome: Outcome = "finished"
+    error: str = ""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the episode says something about the policy."""
+        return self.outcome not in INFRASTRUCTURE
+
+    @property
+    def partial(self) -> float:
+        """Share of checks passed."""
+        return sum(check.passed for check in self.checks) / len(self.checks) if self.checks else self.reward
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """K trajectories of one task, ordered by sample."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @functools.cached_property
+    def valid(self) -> tuple[Trajectory, ...]:
+        return tuple(trajectory for trajectory in self.trajectories if trajectory.valid)
+
+    @property
+    def score(self) -> float:
+        """Mean reward of the valid trajectories; 0 when there are none."""
+        return sum(t.reward for t in self.valid) / len(self.valid) if self.valid else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Signal:
+    """A weakness seen in one episode. `focus` names the tools it is about; `evidence` is one readable line."""
+
+    kind: SignalKind
+    task: str
+    episode: str
+    evidence: str
+    focus: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplorationContext:
+    """What reflection on one trajectory tells the explorer (CoEvolve §3.2). `kind` is the origin of its tasks."""
+
+    task: Task
+    kind: Origin
+    episode: str = ""
+    summary: str = ""
+    failure_cause: str = ""
+    instability_pattern: str = ""
+    focus_patterns: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ()
+    do_not_repeat: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Triplet:
+    """One explored interaction: action, observation, and the run it belongs to."""
+
+    action: Action
+    observation: Observation
+    run: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskDraft:
+    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started."""
+
+    environment: str
+    setup: Mapping[str, Any]
+    description: str
+    query: str
+    solution: tuple[Action, ...]
+    criterion: str
+    runs: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What validation found: the status, and one readable line per examination."""
+
+    status: Status
+    evidence: tuple[str, ...] = ()
+
+
+def normalise(text: str) -> str:
+    """Case, width and white space do not make another query."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no spaces: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def content_hash(value: Any) -> str:
+    """First 16 hex digits of the SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+def to_json(record: Any) -> Any:
+    """A record as plain JSON values."""
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return {field.name: to_json(getattr(record, field.name)) for field in dataclasses.fields(record)}
+    if isinstance(record, Mapping):
+        return {str(key): to_json(value) for key, value in record.items()}
+    if isinstance(record, (list, tuple)):
+        return [to_json(item) for item in record]
+    return record
+
+
+def from_json(kind: Any, value: Any) -> Any:
+    """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError."""
+    origin = typing.get_origin(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = _hints(kind)
+        if unknown := set(value) - set(hints):
+            raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}; it has {sorted(hints)}")
+        return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
+    if origin is tuple:
+        return tuple(from_json(typing.get_args(kind)[0], item) for item in value)
+    if origin in (types.UnionType, typing.Union):
+        inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
+        return None if value is None else from_json(inner, value)
+    return value
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
