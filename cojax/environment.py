@@ -75,12 +75,15 @@ class Abandoned(BaseException):
 class Progress:
     """Where an episode is, for whoever watches its deadline. Phases: queued, reset, act, step, evaluate, over.
 
-    `since` is `time.monotonic()` at the start of the phase; `abandoned` is set by the watcher.
+    `since` is `time.monotonic()` at the start of the phase; `abandoned` is set by the watcher. `turns` includes the
+    one under way, whose observation is still empty.
     """
 
     phase: str = "queued"
     since: float = 0.0
     abandoned: bool = False
+    opening: tuple[Message, ...] = ()
+    turns: list[Turn] = dataclasses.field(default_factory=list)
 
     def enter(self, phase: str) -> None:
         if self.abandoned:
@@ -109,18 +112,17 @@ def play(
     many turns become truncated. Any other exception of the actor is a programming error and is raised.
     """
     progress = progress or Progress()
-    opening: tuple[Message, ...] = ()
-    turns: list[Turn] = []
+    turns = progress.turns
     running: Episode | None = None
 
     def result(outcome: Outcome, error: str = "", verdict: Evaluation = _NO_VERDICT) -> Trajectory:
         progress.enter("over")
-        return Trajectory(task, episode, opening, tuple(turns), verdict.reward, verdict.checks, outcome, error)
+        return Trajectory(task, episode, progress.opening, tuple(turns), verdict.reward, verdict.checks, outcome, error)
 
     try:
         progress.enter("reset")
         running = _ask(environment.start, task)
-        opening = messages = _capped(_ask(running.reset), max_observation)
+        progress.opening = messages = _capped(_ask(running.reset), max_observation)
         outcome: Outcome = "truncated"
         while outcome == "truncated" and len(turns) < max_turns:
             progress.enter("act")
@@ -128,13 +130,14 @@ def play(
                 turn = act(running, messages)
             except OutOfContext:
                 break
+            turns.append(turn)
             progress.enter("step")
             began = time.perf_counter()
             observation = _ask(running.step, turn.action)
             seconds = time.perf_counter() - began
             messages = _capped(observation.messages, max_observation)
             observation = dataclasses.replace(observation, messages=messages)
-            turns.append(dataclasses.replace(turn, observation=observation, environment_seconds=seconds))
+            turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
         verdict = _ask(running.evaluate)

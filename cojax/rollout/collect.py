@@ -1,0 +1,237 @@
+"""Tasks → groups: many episodes at once, each with deadlines and a typed outcome.
+
+Every episode runs on a daemon thread of its own. A thread whose environment or engine overruns its deadline is
+abandoned and the episode counts by where it hung; a lost episode is played again with the same seeds, so that only
+what happens twice is put down to the policy.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from cojax.environment import Abandoned, Environment, Progress, play
+from cojax.rollout.chat import Chat, PolicyActor
+from cojax.rollout.engine import Engine, Sampling
+from cojax.types import INFRASTRUCTURE, Group, Outcome, Task, Trajectory
+
+_LOG = logging.getLogger(__name__)
+# A hang inside `step` is, when it happens twice, the action's doing; elsewhere it is the machinery's.
+_WHERE_IT_HUNG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
+# Seconds between two looks at the deadlines.
+_WATCH_EVERY = 0.05
+
+
+class RolloutError(RuntimeError):
+    """Too many episodes were lost to the machinery for the step to mean anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What one episode may take, and how much loss a step bears.
+
+    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds;
+    `retries` is how often a lost episode is played again; `error_rate` is the share of lost episodes above which
+    `collect` raises.
+    """
+
+    max_turns: int = 30
+    environment_deadline: float = 60.0
+    engine_deadline: float = 600.0
+    retries: int = 1
+    error_rate: float = 0.3
+    concurrency: int = 128
+
+
+@dataclasses.dataclass
+class _Job:
+    """One episode to play: its place among the results, and the attempt under way."""
+
+    index: int
+    task: Task
+    episode: str
+    seed: tuple[int, ...]
+    attempt: int = 0
+    progress: Progress = dataclasses.field(default_factory=Progress)
+
+    @property
+    def session(self) -> str:
+        return f"{self.episode}-{self.attempt}"
+
+
+def collect(
+    engine: Engine,
+    chat: Chat,
+    environment: Environment,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    sampling: Sampling,
+    seed: tuple[int, ...],
+    label: str,
+    limits: Limits,
+    on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> list[Group]:
+    """Plays `group_size` episodes of each task; groups are ordered by task and sample, never by arrival.
+
+    The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. `on_episode` is
+    called with each finished one, for progress. Raises RolloutError, which names the commonest cause, when more than `limits.error_rate` of them are lost.
+    """
+
+    jobs = [
+        _Job(place * group_size + sample, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
+        for place, task in enumerate(tasks)
+        for sample in range(group_size)
+    ]
+    trajectories = _Floor(engine, chat, environment, sampling, limits, on_episode).play(jobs)
+    _raise_above(limits.error_rate, trajectories)
+    return [
+        Group(task, tuple(trajectories[place * group_size : (place + 1) * group_size]))
+        for place, task in enumerate(tasks)
+    ]
+
+
+class _Floor:
+    """The threads that play, and the watch over them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        environment: Environment,
+        sampling: Sampling,
+        limits: Limits,
+        on_episode: Callable[[Trajectory], None],
+    ):
+        self.engine, self.chat, self.environment = engine, chat, environment
+        self.sampling, self.limits = sampling, limits
+        self.on_episode = on_episode
+        self.todo: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[_Job, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
+        self.running: dict[int, _Job] = {}
+        self.lock = threading.Lock()
+        self.threads = 0
+
+    def play(self, jobs: Sequence[_Job]) -> list[Trajectory]:
+        """Plays every job to its end, in the order of the jobs."""
+        results: dict[int, Trajectory] = {}
+        for job in jobs:
+            self.todo.put(job)
+        for _ in range(min(len(jobs), self.limits.concurrency)):
+            self._hire()
+        try:
+            while len(results) < len(jobs):
+                try:
+                    job, progress, result = self.done.get(timeout=_WATCH_EVERY)
+                except queue.Empty:
+                    self._watch()
+                    continue
+                if progress is not job.progress:
+                    continue
+                if isinstance(result, BaseException):
+                    raise result
+                if self._again(job, result):
+                    continue
+                results[job.index] = result
+                self.on_episode(result)
+        finally:
+            self._dismiss()
+        return [results[job.index] for job in jobs]
+
+    def _again(self, job: _Job, result: Trajectory) -> bool:
+        """Plays a lost or hanging episode once more, with the same seeds, while retries are left."""
+        if result.outcome not in INFRASTRUCTURE | {"timeout"} or job.attempt >= self.limits.retries:
+            return False
+        _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
+        job.attempt += 1
+        job.progress = Progress()
+        self.todo.put(job)
+        return True
+
+    def _hire(self) -> None:
+        self.threads += 1
+        threading.Thread(target=self._work, name=f"episode-{self.threads}", daemon=True).start()
+
+    def _work(self) -> None:
+        while (job := self.todo.get()) is not None:
+            progress, session = job.progress, job.session
+            progress.since = time.monotonic()
+            actor = PolicyActor(self.engine, self.chat, self.sampling, session=session, seed=job.seed)
+            with self.lock:
+                self.running[job.index] = job
+            try:
+                result: Trajectory | BaseException = play(
+                    self.environment,
+                    job.task,
+                    actor,
+                    max_turns=self.limits.max_turns,
+                    episode=job.episode,
+                    progress=progress,
+                )
+            except Abandoned:
+                return
+            except BaseException as bug:
+                result = bug
+            finally:
+                self.engine.release(session)
+            with self.lock:
+                if progress.abandoned:
+                    return
+                self.running.pop(job.index, None)
+            self.done.put((job, progress, result))
+
+    def _watch(self) -> None:
+        """Abandons the threads that overran a deadline and puts others in their place."""
+        now = time.monotonic()
+        with self.lock:
+            late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
+            for job in late:
+                job.progress.abandoned = True
+                del self.running[job.index]
+        for job in late:
+            phase, progress = job.progress.phase, job.progress
+            self.engine.release(job.session)
+            error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
+            if phase != "act":
+                error += "; run this environment isolated in a worker, where it can be killed"
+            outcome: Outcome = _WHERE_IT_HUNG.get(phase, "environment_error")
+            turns = tuple(progress.turns)
+            lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
+            self.done.put((job, progress, lost))
+            self._hire()
+
+    def _deadline(self, job: _Job) -> float:
+        return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
+
+    def _dismiss(self) -> None:
+        """Sends the threads home; those still at work are abandoned (the step failed or was interrupted)."""
+        with self.lock:
+            for job in self.running.values():
+                job.progress.abandoned = True
+            left = list(self.running.values())
+        for job in left:
+            self.engine.release(job.session)
+        for _ in range(self.threads):
+            self.todo.put(None)
+
+
+def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
+    """How many episodes ended in each outcome."""
+    return dict(sorted(collections.Counter(t.outcome for t in trajectories).items()))
+
+
+def _raise_above(rate: float, trajectories: Sequence[Trajectory]) -> None:
+    lost = [t for t in trajectories if not t.valid]
+    if len(lost) <= rate * len(trajectories):
+        return
+    causes = collections.Counter(f"{t.outcome}: {t.error}" for t in lost)
+    cause, count = causes.most_common(1)[0]
+    raise RolloutError(
+        f"{len(lost)} of {len(trajectories)} episodes were lost to the machinery, more than the {rate:.0%} that "
+        f"error_rate allows; {count} of them by {cause}. Mend that, or raise config.limits.error_rate."
+    )
