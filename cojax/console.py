@@ -1,0 +1,189 @@
+"""What a person sees while a run goes: one line a step, bars on long parts, a table at the end.
+
+On a terminal with colour and live bars; in a pipe or a log file the same words as plain lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+_T = TypeVar("_T")
+CONSOLE = Console(highlight=False)
+REPORT_EVERY = 15.0  # seconds between the lines that stand for a bar where there is no terminal
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them: 0.4 s, 12 s, 2:05, 1:02:05."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    hours, rest = divmod(whole, 3600)
+    minutes, left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{left:02d}" if hours else f"{minutes}:{left:02d}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
+    """Seconds that `steps` more steps will take, from those of the past steps; None before the third step.
+
+    The mean of the last twenty: it holds some evolutions, and leaves the first step out, which compiles.
+    """
+    recent = list(seconds)[1:][-20:]
+    return steps * sum(recent) / len(recent) if len(recent) >= 2 else None
+
+
+def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) -> Text:
+    """One line of metrics.jsonl (keys as there) as one line of text; `left` is the seconds to the end."""
+    signals, seconds = record.get("signals", {}), record.get("seconds", {})
+    spent = seconds.get("total", sum(seconds.values()))
+    line = Text.assemble(
+        ("step ", "dim"),
+        (f"{record['step']:>{len(str(steps))}}/{steps}", "bold"),
+        ("  success ", "dim"),
+        (f"{percent(record['success']):>5}", "bold green"),
+        ("  reward ", "dim"),
+        f"{record['reward']:.2f}",
+        ("  live ", "dim"),
+        f"{percent(record['live_groups']):>5}",
+        ("  signals ", "dim"),
+        (f"F{signals.get('forgetting', 0):<3d}", "red"),
+        (f"B{signals.get('boundary', 0):<3d}", "blue"),
+        (f"R{signals.get('rare', 0):<3d}", "yellow"),
+        ("  pool ", "dim"),
+        f"{record['tasks']:>4d}",
+    )
+    if record.get("loss") is not None:  # a step whose groups all lack variance has none
+        line.append_text(Text.assemble(("  loss ", "dim"), f"{record['loss']:+.4f}"))
+    line.append_text(Text.assemble(("  ", ""), f"{duration(spent):>6}"))
+    if left is not None:
+        line.append_text(Text.assemble(("  ETA ", "dim"), duration(left)))
+    return line
+
+
+def extra_lines(record: Mapping[str, Any]) -> list[Text]:
+    """What a step says beyond its line: an evolution, an evaluation on the development split."""
+    lines = []
+    if evolution := record.get("evolution"):
+        verdicts = evolution.get("verdicts", {})
+        lines.append(
+            Text.assemble(
+                ("     evolved ", "bold magenta"),
+                f"{_kinds(evolution.get('contexts', {}))} → {evolution.get('drafts', 0)} drafts → "
+                f"{', '.join(f'{count} {status}' for status, count in verdicts.items()) or 'no verdict'} → "
+                f"new tasks: {_kinds(evolution.get('added', {}))}",
+            )
+        )
+    if dev := record.get("dev"):
+        partial = f", checks passed {percent(dev['partial'])}" if "partial" in dev else ""
+        lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial}"))
+    return lines
+
+
+def show_step(record: Mapping[str, Any], steps: int, left: float | None = None, console: Console = CONSOLE) -> None:
+    for line in (step_line(record, steps, left), *extra_lines(record)):
+        console.print(line, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def bar(description: str, total: int | None = None, console: Console = CONSOLE) -> Iterator[Callable[..., None]]:
+    """A progress bar of `total` things; yields `advance(count=1)`, which any thread may call."""
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as live:
+            row = live.add_task(description, total=total)
+            yield lambda count=1: live.advance(row, count)
+        return
+    began = last = time.monotonic()
+    done = 0
+
+    def advance(count: int = 1) -> None:
+        nonlocal done, last
+        done += count
+        if (now := time.monotonic()) - last >= REPORT_EVERY:
+            last = now
+            console.print(f"{description}: {done}{_of(total)}", soft_wrap=True)
+
+    yield advance
+    spent = duration(time.monotonic() - began)
+    console.print(f"{description}: {done}{_of(total)} in {spent}", soft_wrap=True)
+
+
+def progress(
+    items: Iterable[_T], description: str, total: int | None = None, console: Console = CONSOLE
+) -> Iterator[_T]:
+    """Yields the items behind a progress bar; `total` is their number, known by itself when they have a length."""
+    if total is None and isinstance(items, Sequence):
+        total = len(items)
+    with bar(description, total, console) as advance:
+        for item in items:
+            yield item
+            advance()
+
+
+def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+    """The closing table of a run, from summary.json."""
+    console.print(Group(_results(summary), _time_split(summary["seconds"])))
+    if report is not None:
+        console.print(f"report: {report}", soft_wrap=True)
+
+
+def _results(summary: Mapping[str, Any]) -> Table:
+    table = Table(title="Result", title_justify="left", title_style="bold", show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column()
+    zero_shot, final = summary.get("zero_shot"), summary.get("final")
+    if zero_shot is not None:
+        table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
+    if final is not None:
+        table.add_row("held-out success, final", f"{100 * final:.1f} %")
+    if zero_shot is not None and final is not None:
+        table.add_row("gain", Text(f"{100 * (final - zero_shot):+.1f} points", style="bold green"))
+    table.add_row("steps", str(summary["steps"]))
+    table.add_row("tasks, start → end", f"{summary['tasks_initial']} → {summary['tasks_final']}")
+    for name in ("signals", "verdicts", "outcomes"):
+        counts = summary.get(name, {})
+        table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
+    if (tokens := summary.get("tokens")) is not None:
+        table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))
+    if summary.get("logprob_mismatch") is not None:
+        table.add_row("mean |log-prob trainer − sampler|", f"{summary['logprob_mismatch']:.2g}")
+    return table
+
+
+def _time_split(seconds: Mapping[str, float]) -> Table:
+    total = seconds["total"]
+    parts = {part: spent for part, spent in seconds.items() if part not in ("total", "warm_start")}
+    rest = total - sum(parts.values())
+    table = Table(title="\nWhere the time went", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    table.add_column("part", style="dim")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    for part, spent in (*parts.items(), ("everything else", rest), ("total", total)):
+        share = spent / total if total else 0.0
+        table.add_row(part, duration(max(spent, 0.0)), f"{100 * share:.1f} %", "█" * round(30 * share))
+    if seconds.get("warm_start"):
+        table.add_row("warm start (before)", duration(seconds["warm_start"]), "", "")
+    return table
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "none"
+
+
+def _of(total: int | None) -> str:
+    return "" if total is None else f"/{total}"

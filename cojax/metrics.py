@@ -1,0 +1,174 @@
+"""What a run measures and where it goes: metrics.jsonl and TensorBoard always, W&B when configured.
+
+`Clock` says where the time went. Nothing here decides anything: a run without this file would learn the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import numbers
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tensorboardX import SummaryWriter
+
+from cojax.store import Log
+
+# The parts of a run, in the order of summary.json. The warm start stands beside the total, not in it.
+PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
+
+
+class Clock:
+    """Charges wall time, in seconds, to named parts; a moment is charged to one part only.
+
+    A part opened inside another one stops the outer one until it closes. `total` is measured apart from the parts, so
+    that the gap between it and their sum is what nobody charged. For one thread: the one that drives the loop.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[str] = PARTS,
+        state: Mapping[str, Any] | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ):
+        """`state` is what `state()` gave before an interruption; the time between is not counted."""
+        self._now = now
+        self._parts: dict[str, float] = dict.fromkeys(parts, 0.0)
+        self._total = 0.0
+        if state is not None:
+            self._parts |= {self._known(part): seconds for part, seconds in state["parts"].items()}
+            self._total = state["total"]
+        self._open: list[str] = []
+        self._mark = now()
+        self._lap = self.summary()
+
+    @contextlib.contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        """Charges the time inside the `with` block to `part`."""
+        self._charge()
+        self._open.append(self._known(part))
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Charges to `target` what was charged to `source`; never more than `source` holds."""
+        self._charge()
+        seconds = min(seconds, self._parts[self._known(source)])
+        self._parts[source] -= seconds
+        self._parts[self._known(target)] += seconds
+
+    def summary(self, outside: Sequence[str] = ("warm_start",)) -> dict[str, float]:
+        """Seconds of every part so far, and `total`, which leaves the parts in `outside` out."""
+        self._charge()
+        return {**self._parts, "total": self._total - sum(self._parts.get(part, 0.0) for part in outside)}
+
+    def lap(self) -> dict[str, float]:
+        """Seconds of every part, and `total`, since the last lap (or the start); parts without any are left out."""
+        summary = self.summary()
+        spent = {part: seconds - self._lap[part] for part, seconds in summary.items()}
+        self._lap = summary
+        return {part: seconds for part, seconds in spent.items() if seconds > 0.0 or part == "total"}
+
+    def state(self) -> dict[str, Any]:
+        """All seconds so far as JSON, for a checkpoint."""
+        self._charge()
+        return {"parts": dict(self._parts), "total": self._total}
+
+    def _charge(self) -> None:
+        now = self._now()
+        if self._open:
+            self._parts[self._open[-1]] += now - self._mark
+        self._total += now - self._mark
+        self._mark = now
+
+    def _known(self, part: str) -> str:
+        if part not in self._parts:
+            raise KeyError(f"the clock has no part {part!r}; it has {', '.join(self._parts)}")
+        return part
+
+
+@dataclasses.dataclass(frozen=True)
+class Wandb:
+    """Settings of a W&B run; `mode` is online or offline."""
+
+    project: str
+    name: str = ""
+    mode: str = "online"
+
+
+class Metrics:
+    """Writes one record a step to metrics.jsonl, TensorBoard and, when configured, W&B.
+
+    On a resume, `step` is the step resumed at: TensorBoard drops what came after it, and the caller has truncated `log`
+    to the length that the checkpoint remembers. Raises ModuleNotFoundError when W&B is configured and not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        step: int = 0,
+        wandb: Wandb | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        folder = Path(folder)
+        self.log = Log(folder / "metrics.jsonl")
+        self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards."""
+        step = record["step"]
+        self.log.append([record])
+        scalars = flatten({key: value for key, value in record.items() if key != "step"})
+        for name, value in scalars.items():
+            self._board.add_scalar(name, value, step)
+        self._board.flush()
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=step)
+
+    def close(self) -> None:
+        self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a nested record, by names joined with a slash."""
+    scalars: dict[str, float] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            scalars |= flatten(value, f"{prefix}{key}/")
+        elif isinstance(value, numbers.Real):
+            scalars[f"{prefix}{key}"] = float(value)
+    return scalars
+
+
+def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> Any:
+    """A W&B run that a resume continues: its id is drawn once and kept in the folder."""
+    try:
+        import wandb
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "W&B is configured but the package wandb is not installed. "
+            "Run `pip install wandb`, or leave the wandb settings out."
+        ) from error
+    identity = folder / "wandb_id"
+    if not identity.exists():
+        identity.write_text(uuid.uuid4().hex[:16])
+    return wandb.init(
+        project=settings.project,
+        name=settings.name or None,
+        mode=settings.mode,
+        id=identity.read_text().strip(),
+        resume="allow",
+        dir=str(folder),
+        config=dict(config),
+    )
