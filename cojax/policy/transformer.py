@@ -1,0 +1,183 @@
+"""The decoder: Qwen2, Qwen2.5 and Qwen3 (pre-norm, RMSNorm, grouped-query attention, rotary positions, SwiGLU).
+
+Flax NNX only defines it. What travels is `Params`, a nested dict of arrays whose layer leaves are stacked [L, ...], and
+pure functions of it: training jits those, never a module. Layers run under one `lax.scan`.
+
+The block is written once. Where its keys come from is handed in as `attend`: the row itself in training, the row and a
+cache when sampling.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cojax.policy.config import ModelConfig
+
+Params = dict[str, Any]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # query, key, value → mixed values
+
+
+class Rotation(NamedTuple):
+    """cos and sin of every position's angles, float32[B, T, 1, head_dim]."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Rotates [B, T, heads, head_dim] in HF's layout: entry i pairs with i + head_dim / 2."""
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        return (x * self.cos + turned * self.sin).astype(x.dtype)
+
+
+def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
+    """Angles θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T]."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** -(jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention; query head h reads key head h // (heads / key heads)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, size = config.hidden_size, config.head_dim
+        project = functools.partial(
+            nnx.LinearGeneral, width, use_bias=config.attention_bias, **_linear(config, width), rngs=rngs
+        )
+        self.query = project((config.num_attention_heads, size))
+        self.key = project((config.num_key_value_heads, size))
+        self.value = project((config.num_key_value_heads, size))
+        self.output = nnx.LinearGeneral(
+            (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
+            **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
+        )  # fmt: skip
+        if config.qk_norm:
+            self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
+        self.normed = config.qk_norm
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.normed:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return self.output(attend(rotate(query), rotate(key), value))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        self.up = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        fan = inner * 2 * config.num_hidden_layers
+        self.down = nnx.LinearGeneral(inner, width, use_bias=False, **_linear(config, fan), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+    """One pre-norm layer."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = _norm(config, config.hidden_size, rngs)
+        self.attention = Attention(config, rngs)
+        self.feed_forward_norm = _norm(config, config.hidden_size, rngs)
+        self.feed_forward = FeedForward(config, rngs)
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        x = x + self.attention(self.attention_norm(x), rotate, attend)
+        return x + self.feed_forward(self.feed_forward_norm(x))
+
+
+class Transformer(nnx.Module):
+    """Embedding, stacked blocks, final norm, and a head unless it is tied to the embedding."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
+        self.embed = nnx.Embed(
+            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(0.02), rngs=rngs,
+            dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        )  # fmt: skip
+        self.layers = stack(rngs)
+        self.final_norm = _norm(config, config.hidden_size, rngs)
+        if not config.tie_word_embeddings:
+            self.head = nnx.LinearGeneral(
+                config.hidden_size, config.vocab_size, use_bias=False, **_linear(config, config.hidden_size), rngs=rngs
+            )
+
+
+def initialize(config: ModelConfig, seed: int) -> Params:
+    """Fresh parameters: embedding N(0, 0.02²), kernels N(0, 1 / inputs), and those that write to the residual stream
+    smaller by √(2L), so that its variance does not grow with depth (GPT-2)."""
+    make = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(seed)), nnx.Param)))
+    return make()
+
+
+def hidden_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    *,
+    remat: bool = False,
+) -> jax.Array:
+    """Final hidden states, dtype[B, T, D], of packed rows.
+
+    tokens, positions, segment_ids are int32[B, T]; a token sees the earlier tokens of its own segment and itself;
+    segment 0 is padding. `remat` keeps only layer inputs for the backward pass and computes the rest again.
+    """
+    causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
+    mask = (causal & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
+    attend = functools.partial(jax.nn.dot_product_attention, mask=mask)
+    model = module(config, params)
+    rotate = rotation(config, positions)
+    definition, layers = nnx.split(model.layers)
+
+    def layer(x: jax.Array, arrays: Any) -> tuple[jax.Array, None]:
+        return nnx.merge(definition, arrays)(x, rotate, attend), None
+
+    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, model.embed(tokens), layers)
+    return model.final_norm(x)
+
+
+def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
+    """float32[..., V] from hidden states [..., D]."""
+    model = module(config, params)
+    scores = model.embed.attend(hidden) if config.tie_word_embeddings else model.head(hidden)
+    return scores.astype(jnp.float32)
+
+
+def module(config: ModelConfig, params: Params) -> Transformer:
+    """The module that holds these arrays; costs nothing under jit."""
+    return nnx.merge(_definition(config), params)
+
+
+@functools.cache
+def _definition(config: ModelConfig) -> Any:
+    return nnx.split(nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0))))[0]
+
+
+def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(
+        size, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        rngs=rngs,
+    )  # fmt: skip
+
+
+def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:
+    return {
+        "kernel_init": nnx.initializers.normal(fan_in**-0.5),
+        "dtype": jnp.dtype(config.dtype),
+        "param_dtype": jnp.dtype(config.param_dtype),
+    }
