@@ -77,12 +77,12 @@ class Chat:
         """The action that sampled tokens spell, its calls parsed; never raises."""
         body = tokens[:-1] if tokens and tokens[-1] == self.end else tokens
         text = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse(text)
+        return parse(str(text))
 
     def _template(self, messages: Sequence[Message], *, generate: bool, tools: bool) -> str:
         rendered = self.tokenizer.apply_chat_template(
             [{"role": message.role, "content": message.content} for message in messages],
-            tools=list(self.tools) if tools and self.tools else None,
+            tools=[dict(tool) for tool in self.tools] if tools and self.tools else None,
             tokenize=False,
             add_generation_prompt=generate,
         )

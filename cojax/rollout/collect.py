@@ -79,8 +79,9 @@ def collect(
 ) -> list[Group]:
     """Plays `group_size` episodes of each task; groups are ordered by task and sample, never by arrival.
 
-    The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. `on_episode` is
-    called with each finished one, for progress. Raises RolloutError, which names the commonest cause, when more than `limits.error_rate` of them are lost.
+    The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. `on_episode`
+    is called with each finished one, for progress. Raises RolloutError, which names the commonest cause, when more than
+    `limits.error_rate` of them are lost.
     """
 
     jobs = [

@@ -1,0 +1,41 @@
+"""Packaging of cojax. Lower bounds are what the tests run with; heavy or conflicting packages live in extras."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_namespace_packages, setup
+
+ROOT = Path(__file__).parent
+
+setup(
+    name="cojax",
+    version=re.search(r'__version__ = "(.+)"', (ROOT / "cojax/__init__.py").read_text()).group(1),
+    description="Agent and task set evolve together: CoEvolve in JAX.",
+    long_description=(ROOT / "README.md").read_text() if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
+    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt"]},
+    install_requires=[
+        "absl-py>=2.1",
+        "chex>=0.1.90",
+        "flax>=0.12",
+        "jax>=0.8",
+        "jinja2>=3.1",  # chat templates
+        "ml-collections>=1.0",
+        "numpy>=2.0",
+        "optax>=0.2.5",
+        "orbax-checkpoint>=0.11.20",
+        "rich>=13.9",
+        "safetensors>=0.5",
+        "tensorboardX>=2.6",
+        "tokenizers>=0.22",
+        "transformers>=5.0",
+    ],
+    extras_require={
+        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "ruff>=0.9"],
+        "wandb": ["wandb>=0.19"],
+        "sglang": ["sglang>=0.5.5"],
+    },
+)

@@ -1,0 +1,158 @@
+"""Parallel episodes: order, seeds, deadlines, typed outcomes, and no lost episode in an advantage."""
+
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+from shelf import CounterEnvironment, hang
+
+from cojax.environment import EngineError
+from cojax.learner.advantages import group_relative
+from cojax.learner.batch import pack
+from cojax.rollout.chat import Chat
+from cojax.rollout.collect import Limits, RolloutError, collect
+from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.vocabulary import word_tokenizer
+from cojax.types import Action, Call, Group
+
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()))
+TASKS = CounterEnvironment().tasks("train", 4)
+SAMPLING = Sampling(max_tokens=32)
+
+
+class DiceEngine:
+    """Adds or finishes by a die thrown from the request's seed; slow for some, so that arrival order varies."""
+
+    def __init__(self) -> None:
+        self.sessions: set[str] = set()
+        self.lock = threading.Lock()
+
+    def generate(self, prompt, sampling, *, session, seed) -> Completion:
+        with self.lock:
+            self.sessions.add(session)
+        time.sleep(random.random() * 0.002)
+        name = "add" if random.Random(repr(seed)).random() < 0.7 else "finish"
+        tokens = CHAT.encode_action(Action(calls=(Call(name),)))
+        return Completion(tokens, (-0.5,) * len(tokens), 3, "stop")
+
+    def release(self, session: str) -> None:
+        with self.lock:
+            self.sessions.discard(session)
+
+
+WORLD = CounterEnvironment()
+
+
+def gather(environment=WORLD, engine=None, group_size=8, **limits) -> list[Group]:
+    limits = Limits(**{"environment_deadline": 0.5, "error_rate": 1.0, **limits})
+    return collect(
+        engine or DiceEngine(), CHAT, environment, TASKS,
+        group_size=group_size, sampling=SAMPLING, seed=(0, 7), label="7", limits=limits,
+    )  # fmt: skip
+
+
+def plain(groups: list[Group]) -> list[list[tuple]]:
+    return [[(t.episode, t.reward, [turn.action_tokens for turn in t.turns]) for t in g.trajectories] for g in groups]
+
+
+def test_order_is_by_task_and_sample_never_by_arrival():
+    first = gather()
+    assert [group.task for group in first] == list(TASKS)
+    assert [t.episode for t in first[1].trajectories] == [f"7-{TASKS[1].id}-{sample}" for sample in range(8)]
+    assert plain(first) == plain(gather(concurrency=1)) == plain(gather(concurrency=5))
+
+
+def test_prefixes_only_grow_and_versions_are_kept():
+    for group in gather():
+        for trajectory in group.trajectories:
+            assert trajectory.turns[0].prompt_tokens == CHAT.open(trajectory.opening)
+            assert {turn.weights_version for turn in trajectory.turns} == {3}
+
+
+def test_every_session_is_released():
+    engine = DiceEngine()
+    gather(engine=engine)
+    assert not engine.sessions
+
+
+def test_failures_in_a_fifth_of_the_episodes_change_no_advantage():
+    """The advantages of what is left are those of groups that never held the failures."""
+    count = iter(range(10**6))
+    lock = threading.Lock()
+
+    def sometimes(task):
+        with lock:
+            failing = next(count) % 5 == 0
+        if failing:
+            raise ConnectionError("session reset failed")
+
+    whole = {t.episode: t for group in gather() for t in group.trajectories}
+    groups = gather(CounterEnvironment(on_start=sometimes), retries=0)
+    lost = [t for group in groups for t in group.trajectories if not t.valid]
+    assert 6 <= len(lost) <= 7  # a fifth of 32
+    assert {t.outcome for t in lost} == {"environment_error"}
+    left = [Group(g.task, tuple(whole[t.episode] for t in g.trajectories if t.valid)) for g in groups]
+    damaged, _ = pack(groups, group_relative, row_length=512, skip_flat=False)
+    clean, _ = pack(left, group_relative, row_length=512, skip_flat=False)
+    rows = clean.tokens.shape[0]
+    for name in ("tokens", "advantages", "weights", "sampler_logprobs"):
+        np.testing.assert_array_equal(getattr(damaged, name)[:rows], getattr(clean, name))
+        assert not getattr(damaged, name)[rows:].any()
+
+
+def test_a_lost_episode_is_played_again_with_the_same_seeds():
+    failed = set()
+
+    def once(task):
+        if task.id not in failed:
+            failed.add(task.id)
+            raise ConnectionError("first time")
+
+    assert plain(gather(CounterEnvironment(on_start=once))) == plain(gather())
+
+
+def test_a_step_that_hangs_twice_is_the_actions_doing():
+    environment = CounterEnvironment(lambda task, step: hang() if task.setup["target"] == 1 and step == 1 else None)
+    began = time.monotonic()
+    groups = gather(environment, group_size=2)
+    assert time.monotonic() - began < 4
+    hung = [t for t in groups[0].trajectories if t.outcome != "finished"]
+    assert hung
+    assert all((t.outcome, t.valid, t.reward) == ("timeout", True, 0.0) for t in hung)
+    assert all("isolated" in t.error and t.turns[-1].action_tokens for t in hung)
+    assert all(t.outcome == "finished" for group in groups[1:] for t in group.trajectories)
+
+
+def test_a_hanging_start_is_lost_not_punished():
+    groups = gather(
+        CounterEnvironment(on_start=lambda task: hang() if task.setup["target"] == 1 else None), group_size=1
+    )
+    assert [t.outcome for g in groups for t in g.trajectories] == ["environment_error", *["finished"] * 3]
+
+
+def test_a_failing_engine_is_retried_then_typed():
+    class Gone(DiceEngine):
+        def generate(self, prompt, sampling, *, session, seed):
+            raise EngineError("connection refused")
+
+    groups = gather(engine=Gone())
+    assert {t.outcome for g in groups for t in g.trajectories} == {"engine_error"}
+
+
+def test_above_the_error_rate_the_step_stops_and_names_the_cause():
+    def broken(task):
+        raise ConnectionError("session reset failed")
+
+    with pytest.raises(RolloutError, match=r"32 of 32 .* environment_error: reset: ConnectionError: session reset"):
+        gather(CounterEnvironment(on_start=broken), error_rate=0.3)
+
+
+def test_a_bug_in_the_engine_is_raised():
+    class Buggy(DiceEngine):
+        def generate(self, prompt, sampling, *, session, seed):
+            raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        gather(engine=Buggy())

@@ -1,0 +1,101 @@
+"""Imports run one way, JAX stays in its rooms, and environments import the standard library alone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# A module may import modules of its own level or below.
+LEVELS = [
+    {"cojax", "cojax.types"},
+    {"cojax.environment", "cojax.store"},
+    {"cojax.pool", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
+    {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
+    {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
+    {"cojax.warm_start", "cojax.run_directory"},
+    {"cojax.coevolve"},
+    {"environments"},
+    {"experiments"},
+]
+JAX_ROOMS = (
+    "cojax.policy",
+    "cojax.learner",
+    "cojax.checkpoint",
+    "cojax.rollout.local",
+    "cojax.warm_start",
+    "experiments",
+)
+
+
+def modules() -> dict[str, set[str]]:
+    """Module name → names it imports, inside functions too."""
+    found = {}
+    for path in sorted(p for top in ("cojax", "environments", "experiments") for p in (ROOT / top).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        imports: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imports |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{path}: relative import"
+                imports |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        found[name] = imports
+    return found
+
+
+MODULES = modules()
+
+
+def inside(name: str, room: str) -> bool:
+    return name == room or name.startswith(room + ".")
+
+
+def level(name: str) -> int:
+    """The level of the longest room that holds the module."""
+    rooms = [(len(room), number) for number, rooms in enumerate(LEVELS) for room in rooms if inside(name, room)]
+    return max(rooms)[1]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_run_one_way(name: str) -> None:
+    ours = {target for target in MODULES[name] if target in MODULES}
+    upward = {target for target in ours if level(target) > level(name)}
+    assert not upward, f"{name} imports {sorted(upward)}, which stand above it"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_jax_stays_in_its_rooms(name: str) -> None:
+    if not any(inside(name, room) for room in JAX_ROOMS):
+        arrays = {i for i in MODULES[name] if i.split(".")[0] in {"jax", "flax", "optax", "orbax"}}
+        assert not arrays, f"{name} imports {sorted(arrays)}; JAX belongs in {', '.join(JAX_ROOMS)}"
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "cojax.policy")])
+def test_policy_imports_nothing_of_ours_but_itself(name: str) -> None:
+    ours = {target for target in MODULES[name] if target in MODULES}
+    assert all(inside(target, "cojax.policy") for target in ours)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "environments")])
+def test_environments_import_little_of_ours(name: str) -> None:
+    ours = {target for target in MODULES[name] if target in MODULES and inside(target, "cojax")}
+    assert ours <= {"cojax", "cojax.types", "cojax.environment"}
+
+
+def test_environments_import_in_a_bare_interpreter(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    code = "import environments; [environments.load(name) for name in ['desk']]; import cojax.environment, cojax.types"
+    subprocess.run([tmp_path / "bare/bin/python", "-c", code], cwd=ROOT, check=True, env={})
+
+
+def test_importing_types_imports_no_jax() -> None:
+    code = "import sys, cojax, cojax.types; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
