@@ -1,0 +1,73 @@
+"""A demonstrator that knows the popular skills and bungles the rare ones: the warm start imitates it."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+from cojax.types import Action, Call, Task
+from environments.desk import generator, office
+from environments.desk.office import Refused
+from environments.desk.skills import SKILLS, Skill, carry_out, follow
+from environments.desk.tools import FINISH, perform
+
+
+def demonstrations(
+    count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
+) -> Iterator[tuple[Task, tuple[Action, ...]]]:
+    """Tasks of the seed split with what the demonstrator does there.
+
+    The skill of popularity rank i of n is bungled with probability noise[0] + (noise[1] − noise[0])·i/(n − 1), each
+    occurrence for itself; the demonstrator then goes on with the rest.
+    """
+    for index, (task, plan) in zip(range(count), generator.stream("seed", seed), strict=False):
+        yield task, demonstrate(task, plan, noise, random.Random(f"{generator.NAME}/noise/{seed}/{index}"))
+
+
+def demonstrate(task: Task, plan: generator.Plan, noise: tuple[float, float], rng: random.Random) -> tuple[Action, ...]:
+    """The demonstrator's actions, observing as it goes; they end with finish."""
+    state, calls = office.copy(task.setup), list[Call]()
+
+    def act(call: Call) -> str:
+        calls.append(call)
+        try:
+            if call.name != FINISH:
+                observation, changes = perform(state, call)
+                office.apply(state, changes)
+                return observation
+        except Refused:
+            pass
+        # Nothing was learnt, so it goes on with the name it asked about.
+        return next(iter(call.arguments.values()))
+
+    for skill, words in plan:
+        if rng.random() < _chance(skill, noise):
+            bungle(skill, words, act, rng)
+        else:
+            carry_out(skill, words, act)
+    if calls[-1].name != FINISH:
+        calls.append(Call(FINISH))
+    return tuple(Action(calls=(call,)) for call in calls)
+
+
+def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], rng: random.Random) -> None:
+    """Takes the wrong branch; or skips the look-ups, using the names for what they would have told; or takes the
+    confusable tool."""
+    if skill.when is not None:
+        carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
+        return
+    templates = skill.branches[0]
+    looks = [template for template in templates if template.looks]
+    if looks and rng.random() < 0.5:
+        guessed = {look.binds: words[look.names[0]] for look in looks}
+        follow([template for template in templates if not template.looks], {**words, **guessed}, act)
+        return
+    wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
+    confused = dataclasses.replace(templates[wrong], tool=skill.confused)
+    follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
+
+
+def _chance(skill: Skill, noise: tuple[float, float]) -> float:
+    low, high = noise
+    return low + (high - low) * SKILLS.index(skill) / (len(SKILLS) - 1)

@@ -1,0 +1,142 @@
+"""One episode at the desk: calls in, one-word observations out, and a verdict by comparison of facts."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from environments.desk import office
+from environments.desk.office import Refused
+from environments.desk.tools import FINISH, TOOLS, perform, words
+from environments.desk.words import WORDS, kind
+
+# Names offered for each free choice, and values seen that are offered per kind: keeps affordances below 300.
+_FRESH = 2
+_CHOICES = {"text": 3, "day": 3}
+_SEEN = 4
+
+
+class DeskEpisode:
+    """The office of one task. Raises ValueError for a setup that is no office."""
+
+    def __init__(self, task: Task):
+        self._task = task
+        self._office = office.copy(task.setup)
+        self._answer: str | None = None
+        self._finished = False
+        self._seen: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", self._task.query),)
+
+    def step(self, action: Action) -> Observation:
+        """Carries the calls out in order up to the first that is refused; one message for each call tried."""
+        if not action.calls:
+            return self._refuse((), (action.error or "no call")[:200])
+        messages: tuple[Message, ...] = ()
+        for call in action.calls:
+            try:
+                messages = (*messages, Message("tool", self._carry_out(call)))
+            except Refused as refusal:
+                return self._refuse(messages, str(refusal))
+            if self._finished:
+                break
+        return Observation(messages, done=self._finished)
+
+    def state(self) -> Mapping[str, Any]:
+        shelves = {
+            shelf: {
+                name: {key: list(value) if isinstance(value, list) else value for key, value in entity.items()}
+                for name, entity in entities.items()
+            }
+            for shelf, entities in self._office.items()
+        }
+        return {**shelves, "answer": self._answer, "finished": self._finished}
+
+    def affordances(self) -> tuple[Action, ...]:
+        """Every tool with words that exist, were seen, or are fresh; free choices are drawn by a hash of the state."""
+        if self._finished:
+            return ()
+        rng = random.Random(canonical(self._office))
+        known = {slot: tuple(self._words(slot, rng)) for tool in TOOLS.values() for slot in tool.slots.values()}
+        calls = [
+            Call(tool.name, dict(zip(tool.slots, chosen, strict=True)))
+            for tool in TOOLS.values()
+            for chosen in itertools.product(*(known[slot] for slot in tool.slots.values()))
+        ]
+        seen = [word for kept in self._seen.values() for word in kept[-_SEEN:]]
+        finishes = [Call(FINISH, {"answer": word}) for word in seen]
+        return tuple(Action(calls=(call,)) for call in (*filter(self._works, calls), *finishes, Call(FINISH)))
+
+    def evaluate(self) -> Evaluation:
+        """Compares the facts with those that the task's solution reaches from the same start.
+
+        One check for each fact that the solution changes, one that no other fact changed, one for the answer if there
+        is one, one that the episode was finished. The reward is 1.0 if all hold, else 0.0; a task without a solution
+        gets 0.0 and no checks.
+        """
+        if not self._task.solution:
+            return Evaluation(0.0)
+        reference = DeskEpisode(self._task)
+        for action in self._task.solution:
+            reference.step(action)
+        start, goal, now = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
+        changed = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
+        others = (start | now).keys() - set(changed)
+        untouched = all(start.get(path) == now.get(path) for path in others)
+        right = self._answer == reference._answer
+        checks = [Check(path, now.get(path) == goal.get(path)) for path in changed]
+        if reference._answer is not None:
+            checks.append(Check("answer", right))
+        else:
+            untouched = untouched and right
+        checks += [Check("nothing else changed", untouched), Check("finished", self._finished)]
+        return Evaluation(float(all(check.passed for check in checks)), tuple(checks))
+
+    def close(self) -> None:
+        pass
+
+    def _carry_out(self, call: Call) -> str:
+        if self._finished:
+            raise Refused("already finished")
+        if call.name == FINISH:
+            if call.arguments != {}:
+                (self._answer,) = words(call.arguments, ("answer",))
+            self._finished = True
+            return "ok"
+        observation, changes = perform(self._office, call)
+        office.apply(self._office, changes)
+        if gives := TOOLS[call.name].gives:
+            # The latest sight of a value stands last, so that the oldest are the ones no longer offered.
+            self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
+        return observation
+
+    def _refuse(self, before: tuple[Message, ...], reason: str) -> Observation:
+        return Observation((*before, Message("tool", f"error: {reason}")), ok=False, done=self._finished)
+
+    def _works(self, call: Call) -> bool:
+        try:
+            perform(self._office, call)
+        except Refused:
+            return False
+        return True
+
+    def _words(self, slot: str, rng: random.Random) -> Iterator[str]:
+        """Words for a slot: names on the shelf, fresh names, or values seen and a few free choices."""
+        vocabulary, shelf = WORDS[kind(slot)], office.SHELF.get(slot.removeprefix("new_"))
+        if slot.startswith("new_"):
+            taken = self._office[shelf] if shelf else {}
+            yield from _some([word for word in vocabulary if word not in taken], _FRESH, rng)
+        elif shelf:
+            yield from sorted(self._office[shelf])
+        else:
+            seen = self._seen[slot][-_SEEN:]
+            yield from seen
+            yield from _some([word for word in vocabulary if word not in seen], _CHOICES.get(slot, 0), rng)
+
+
+def _some(words: list[str], count: int, rng: random.Random) -> list[str]:
+    return rng.sample(words, min(count, len(words)))

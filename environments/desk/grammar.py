@@ -1,0 +1,158 @@
+"""The desk's language: `phrase` words what was done as a query, `read` takes a query apart again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from cojax.types import Call, Triplet
+from environments.desk.generator import JOINER, Plan
+from environments.desk.skills import SKILLS, Skill, Template
+from environments.desk.tools import FINISH, TOOLS
+from environments.desk.words import WORDS, kind
+
+Done = tuple[Call, str]  # a call and what was observed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Match:
+    """A skill that ends with the call at hand, the words of its slots and the look-ups it rests on."""
+
+    skill: Skill
+    words: Mapping[str, str]
+    looks: frozenset[int]
+
+
+def phrase(steps: Sequence[Triplet]) -> str | None:
+    """The query that these steps answer, in the generator's language; None where it lacks the words.
+
+    Each change is matched with the skill that explains the most look-ups not yet explained. None if a call was
+    refused, a look-up is left unexplained, finish stands before the end, or a word is not of the language.
+    """
+    done = _flatten(steps)
+    if not done:
+        return None
+    clauses: list[str] = []
+    explained: frozenset[int] = frozenset()
+    for index, (call, _) in enumerate(done):
+        if _looks(call):
+            continue
+        if call.name == FINISH and index < len(done) - 1:
+            return None
+        if call.name == FINISH and not call.arguments:
+            continue
+        matches = list(_matches(done, index, explained))
+        if not matches:
+            return None
+        best = max(matches, key=lambda match: (len(match.looks - explained), -len(match.looks)))
+        explained |= best.looks
+        clauses.append(best.skill.word(best.words))
+    dangling = {index for index, (call, _) in enumerate(done) if _looks(call)} - explained
+    return JOINER.join(clauses) if clauses and not dangling else None
+
+
+def read(query: str) -> Plan:
+    """The skills a query names, with their words. Raises ValueError for a clause outside the language."""
+    return tuple(_read_clause(clause) for clause in query.split(JOINER))
+
+
+def _read_clause(clause: str) -> tuple[Skill, dict[str, str]]:
+    for skill, pattern in _patterns():
+        if (match := pattern.fullmatch(clause)) and _spoken(skill, match.groupdict()):
+            return skill, match.groupdict()
+    raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.py")
+
+
+@functools.cache
+def _patterns() -> tuple[tuple[Skill, re.Pattern[str]], ...]:
+    return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in SKILLS)
+
+
+def _flatten(steps: Sequence[Triplet]) -> list[Done]:
+    """The calls with their observations; nothing where one was refused."""
+    done: list[Done] = []
+    for step in steps:
+        if not step.observation.ok or len(step.action.calls) != len(step.observation.messages):
+            return []
+        done += zip(step.action.calls, (message.content for message in step.observation.messages), strict=True)
+    return done
+
+
+def _looks(call: Call) -> bool:
+    return call.name in TOOLS and bool(TOOLS[call.name].gives)
+
+
+def _matches(done: Sequence[Done], index: int, explained: frozenset[int]) -> Iterator[_Match]:
+    for skill in SKILLS:
+        for branch in skill.branches:
+            words = _unify(branch[-1], done[index][0], {})
+            looks: frozenset[int] = frozenset()
+            for template in reversed(branch[:-1]):
+                if words is None:
+                    break
+                found = _look(template, done, index, words, explained)
+                words, looks = (found[1], looks | {found[0]}) if found else (None, looks)
+            if words is not None:
+                words = _fill(skill, branch, words)
+                if _spoken(skill, words):
+                    yield _Match(skill, words, looks)
+
+
+def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str, str] | None:
+    """The words, extended so that the template is the call; None if it cannot be."""
+    if template.tool != call.name or set(call.arguments) != set(template.parameters):
+        return None
+    known = dict(words)
+    for name, parameter in zip(template.names, template.parameters, strict=True):
+        if known.setdefault(name, call.arguments[parameter]) != call.arguments[parameter]:
+            return None
+    return known
+
+
+def _look(
+    template: Template, done: Sequence[Done], before: int, words: Mapping[str, str], explained: frozenset[int]
+) -> tuple[int, dict[str, str]] | None:
+    """The latest look-up that could have been this one, those not yet explained first, and the words with it."""
+    found: list[tuple[bool, int, dict[str, str]]] = []
+    for index in range(before):
+        call, observed = done[index]
+        known = _unify(template, call, words)
+        if known is not None and known.setdefault(template.binds, observed) == observed:
+            asked = set(call.arguments.values())
+            # What was looked up must still hold when it is used.
+            disturbed = any(
+                asked & set(other.arguments.values()) for other, _ in done[index + 1 : before] if not _looks(other)
+            )
+            if not disturbed:
+                found.append((index not in explained, index, known))
+    if not found:
+        return None
+    _, index, known = max(found, key=lambda entry: entry[:2])
+    return index, known
+
+
+def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> dict[str, str]:
+    """Words for the slots the branch taken does not show: the condition's, and those of the branch not taken."""
+    if skill.when is None:
+        return words
+    found, slot = skill.when
+    filled = dict(words)
+    if branch is skill.branches[0]:
+        filled[slot] = filled[found]
+    for missing in skill.slots:
+        if missing not in filled:
+            options = [word for word in WORDS[kind(missing)] if word not in filled.values()]
+            key = f"{missing} {sorted(filled.items())}"
+            filled[missing] = options[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(options)]
+    return filled
+
+
+def _spoken(skill: Skill, words: Mapping[str, str]) -> bool:
+    """Whether the language has these words in these slots, each once."""
+    chosen = [words[slot] for slot in skill.slots]
+    return all(word in WORDS[kind(slot)] for slot, word in zip(skill.slots, chosen, strict=True)) and len(
+        set(chosen)
+    ) == len(chosen)

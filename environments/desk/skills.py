@@ -1,0 +1,162 @@
+"""The skills: one table that makes the tasks, the noisy demonstrator and the grammar.
+
+A row says how a query words the skill and which calls carry it out. `contacts_find(person) > found` binds the
+observation to `found`; every other name is a slot of the wording, whose kind is its name (`new_note` is a title not in
+use, `day2` a second day). The rows stand in order of popularity, the most popular first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from cojax.types import Call
+from environments.desk.tools import FINISH, TOOLS
+
+_CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
+_SLOT = re.compile(r"{(\w+)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A call with names for words; a look-up `binds` its observation to a further name."""
+
+    tool: str
+    names: tuple[str, ...]
+    binds: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return ("answer",) if self.tool == FINISH else tuple(TOOLS[self.tool].slots)
+
+    @property
+    def looks(self) -> bool:
+        """Whether the call observes and changes nothing."""
+        return bool(self.binds)
+
+    def fill(self, words: Mapping[str, str]) -> Call:
+        """The call with words for names."""
+        chosen = (words[name] for name in self.names)
+        return Call(self.tool, dict(zip(self.parameters, chosen, strict=True)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Skill:
+    """One thing a query can ask for.
+
+    `script` holds the calls. A conditional skill goes on with `then` if the words named in `when` are equal, else
+    with `otherwise`. `confused` is the tool that a mistaken policy takes for the one that matters.
+    """
+
+    wording: str
+    script: str
+    confused: str = ""
+    when: tuple[str, str] | None = None
+    then: str = ""
+    otherwise: str = ""
+
+    @functools.cached_property
+    def slots(self) -> tuple[str, ...]:
+        return tuple(_SLOT.findall(self.wording))
+
+    @functools.cached_property
+    def branches(self) -> tuple[tuple[Template, ...], ...]:
+        """The call sequences that carry the skill out: one, or (then, otherwise)."""
+        scripts = (f"{self.script}; {self.then}", f"{self.script}; {self.otherwise}") if self.when else (self.script,)
+        return tuple(
+            tuple(Template(tool, tuple(names.split(", ")), binds) for tool, names, binds in _CALL.findall(script))
+            for script in scripts
+        )
+
+    @property
+    def answers(self) -> bool:
+        """Whether the skill ends the episode with an answer."""
+        return self.branches[0][-1].tool == FINISH
+
+    def word(self, words: Mapping[str, str]) -> str:
+        return self.wording.format_map(words)
+
+
+def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]) -> None:
+    """Does what the skill asks; `act` performs a call and returns what was observed."""
+    if skill.when is None:
+        follow(skill.branches[0], words, act)
+        return
+    known = follow(skill.branches[0][:-1], words, act)
+    then, otherwise = (branch[-1] for branch in skill.branches)
+    left, right = skill.when
+    act((then if known[left] == known[right] else otherwise).fill(known))
+
+
+def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
+    """Performs the calls in order and returns the words with those that look-ups bound."""
+    known = dict(words)
+    for template in templates:
+        observed = act(template.fill(known))
+        if template.binds:
+            known[template.binds] = observed
+    return known
+
+
+SKILLS: tuple[Skill, ...] = (
+    Skill("move {file} to {folder}", "files_move(file, folder)", "files_copy"),
+    Skill("add note {new_note} saying {text}", "notes_add(new_note, text)", "notes_write"),
+    Skill("schedule {new_event} on {day}", "calendar_add(new_event, day)", "calendar_move"),
+    Skill("mail {text} to {person}", "contacts_find(person) > found; mail_send(found, text)", "mail_forward"),
+    Skill("tell the text of {file}", "files_read(file) > found; finish(found)", "files_find"),
+    Skill("cancel {event}", "calendar_cancel(event)", "calendar_day"),
+    Skill("delete file {file}", "files_delete(file)", "notes_delete"),
+    Skill("flag mail from {sender}", "mail_flag(sender)", "mail_read"),
+    Skill("tell the address of {person}", "contacts_find(person) > found; finish(found)", "mail_read"),
+    Skill("write {text} in {file}", "files_write(file, text)", "files_rename"),
+    Skill("make folder {new_folder}", "folders_create(new_folder)", "files_find"),
+    Skill(
+        "invite {person} to {event}", "contacts_find(person) > found; calendar_invite(event, found)", "calendar_move"
+    ),
+    Skill("delete note {note}", "notes_delete(note)", "files_delete"),
+    Skill("postpone {event} to {day}", "calendar_move(event, day)", "calendar_add"),
+    Skill("tell the day of {event}", "calendar_day(event) > found; finish(found)", "notes_read"),
+    Skill("delete mail from {sender}", "mail_delete(sender)", "contacts_delete"),
+    Skill("note text of {file} as {new_note}", "files_read(file) > found; notes_add(new_note, found)", "notes_write"),
+    Skill("change note {note} to {text}", "notes_write(note, text)", "notes_add"),
+    Skill("rename {file} to {new_file}", "files_rename(file, new_file)", "files_write"),
+    Skill("add {new_person} with address {new_address}", "contacts_add(new_person, new_address)", "mail_forward"),
+    Skill(
+        "if {event} is on {day} cancel it otherwise postpone it to {day2}",
+        "calendar_day(event) > found",
+        when=("found", "day"),
+        then="calendar_cancel(event)",
+        otherwise="calendar_move(event, day2)",
+    ),
+    Skill("tell the mail from {sender}", "mail_read(sender) > found; finish(found)", "contacts_find"),
+    Skill("copy {file} to {folder}", "files_copy(file, folder)", "files_move"),
+    Skill(
+        "schedule {new_event} on the day of {event}",
+        "calendar_day(event) > found; calendar_add(new_event, found)",
+        "calendar_move",
+    ),
+    Skill("remove {person} from contacts", "contacts_delete(person)", "mail_delete"),
+    Skill("put {file} beside {file2}", "files_find(file2) > found; files_move(file, found)", "files_copy"),
+    Skill(
+        "forward mail from {sender} to {person}",
+        "contacts_find(person) > found; mail_forward(sender, found)",
+        "calendar_invite",
+    ),
+    Skill(
+        "if {file} is in {folder} delete it otherwise move it to {folder2}",
+        "files_find(file) > found",
+        when=("found", "folder"),
+        then="files_delete(file)",
+        otherwise="files_move(file, folder2)",
+    ),
+    Skill(
+        "share {folder} with {person}", "contacts_find(person) > found; folders_share(folder, found)", "calendar_invite"
+    ),
+    Skill(
+        "mail note {note} to {person}",
+        "notes_read(note) > text; contacts_find(person) > address; mail_send(address, text)",
+        "notes_write",
+    ),
+)
