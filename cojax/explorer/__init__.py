@@ -1,0 +1,51 @@
+"""Explorers: the mind of Stages 2 and 3. They reflect on a trajectory, go back there, and abstract what they did."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from cojax.environment import Environment
+from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+
+
+@dataclasses.dataclass(frozen=True)
+class Exploration:
+    """What several independent runs brought home, and why some brought nothing."""
+
+    triplets: tuple[Triplet, ...] = ()
+    failures: tuple[str, ...] = ()  # one line for each run that the environment broke
+
+
+class Explorer(Protocol):
+    """Reflect, explore, abstract. The same seed gives the same result."""
+
+    name: str
+
+    def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
+        """What the trajectory teaches, for tasks of origin `kind`; `signal` is None where none pointed at it."""
+
+    def explore(
+        self,
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        weights: Mapping[str, float] | None,
+    ) -> Exploration:
+        """Interacts with the environment from the task's setup: guided by the context, or unguided where it is None.
+
+        `weights` says how much an unguided explorer is drawn to each tool; None draws it to all alike.
+        """
+
+    def abstract(
+        self,
+        triplets: Sequence[Triplet],
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        limit: int,
+    ) -> tuple[TaskDraft, ...]:
+        """At most `limit` different drafts, each of actions that really succeeded."""

@@ -1,0 +1,113 @@
+"""Reflection without an LLM, and what each kind of context asks of the explorer (CoEvolve §3.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from cojax.signals.tools import tools_called
+from cojax.types import Action, ExplorationContext, Origin, Signal, Trajectory, Turn
+
+# Of a failing trajectory's errors, so many are told.
+_ERRORS_TOLD = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Guidance:
+    """What a kind of context asks for.
+
+    `rehearse` is the share of runs that follow the task's solution, the others wander about the focus; `change` is the
+    chance that a rehearsed step is dropped or replaced. `objectives` are worded around {tools}.
+    """
+
+    rehearse: float
+    change: float
+    objectives: tuple[str, ...]
+
+
+GUIDANCE: dict[Origin, Guidance] = {
+    "forgetting": Guidance(
+        rehearse=0.75,
+        change=0.2,
+        objectives=(
+            "rehearse {tools} as this task needs them",
+            "vary the arguments of each call",
+            "go from a single call to the whole task",
+        ),
+    ),
+    "boundary": Guidance(
+        rehearse=0.5,
+        change=0.35,
+        objectives=(
+            "make near variations of this task: one step dropped, replaced or added",
+            "vary {tools}, which tell its successes from its failures",
+        ),
+    ),
+    "rare": Guidance(
+        rehearse=0.25,
+        change=0.5,
+        objectives=(
+            "use {tools} with varied arguments",
+            "combine {tools} with the tools beside them and try edge cases",
+        ),
+    ),
+    "trajectory": Guidance(
+        rehearse=0.5,
+        change=0.35,
+        objectives=("make near variations of this trajectory", "vary {tools} and the tools beside them"),
+    ),
+}
+
+
+def context_of(trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str) -> ExplorationContext:
+    """The context of one trajectory: what was done, what went wrong, and where to look now.
+
+    The focus is the signal's, or every tool called where there is none; `ending` is never in it. Raises ValueError for
+    a kind without guidance.
+    """
+    if kind not in GUIDANCE:
+        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(GUIDANCE)}")
+    named = signal.focus if signal else ()
+    # A policy that called nothing yet leaves the solution's own tools to look at.
+    solution = (call.name for action in trajectory.task.solution for call in action.calls)
+    pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))
+    failed = [turn for turn in trajectory.turns if not turn.observation.ok]
+    tools = ", ".join(pattern) or "the tools of the task"
+    return ExplorationContext(
+        task=trajectory.task,
+        kind=kind,
+        episode=trajectory.episode,
+        summary=_summary(trajectory),
+        failure_cause=_failure_cause(trajectory, failed),
+        instability_pattern=signal.evidence if signal else "",
+        focus_patterns=pattern,
+        objectives=tuple(objective.format(tools=tools) for objective in GUIDANCE[kind].objectives),
+        do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
+    )
+
+
+def signature(action: Action) -> str:
+    """The action as one readable line: its calls with their arguments, or its text where it has none."""
+    calls = (
+        f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
+        for call in action.calls
+    )
+    return "; ".join(calls) or action.text
+
+
+def _summary(trajectory: Trajectory) -> str:
+    names = ", ".join(tools_called(trajectory)) or "no call"
+    return (
+        f"{trajectory.task.query!r}: {len(trajectory.turns)} turns ({names}), "
+        f"{trajectory.outcome}, reward {trajectory.reward:.2f}"
+    )
+
+
+def _failure_cause(trajectory: Trajectory, failed: list[Turn]) -> str:
+    """The failed checks, the first errors and an unfinished ending; empty for a success without errors."""
+    causes = []
+    if missed := [check.name for check in trajectory.checks if not check.passed]:
+        causes.append(f"checks failed: {', '.join(missed)}")
+    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed[:_ERRORS_TOLD]]
+    if trajectory.outcome != "finished":
+        causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())
+    return "; ".join(causes)

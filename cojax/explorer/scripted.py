@@ -1,0 +1,161 @@
+"""The explorer without an LLM: it reads the episode's affordances and the environment's grammar."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cojax import environment as world
+from cojax.environment import Environment
+from cojax.explorer import Exploration
+from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.explorer.walk import Walk
+from cojax.explorer.windows import Ending, lengths, windows
+from cojax.replay import Play, follow
+from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+
+
+def no_neighbours(tool: str) -> tuple[str, ...]:
+    """For an environment that does not say which tools belong together."""
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptedExplorer:
+    """Explores by weighted choice among the actions that would work now.
+
+    `runs` independent episodes a context, of at most `steps` actions each. A guided run rehearses the task's own
+    solution with steps dropped, replaced or added, or wanders among the tools in focus and those beside them; an
+    unguided one chooses a tool by weight, then an action of it. `ending` is the tool that ends an episode.
+
+    A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
+    shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
+    """
+
+    runs: int = 4
+    steps: int = 8
+    neighbours: Callable[[str], tuple[str, ...]] = no_neighbours
+    ending: str = "finish"
+    stretch: tuple[int, ...] = (-1, 0, 1, 2)
+    short: int = 3
+    tries: int = 12
+    chase: float = 0.7
+    focus_weight: float = 8.0
+    neighbour_weight: float = 3.0
+    play: Play = world.play
+    name: str = "scripted"
+
+    def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
+        return context_of(trajectory, kind, signal, self.ending)
+
+    def explore(
+        self,
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        weights: Mapping[str, float] | None = None,
+    ) -> Exploration:
+        place = dataclasses.replace(task, solution=())
+        triplets: list[Triplet] = []
+        failures: list[str] = []
+        for run in range(self.runs):
+            rng = random.Random(repr(("explore", seed, run)))
+            walk = self._guided(task, context, rng) if context else self._unguided(weights, rng)
+            trajectory = self.play(environment, place, walk, max_turns=self.steps)
+            if trajectory.valid:
+                triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
+            else:
+                failures.append(trajectory.error)
+        return Exploration(tuple(triplets), tuple(failures))
+
+    def abstract(
+        self,
+        triplets: Sequence[Triplet],
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        limit: int,
+    ) -> tuple[TaskDraft, ...]:
+        rng = random.Random(repr(("abstract", seed)))
+        ending = Ending.of(environment, self.ending)
+        if context:
+            wanted = lengths(len(self._tools(task)), self.stretch, self.steps, rng)
+        else:
+            wanted = lengths(0, range(1, self.short + 1), self.short, rng)
+        drafts: dict[str, TaskDraft] = {}
+        found = windows(triplets, wanted, context.focus_patterns if context else (), rng)
+        for window in itertools.islice(found, self.tries * limit):
+            draft = self._draft(window, environment, task, ending)
+            if draft is not None:
+                drafts.setdefault(draft.query, draft)
+            if len(drafts) == limit:
+                break
+        return tuple(drafts.values())
+
+    def _draft(
+        self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
+    ) -> TaskDraft | None:
+        """The window as a task: worded by the grammar, then done again from a fresh start; None where either fails."""
+        worded = ((environment.phrase((*window, last)), last) for last in ending.after(window[-1]))
+        query, last = next(((query, last) for query, last in worded if query is not None), (None, None))
+        if query is None or last is None:
+            return None
+        actions = tuple(step.action for step in (*window, last))
+        place = dataclasses.replace(task, query=query, solution=())
+        again = self.play(environment, place, follow(actions), max_turns=len(actions))
+        seen = tuple(turn.observation for turn in again.turns)
+        # The words rest on what was observed: where a fresh start shows something else, they would mislead.
+        if again.outcome != "finished" or not seen[-1].ok or seen[:-1] != tuple(step.observation for step in window):
+            return None
+        return TaskDraft(
+            environment=task.environment,
+            setup=task.setup,
+            description=f"run {window[0].run}: {', '.join(call.name for action in actions for call in action.calls)}",
+            query=query,
+            solution=actions,
+            criterion="the final state and the answer equal those of the replayed solution",
+            runs=(window[0].run,),
+        )
+
+    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> Walk:
+        def weight(tool: str) -> float:
+            return 1.0 if weights is None else weights.get(tool, 0.0)
+
+        return Walk(weight, rng, ending=self.ending, chase=self.chase)
+
+    def _guided(self, task: Task, context: ExplorationContext, rng: random.Random) -> Walk:
+        focus = context.focus_patterns
+        beside = {near for tool in focus for near in self.neighbours(tool)} - {*focus, self.ending}
+
+        def weight(tool: str) -> float:
+            return self.focus_weight if tool in focus else self.neighbour_weight if tool in beside else 1.0
+
+        guidance = GUIDANCE[context.kind]
+        drawn_to = (*focus, *sorted(beside))
+        plan: list[str] = []
+        if drawn_to and rng.random() < guidance.rehearse:
+            others = iter(lambda: rng.choices(drawn_to, [weight(tool) for tool in drawn_to])[0], None)
+            plan = rehearsal(self._tools(task), others, guidance.change, rng)
+        return Walk(weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat)
+
+    def _tools(self, task: Task) -> list[str]:
+        """The tools of the task's solution, without the ending."""
+        return [call.name for action in task.solution for call in action.calls if call.name != self.ending]
+
+
+def rehearsal(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
+    """The tools in order, each dropped or replaced with chance `change`, and half the time one of `others` put in."""
+    plan: list[str] = []
+    for tool in tools:
+        draw = rng.random()
+        if draw >= change:
+            plan.append(tool)
+        elif draw >= change / 2:
+            plan.append(next(others))
+    if rng.random() < 0.5:
+        plan.insert(rng.randint(0, len(plan)), next(others))
+    return plan

@@ -1,0 +1,111 @@
+"""The task set D_t: append-only, sampled by seed, every task with its lineage."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from cojax.types import Task, from_json, to_json
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskPool:
+    """A persistent set of tasks in the order of their arrival.
+
+    Pools grown from one another share one list and one index, and each sees its own first `length` entries: adding
+    costs O(tasks added) and sampling O(tasks drawn), however large the pool. Grow pools from one thread only.
+    """
+
+    _tasks: list[Task] = dataclasses.field(default_factory=list, repr=False, compare=False)
+    _index: dict[str, int] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _length: int = 0
+    _fresh: int = 0
+
+    @classmethod
+    def of(cls, tasks: Iterable[Task], fresh: int | None = None) -> TaskPool:
+        """A pool of these tasks, the last `fresh` of them its newest addition (all of them when None)."""
+        pool = cls().add(tasks)
+        if fresh is None:
+            return pool
+        if not 0 <= fresh <= len(pool):
+            raise ValueError(f"fresh is {fresh}; expected 0 to {len(pool)}, the number of tasks")
+        return dataclasses.replace(pool, _fresh=fresh)
+
+    def add(self, tasks: Iterable[Task]) -> TaskPool:
+        """The pool with these tasks appended; one whose id is already in is dropped. The old pool stays as it was."""
+        grown, index = self._tasks, self._index
+        if len(grown) > self._length:
+            # Another pool has grown from this one: the shared tail is not ours to write.
+            grown = grown[: self._length]
+            index = {task.id: position for position, task in enumerate(grown)}
+        for task in tasks:
+            if task.id not in index:
+                index[task.id] = len(grown)
+                grown.append(task)
+        added = len(grown) - self._length
+        return TaskPool(grown, index, len(grown), added or self._fresh)
+
+    @property
+    def fresh(self) -> tuple[Task, ...]:
+        """The tasks of the newest addition that added any."""
+        return tuple(self._tasks[self._length - self._fresh : self._length])
+
+    def sample(self, count: int, seed: tuple, fresh_fraction: float = 0.0) -> tuple[Task, ...]:
+        """`count` different tasks, the same for the same seed; a smaller pool is returned whole, in random order.
+
+        `fresh_fraction` of them (0 is the paper) come from the newest addition, as far as it goes; the others from the
+        whole pool. Raises ValueError on an empty pool.
+        """
+        if not self._length:
+            raise ValueError(
+                f"the pool is empty; expected tasks to sample {count} from. "
+                "Raise initial_tasks, or see in drafts.jsonl why every draft was refused."
+            )
+        if not 0.0 <= fresh_fraction <= 1.0:
+            raise ValueError(f"fresh_fraction is {fresh_fraction}; expected a share from 0 to 1")
+        rng = random.Random(repr(("sample", seed)))
+        count = min(count, self._length)
+        newest = range(self._length - self._fresh, self._length)
+        chosen = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
+        taken = set(chosen)
+        others = [position for position in rng.sample(range(self._length), count) if position not in taken]
+        chosen += others[: count - len(chosen)]
+        rng.shuffle(chosen)
+        return tuple(self._tasks[position] for position in chosen)
+
+    def get(self, id: str) -> Task:
+        """The task of that id. Raises KeyError."""
+        if id not in self:
+            raise KeyError(f"task {id!r} is not among the {self._length} tasks of the pool")
+        return self._tasks[self._index[id]]
+
+    def __contains__(self, id: object) -> bool:
+        return isinstance(id, str) and self._index.get(id, self._length) < self._length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self._tasks[position] for position in range(self._length))
+
+
+def task_record(task: Task) -> dict[str, Any]:
+    """The task as one record of tasks.jsonl: its id, then its fields."""
+    return {"id": task.id, **to_json(task)}
+
+
+def task_from_record(record: Mapping[str, Any], line: int | None = None) -> Task:
+    """The task of a record of tasks.jsonl. Raises ValueError where the id does not belong to the content."""
+    where = "tasks.jsonl" if line is None else f"tasks.jsonl line {line}"
+    try:
+        task = from_json(Task, {name: value for name, value in record.items() if name != "id"})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"{where}: not a task: {error}. Restore the file, or begin a new run.") from error
+    if record.get("id") != task.id:
+        raise ValueError(
+            f"{where}: id {record.get('id')!r}, but its content hashes to {task.id!r}: the line was edited or damaged. "
+            "Restore the file, or begin a new run."
+        )
+    return task

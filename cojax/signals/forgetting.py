@@ -1,0 +1,61 @@
+"""Forgetting: the policy solved this task recently and fails it now (CoEvolve §3.1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.signals.tools import focus, telling_tools
+from cojax.types import Group, Signal
+
+Scores = dict[str, list[float]]  # task id → score of each of its last visits, oldest first
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetting:
+    """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ ½  and  s_now < ½.
+
+    H holds the task's scores of its last `window` visits; the score of a visit is the mean reward of its valid
+    trajectories, and a trajectory fails below `threshold`. W is not published: 10 visits here.
+    """
+
+    window: int = 10
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"forgetting: window is {self.window} visits; expected at least 1")
+
+    def init(self) -> Scores:
+        return {}
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[Scores, list[Signal]]:
+        """The changed windows, and the signals of these groups. A group without a valid trajectory is no visit."""
+        changes: Scores = {}
+        signals: list[Signal] = []
+        for group in groups:
+            if not group.valid:
+                continue
+            name, now = group.task.id, group.score
+            recent = changes.get(name, memory.get(name, []))
+            solved = [ago for ago, score in enumerate(reversed(recent), start=1) if score >= self.threshold]
+            if solved and now < self.threshold:
+                signals += self._mark(
+                    group, f"solved {_visits(solved[0])} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
+                )
+            # Recorded last, so a task cannot be forgotten on the visit that solves it.
+            changes[name] = [*recent, now][-self.window :]
+        return changes, signals
+
+    def _mark(self, group: Group, evidence: str) -> list[Signal]:
+        telling = telling_tools(group, self.threshold)
+        return [
+            Signal("forgetting", group.task.id, trajectory.episode, evidence, focus(telling, trajectory))
+            for trajectory in group.valid
+            if trajectory.reward < self.threshold
+        ]
+
+
+def _visits(count: int) -> str:
+    return "1 visit" if count == 1 else f"{count} visits"
