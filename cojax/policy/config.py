@@ -17,7 +17,8 @@ _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, 
 class ModelConfig:
     """A dense decoder. `dtype` is computed in, `param_dtype` stored; head_dim 0 means hidden_size / heads.
 
-    `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises queries and keys per head (Qwen3).
+    `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
+    (Qwen3).
     """
 
     vocab_size: int

@@ -50,12 +50,14 @@ class Attention(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         width, size = config.hidden_size, config.head_dim
-        project = functools.partial(
-            nnx.LinearGeneral, width, use_bias=config.attention_bias, **_linear(config, width), rngs=rngs
-        )
-        self.query = project((config.num_attention_heads, size))
-        self.key = project((config.num_key_value_heads, size))
-        self.value = project((config.num_key_value_heads, size))
+
+        def project(heads: int) -> nnx.LinearGeneral:
+            bias = config.attention_bias
+            return nnx.LinearGeneral(width, (heads, size), use_bias=bias, **_linear(config, width), rngs=rngs)
+
+        self.query = project(config.num_attention_heads)
+        self.key = project(config.num_key_value_heads)
+        self.value = project(config.num_key_value_heads)
         self.output = nnx.LinearGeneral(
             (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
             **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
@@ -151,6 +153,83 @@ def hidden_states(
     return model.final_norm(x)
 
 
+class Cache(NamedTuple):
+    """Keys and values of one layer: [S, kv_heads, head_dim, T] and [S, kv_heads, T, head_dim] for S slots.
+
+    Positions run along the last axis of the keys, so that both products read memory in order.
+    """
+
+    key: jax.Array
+    value: jax.Array
+
+
+def make_cache(config: ModelConfig, slots: int, length: int) -> tuple[Cache, ...]:
+    """An empty cache per layer. Stale entries are never seen, but must be finite: 0 · NaN is not 0."""
+    heads, size = config.num_key_value_heads, config.head_dim
+    dtype = jnp.dtype(config.dtype)
+    return tuple(
+        Cache(jnp.zeros((slots, heads, size, length), dtype), jnp.zeros((slots, heads, length, size), dtype))
+        for _ in range(config.num_hidden_layers)
+    )
+
+
+def unstack(config: ModelConfig, params: Params) -> Params:
+    """The same parameters with `layers` as a tuple of L trees, for `cached_hidden_states`."""
+    layers = params["layers"]
+    split = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(config.num_hidden_layers))
+    return {**params, "layers": split}
+
+
+def cached_hidden_states(
+    config: ModelConfig,
+    params: Params,
+    cache: tuple[Cache, ...],
+    tokens: jax.Array,
+    positions: jax.Array,
+    slots: jax.Array | None = None,
+) -> tuple[jax.Array, tuple[Cache, ...]]:
+    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
+
+    tokens, positions are int32[R, C], slots int32[R] says whose cache each row continues; None means one row per slot,
+    in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and the state means nothing.
+    `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every step.
+    """
+    rows = jnp.arange(tokens.shape[0]) if slots is None else slots
+    rotate = rotation(config, positions)
+    block = _block_definition(config)
+    ends = module(config, {**params, "layers": params["layers"][0]})
+    x = ends.embed(tokens)
+    written = []
+    for old, arrays in zip(cache, params["layers"], strict=True):
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array, old: Cache = old) -> jax.Array:
+            # Written before it is read: the other order would make XLA copy the whole cache.
+            new = Cache(
+                old.key.at[rows[:, None], :, :, positions].set(key, mode="drop"),
+                old.value.at[rows[:, None], :, positions].set(value, mode="drop"),
+            )
+            written.append(new)
+            seen = new if slots is None else Cache(*(entries.at[slots].get(mode="clip") for entries in new))
+            return _attend_cache(query, seen, positions)
+
+        x = nnx.merge(block, arrays)(x, rotate, attend)
+    return ends.final_norm(x), tuple(written)
+
+
+def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:
+    """Softmax over the cache's whole fixed length; what lies after a query's position gets weight exactly 0."""
+    rows, chunk, heads, size = query.shape
+    kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
+    query = query.reshape(rows, chunk, kv_heads, -1, size) * size**-0.5
+    query = jnp.moveaxis(query, 1, 3).reshape(rows, kv_heads, -1, size)
+    scores = jnp.einsum("rkqh,rkht->rkqt", query, cache.key, preferred_element_type=jnp.float32)
+    scores = scores.reshape(rows, kv_heads, -1, chunk, length)
+    visible = (jnp.arange(length) <= positions[..., None])[:, None, None]
+    weights = jax.nn.softmax(jnp.where(visible, scores, -1e30), axis=-1).reshape(rows, kv_heads, -1, length)
+    mixed = jnp.einsum("rkqt,rkth->rkqh", weights.astype(cache.value.dtype), cache.value)
+    return jnp.moveaxis(mixed.reshape(rows, kv_heads, -1, chunk, size), 3, 1).reshape(rows, chunk, heads, size)
+
+
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """float32[..., V] from hidden states [..., D]."""
     model = module(config, params)
@@ -166,6 +245,11 @@ def module(config: ModelConfig, params: Params) -> Transformer:
 @functools.cache
 def _definition(config: ModelConfig) -> Any:
     return nnx.split(nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0))))[0]
+
+
+@functools.cache
+def _block_definition(config: ModelConfig) -> Any:
+    return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
 
 
 def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
