@@ -1,0 +1,131 @@
+"""The numbers behind the page's charts, from the logs of a run."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cojax.report.lineage import Story
+from cojax.report.run import Json, Run, birth
+
+POINTS = 1_500  # steps drawn at most
+CURVES = (
+    "success",
+    "reward",
+    "partial",
+    "live_groups",
+    "loss",
+    "grad_norm",
+    "kl",
+    "clip_fraction",
+    "logprob_mismatch",
+    "logprob_mismatch_max",
+    "tasks",
+    "turns",
+)
+
+
+def curves(metrics: Sequence[Json]) -> Json:
+    """Columns over steps, gaps as None; `dev` holds the steps evaluated on the development split."""
+    rows = evenly(metrics, POINTS)
+    return {
+        "step": [row["step"] for row in rows],
+        **{name: [_number(row.get(name)) for row in rows] for name in CURVES},
+        "dev": [[row["step"], _number(row["dev"]["success"])] for row in metrics if row.get("dev")],
+    }
+
+
+def evolutions(run: Run) -> list[Json]:
+    """One record an evolution: signals detected since the last one, contexts explored, drafts, verdicts, new tasks."""
+    records: list[Json] = []
+    detected: Counter[str] = Counter()
+    for row in run.metrics:
+        detected.update(row.get("signals", {}))
+        if "evolution" in row:
+            evolution = row["evolution"]
+            parts = {name: evolution.get(name, {}) for name in ("contexts", "verdicts", "added")}
+            records.append(
+                {"step": row["step"], "signals": dict(detected), "drafts": evolution.get("drafts", 0), **parts}
+            )
+            detected.clear()
+    if detected and records:  # an interrupted run, or steps after the last evolution
+        records.append({"step": run.metrics[-1]["step"], "signals": dict(detected), "open": True})
+    return records
+
+
+def pool(run: Run) -> Json:
+    """Tasks of each origin in the pool at each step, from the pool's log."""
+    born = [(birth(task), task["origin"]) for task in run.tasks.values()]
+    steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
+    origins = list(dict.fromkeys(origin for _, origin in sorted(born, key=lambda item: item[0])))
+    added = {origin: Counter(step for step, source in born if source == origin) for origin in origins}
+    return {"step": steps, "origins": {origin: _cumulative(added[origin], steps) for origin in origins}}
+
+
+def totals(run: Run) -> Json:
+    """Seconds, outcomes, signals and verdicts of the whole run: the summary's, or sums over the steps so far."""
+    summed: dict[str, Counter[str]] = {name: Counter() for name in ("seconds", "outcomes", "signals", "verdicts")}
+    for row in run.metrics:
+        for name in ("seconds", "outcomes", "signals"):
+            summed[name].update(row.get(name, {}))
+        summed["verdicts"].update(row.get("evolution", {}).get("verdicts", {}))
+    return {name: run.summary.get(name) or dict(counts) for name, counts in summed.items()}
+
+
+def headline(run: Run) -> Json:
+    """What the page says first; None where the run has not come to it."""
+    last = run.metrics[-1] if run.metrics else {}
+    dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
+    return {
+        "finished": bool(run.summary),
+        "zero_shot": run.summary.get("zero_shot"),
+        "final": run.summary.get("final"),
+        "dev": [dev[0], dev[-1]] if dev else None,
+        "step": run.summary.get("steps", last.get("step", 0)),
+        "steps": run.config.get("config", {}).get("steps"),
+        "tasks_initial": run.summary.get("tasks_initial", len(run.tasks) - len(run.synthesized)),
+        "tasks_final": run.summary.get("tasks_final", len(run.tasks)),
+        "tokens": run.summary.get("tokens"),
+    }
+
+
+def helped(stories: Iterable[Story]) -> list[Json]:
+    """Mean success of tasks at their first and their last visit, by origin; only tasks visited at least twice."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for story in stories:
+        if len(story.visits) >= 2:
+            pairs.setdefault(story.origin, []).append((story.visits[0].success, story.visits[-1].success))
+    return [
+        {
+            "origin": origin,
+            "tasks": len(found),
+            "first": sum(first for first, _ in found) / len(found),
+            "last": sum(last for _, last in found) / len(found),
+        }
+        for origin, found in pairs.items()
+    ]
+
+
+def evenly(items: Sequence[Any], count: int) -> list[Any]:
+    """At most `count` items, evenly spaced, the first and the last among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+
+
+def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:
+    births = sorted(added)
+    total, place, counts = 0, 0, []
+    for step in steps:
+        while place < len(births) and births[place] <= step:
+            total += added[births[place]]
+            place += 1
+        counts.append(total)
+    return counts
+
+
+def _number(value: Any) -> float | None:
+    """Not-a-number and infinity are gaps: JSON has no word for them."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None

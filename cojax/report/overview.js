@@ -1,0 +1,102 @@
+// The page from its top down to the charts: what happened, in figures.
+const ORIGINS = ["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"];
+const KINDS = ["forgetting", "boundary", "rare"];
+const STATUSES = ["accepted", "retained", "discarded"];
+const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--uniform)", feedback: "var(--forgetting)",
+  evaluation: "var(--rare)", checkpoint: "var(--unguided)", "everything else": "var(--discarded)"};
+const OUTCOME_COLORS = {finished: "var(--accepted)", truncated: "var(--rare)", timeout: "var(--forgetting)", environment_error: "var(--bad)", engine_error: "var(--violet)"};
+
+function top(data) {
+  const {config, headline} = data;
+  const settings = config.config || {}, hardware = config.hardware;
+  const facts = [settings.environment, known(settings.evolve) && `evolve = ${settings.evolve}`, known(config.seed) && `seed ${config.seed}`,
+    config.commit && `commit ${String(config.commit).slice(0, 10)}`,
+    headline.finished ? `${headline.step} steps` : `unfinished: step ${headline.step}${known(headline.steps) ? ` of ${headline.steps}` : ""}`];
+  const theme = h("button", {type: "button", title: "light or dark", onclick: () => {
+    const root = document.documentElement;
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+  }}, "light / dark");
+  return [h("div", {}, h("h1", {}, `cojax · ${data.name}`), h("p", {class: "soft"}, facts.filter(Boolean).join(" · ")),
+    hardware && h("p", {class: "small faint"}, typeof hardware === "string" ? hardware : Object.entries(hardware).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(" · "))), theme];
+}
+
+function hero({headline, totals, counts}) {
+  const held = known(headline.zero_shot) || known(headline.final);
+  const pair = held ? [headline.zero_shot, headline.final] : headline.dev || [null, null];
+  const points = known(pair[0]) && known(pair[1]) ? 100 * (pair[1] - pair[0]) : null;
+  const verdicts = sum(Object.values(totals.verdicts)), seconds = totals.seconds;
+  const spent = seconds.total ?? sum(Object.values(seconds));
+  const tile = (label, note, ...figure) => h("div", {class: "card"}, h("div", {class: "label"}, label), h("div", {class: "figure"}, figure), h("div", {class: "small faint"}, note));
+  return h("div", {class: "hero"},
+    h("div", {class: "card wide"},
+      h("div", {class: "label"}, held ? "held-out success, zero-shot → after training" : "success on the development split, first → latest"),
+      h("div", {class: "figure big"}, percent(pair[0], 1), h("span", {class: "arrow"}, "→"), percent(pair[1], 1),
+        known(points) && h("span", {class: points < 0 ? "gain down" : "gain"}, `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`)),
+      h("div", {class: "gauge", title: "zero-shot, and what was added"},
+        h("i", {css: {width: percent(pair[1] || 0, 2).replace(" ", ""), background: "var(--accent)"}}),
+        h("i", {css: {width: percent(pair[0] || 0, 2).replace(" ", ""), background: "var(--unguided)"}}))),
+    tile("tasks, start → end", `${whole(counts.tasks)} synthesized`, whole(headline.tasks_initial), h("span", {class: "arrow"}, "→"), whole(headline.tasks_final)),
+    tile("drafts accepted", verdicts ? `of ${whole(verdicts)} validated` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
+    tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : `${headline.step} steps`, duration(spent)));
+}
+
+function curves({curves: c, evolutions}) {
+  const marks = evolutions.map((one) => one.step);
+  const devSteps = new Map(c.dev), window = Math.max(3, Math.round(c.step.length / 16));
+  const both = (name, color, values) => [{name: "", color, values, kind: "faint"}, {name: `${name}, mean of ${window} steps`, color, values: smooth(values, window)}];
+  const dev = {name: "development split", color: "var(--ink)", kind: "dots", width: 1.5, dash: "4 3", values: c.step.map((step) => devSteps.get(step) ?? null)};
+  return section("learning", "Learning", "Success on the training batches, whose tasks grow harder as the pool evolves, and on the fixed development split. Ticks on the axis are evolutions.",
+    h("div", {class: "grid"},
+      card("Success", "share of episodes with full reward", chart({x: c.step, marks, high: 1, format: percent, series: [...both("training batch", "var(--accent)", c.success), dev]})),
+      card("Reward and checks passed", "mean over the batch", chart({x: c.step, marks, high: 1, format: (v) => v.toFixed(2),
+        series: [...both("reward", "var(--good)", c.reward), ...both("checks passed", "var(--teal)", c.partial)]})),
+      card("Live groups", "share of groups whose episodes differ in reward: only these carry a gradient", chart({x: c.step, marks, high: 1, format: percent, series: both("live groups", "var(--violet)", c.live_groups)})),
+      card("Trainer against sampler", "|log-prob difference| on sampled tokens", chart({x: c.step, marks, log: true,
+        series: [{name: "mean", color: "var(--accent)", values: c.logprob_mismatch}, {name: "largest", color: "var(--unguided)", values: c.logprob_mismatch_max, width: 1.4}]}))),
+    h("details", {}, h("summary", {}, "Optimisation: loss, gradient norm, KL, clipping, turns"),
+      h("div", {class: "grid three", css: {"margin-top": "12px"}}, [["loss", "Loss", null], ["grad_norm", "Gradient norm", 0], ["kl", "KL to the reference", 0], ["clip_fraction", "Clipped tokens", 0], ["turns", "Turns an episode", 0]]
+        .filter(([name]) => c[name].some(known))
+        .map(([name, title, low]) => card(title, null, chart({x: c.step, low, height: 190, width: 360, series: [{name: title, color: "var(--accent)", values: c[name], width: 1.6}]}))))));
+}
+
+function evolution({evolutions, pool, totals, helped}) {
+  const steps = evolutions.map((one) => (one.open ? `${one.step}*` : one.step));
+  const closed = evolutions.filter((one) => !one.open);
+  const bars = (records, field, names) => names.map((name) => ({name, color: tone(name), kind: "bar", legend: true, values: records.map((one) => (one[field] || {})[name] || 0)})).filter((one) => sum(one.values) > 0);
+  const origins = ORIGINS.filter((name) => pool.origins[name]);
+  return section("evolution", "Co-evolution", "Where the policy is weak, signals are raised; the explorer goes back there; what survives validation joins the pool.",
+    h("div", {class: "grid"},
+      card("Signals", "raised since the last evolution, by kind (* = not yet explored)", chart({x: steps, unit: "evolution at step", format: whole, series: bars(evolutions, "signals", KINDS)})),
+      card("Pool", "tasks by origin", chart({x: pool.step, format: whole, marks: closed.map((one) => one.step), series: origins.map((name) => ({name, color: tone(name), kind: "area", legend: true, values: pool.origins[name]}))})),
+      card("Verdicts", "what validation made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
+      card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", ORIGINS)})),
+      card("Where the time went", null, split(timeParts(totals.seconds), duration)),
+      card("How episodes ended", "errors and timeouts of the machinery never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replace("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
+    helped.length > 0 && h("div", {class: "card", css: {"margin-top": "16px"}}, h("h3", {}, "Did the tasks get learned?"),
+      h("p", {class: "small faint"}, "mean success at the first and at the last stored visit; only tasks visited at least twice, so that the same tasks are compared"), didHelp(helped)));
+}
+
+function timeParts(seconds) {
+  const parts = Object.entries(seconds).filter(([name]) => name !== "total" && name !== "warm_start").map(([name, value]) => ({name, value, color: PART_COLORS[name] || "var(--faint)"}));
+  const rest = (seconds.total || 0) - sum(parts.map((part) => part.value));
+  if (rest > 0) parts.push({name: "everything else", value: rest, color: PART_COLORS["everything else"]});
+  return parts;
+}
+
+function didHelp(helped) {
+  const rows = [...helped].sort((a, b) => ORIGINS.indexOf(a.origin) - ORIGINS.indexOf(b.origin));
+  const W = 760, line = 30, left = 190, right = 90, at = (share) => left + share * (W - left - right);
+  const svg = s("svg", {viewBox: `0 0 ${W} ${rows.length * line + 24}`, role: "img", "aria-label": "success at first and last visit by origin"});
+  for (const tick of [0, 0.25, 0.5, 0.75, 1])
+    svg.append(s("line", {class: "gridline", x1: at(tick), x2: at(tick), y1: 2, y2: rows.length * line}), s("text", {x: at(tick), y: rows.length * line + 17, "text-anchor": "middle"}, percent(tick)));
+  rows.forEach((row, index) => {
+    const y = index * line + line / 2, color = tone(row.origin), change = 100 * (row.last - row.first);
+    svg.append(s("text", {x: left - 12, y: y + 4, "text-anchor": "end"}, `${row.origin} (${whole(row.tasks)} tasks)`),
+      s("line", {x1: at(row.first), x2: at(row.last), y1: y, y2: y, css: {stroke: color, "stroke-width": 4, "stroke-linecap": "round", "stroke-opacity": 0.45}}),
+      s("circle", {cx: at(row.first), cy: y, r: 5, css: {fill: "var(--card)", stroke: color, "stroke-width": 2}}, s("title", {}, `first visit ${percent(row.first, 1)}`)),
+      s("circle", {cx: at(row.last), cy: y, r: 6, css: {fill: color}}, s("title", {}, `last visit ${percent(row.last, 1)}`)),
+      s("text", {x: W - right + 16, y: y + 4}, `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} points`));
+  });
+  return h("div", {class: "chart", css: {"max-width": "860px"}}, svg);
+}

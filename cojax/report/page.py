@@ -1,0 +1,139 @@
+"""Writes report.html: one file, no request to anywhere.
+
+Queries and observations are untrusted. They reach the page only as JSON in a data block whose `<`, `>` and `&` are
+escaped, the script puts them in as text nodes, and the content policy runs no script but ours, known by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import importlib.resources
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from cojax.report import figures
+from cojax.report.episodes import select
+from cojax.report.lineage import Lineages, Story, Visits
+from cojax.report.run import Json, Run, read_run
+
+SCRIPTS = ("elements.js", "charts.js", "overview.js", "tasks.js", "viewer.js", "start.js")
+TASKS = 1_200  # synthesized tasks in the table
+DRAFTS = 60  # drafts that were not accepted
+TEXT = 600  # characters of a query or a line of evidence
+
+
+def write_report(folder: str | Path) -> Path:
+    """Writes `folder`/report.html from whatever the run directory holds and returns its path.
+
+    Raises FileNotFoundError when `folder` is no run directory.
+    """
+    run = read_run(folder)
+    text = render(contents(run))
+    path = run.folder / "report.html"
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)  # a reader, or an interruption, never sees half a page
+    return path
+
+
+def contents(run: Run) -> Json:
+    """Everything the page shows, as JSON."""
+    visits = Visits()
+    selection = select(run, {task["lineage"]["episode"] for task in run.synthesized}, visits)
+    lineages = Lineages(run, visits)
+    stories = [lineages.story(task) for task in run.tasks]
+    born = {task["id"] for task in run.synthesized}
+    shown = figures.evenly([story for story in stories if story.id in born], TASKS)
+    rejected = [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
+    return {
+        "name": run.folder.resolve().name,
+        "config": run.config,
+        "headline": figures.headline(run),
+        "curves": figures.curves(run.metrics),
+        "evolutions": figures.evolutions(run),
+        "pool": figures.pool(run),
+        "totals": figures.totals(run),
+        "helped": figures.helped(stories),
+        "tasks": [_task(story) for story in shown],
+        "drafts": [_draft(draft) for draft in figures.evenly(rejected, DRAFTS)],
+        "episodes": selection.episodes,
+        "counts": {
+            "tasks": len(born),
+            "episodes": selection.total,
+            "sources": [selection.sources, selection.sources_total],
+            "drafts": len(rejected),
+        },
+    }
+
+
+def render(data: Json) -> str:
+    """The page around its data."""
+    style = _part("style.css")
+    script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in SCRIPTS)}}})();\n'
+    parts = {
+        "TITLE": html.escape(f"cojax · {data['name']}"),
+        "POLICY": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'",
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embed(data),
+    }
+    head, *rest = _part("page.html").split("{{")
+    for piece in rest:  # one pass: a value that holds {{ is never looked into
+        name, text = piece.split("}}", 1)
+        head += parts[name] + text
+    return head
+
+
+def embed(data: Any) -> str:
+    """JSON that no HTML parser can mistake for a tag, with gaps for what JSON cannot say."""
+    text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _task(story: Story) -> Json:
+    """A story for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
+    values = {field.name: _cut(getattr(story, field.name)) for field in dataclasses.fields(story)}
+    values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in story.parents[:12]]
+    for name in ("visits", "parent_visits"):
+        rows = values[name][-40:]
+        values[name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
+    return values
+
+
+def _draft(draft: Json) -> Json:
+    """A record of drafts.jsonl for the page."""
+    return {
+        "step": draft["step"],
+        "origin": draft["origin"],
+        "query": _cut(draft["draft"]["query"]),
+        "status": draft["verdict"]["status"],
+        "evidence": _cut(draft["verdict"]["evidence"]),
+    }
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= TEXT else f"{value[:TEXT]} …"
+    return [_cut(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _part(name: str) -> str:
+    return (importlib.resources.files("cojax.report") / name).read_text(encoding="utf-8")
+
+
+def _digest(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

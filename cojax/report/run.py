@@ -1,0 +1,67 @@
+"""Reads a run directory; every part of it is optional, so that an interrupted run has a report too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cojax.store import Episodes, Log
+
+Json = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a run wrote, as plain JSON; `tasks` by id, in the order of the pool."""
+
+    folder: Path
+    config: Json
+    metrics: tuple[Json, ...]
+    summary: Json
+    tasks: Mapping[str, Json]
+    signals: tuple[Json, ...]
+    drafts: tuple[Json, ...]
+    episodes: Episodes
+
+    @property
+    def synthesized(self) -> tuple[Json, ...]:
+        """Tasks that evolution added: those of the start have no lineage, or one of step 0."""
+        return tuple(task for task in self.tasks.values() if birth(task))
+
+
+def read_run(folder: str | Path) -> Run:
+    """Everything but the episodes, which are read step by step.
+
+    Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged log.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"run directory {folder} not found; pass the workdir of a run, such as runs/desk")
+    if not (folder / "config.json").exists() and not (folder / "metrics.jsonl").exists():
+        raise FileNotFoundError(f"{folder} holds neither config.json nor metrics.jsonl; pass the workdir of a run")
+    return Run(
+        folder=folder,
+        config=_read_json(folder / "config.json"),
+        metrics=_read_log(folder / "metrics.jsonl"),
+        summary=_read_json(folder / "summary.json"),
+        tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl")},
+        signals=_read_log(folder / "signals.jsonl"),
+        drafts=_read_log(folder / "drafts.jsonl"),
+        episodes=Episodes(folder / "episodes"),
+    )
+
+
+def birth(task: Json) -> int:
+    """The step at which a task joined the pool."""
+    return (task.get("lineage") or {}).get("step", 0)
+
+
+def _read_log(path: Path) -> tuple[Json, ...]:
+    return tuple(Log(path).read())
+
+
+def _read_json(path: Path) -> Json:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
