@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer
@@ -80,14 +80,14 @@ def static(quarry: Quarry) -> Iterator[Expedition]:
 
 def unguided(quarry: Quarry) -> Iterator[Expedition]:
     """Unguided growth, skewed to popular tools (the paper's random exploration)."""
-    places = fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed)
-    return (Expedition(place, "unguided", weights=quarry.popularity) for place in places)
+    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
+        yield Expedition(place, "unguided", weights=quarry.popularity)
 
 
 def uniform(quarry: Quarry) -> Iterator[Expedition]:
     """Unguided growth, uniform over tools: a ceiling."""
-    places = fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed)
-    return (Expedition(place, "uniform") for place in places)
+    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
+        yield Expedition(place, "uniform")
 
 
 def around_trajectories(quarry: Quarry) -> Iterator[Expedition]:
@@ -162,14 +162,11 @@ def synthesize(
     def taken(id: str) -> bool:
         return id in tasks or known(id)
 
-    for number, expedition in enumerate(expeditions):
-        if len(tasks) >= budget:
-            break
+    for number, expedition in enumerate(_unbroken(expeditions, counts)):
         wanted = min(per_context, budget - len(tasks))
-        for draft in _drafts(expedition, environment, explorer, wanted, (*seed, number), counts):
-            if wanted == 0:
-                break
+        for draft in _unbroken(_drafts(expedition, environment, explorer, wanted, (*seed, number), counts), counts):
             verdict, task = validate(draft, taken)
+            counts["drafts"] += 1
             counts[verdict.status] += 1
             counts["failures"] += any(line.startswith("environment failed") for line in verdict.evidence)
             if task is not None:
@@ -179,6 +176,10 @@ def synthesize(
                 tasks[task.id] = task
                 wanted -= 1
             records.append(_record(expedition, draft, verdict, task, step))
+            if not wanted:
+                break
+        if len(tasks) >= budget:
+            break
     return Synthesis(tuple(tasks.values()), tuple(records), dict(counts))
 
 
@@ -211,12 +212,11 @@ def initial_tasks(
     )
     if len(result.tasks) < count:
         last = Counter(record["verdict"]["evidence"][-1] for record in result.drafts if not record["task"])
-        reasons = (
-            "; ".join(f"{reason} ({times}×)" for reason, times in last.most_common(3)) or "no draft could be worded"
-        )
+        reasons = [f"{reason} ({times}×)" for reason, times in last.most_common(3)] or ["no draft could be worded"]
         raise ValueError(
-            f"{count} initial tasks wanted, {len(result.tasks)} found on {attempts * count} setups; "
-            f"commonest reasons: {reasons}. Lower initial_tasks, or raise the explorer's runs or steps."
+            f"{count} initial tasks wanted, {len(result.tasks)} found on {result.counts['expeditions']} setups; "
+            f"commonest reasons: {'; '.join(reasons)}; the environment failed {result.counts['failures']}× and lost "
+            f"{result.counts['runs_failed']} runs. Lower initial_tasks, or raise the explorer's runs or steps."
         )
     return result
 
@@ -232,22 +232,27 @@ def fresh_places(environment: Environment, split: str, count: int, seed: tuple) 
 _COUNTS = ("expeditions", "runs_failed", "triplets", "drafts", "accepted", "retained", "discarded", "failures")
 
 
-def _drafts(
-    expedition: Expedition, environment: Environment, explorer: Explorer, wanted: int, seed: tuple, counts: Counter[str]
-) -> tuple[TaskDraft, ...]:
-    """Explores and abstracts; two more drafts than wanted, as not every one is accepted."""
-    task, context = expedition.task, expedition.context
-    counts["expeditions"] += 1
+_T = TypeVar("_T")
+
+
+def _unbroken(items: Iterable[_T], counts: Counter[str]) -> Iterator[_T]:
+    """The items up to where the environment breaks, which is counted."""
     try:
-        exploration = explorer.explore(environment, task, context, seed, expedition.weights)
-        counts["runs_failed"] += len(exploration.failures)
-        counts["triplets"] += len(exploration.triplets)
-        drafts = explorer.abstract(exploration.triplets, environment, task, context, seed, wanted + 2)
+        yield from items
     except EnvironmentFailure:
         counts["failures"] += 1
-        return ()
-    counts["drafts"] += len(drafts)
-    return drafts
+
+
+def _drafts(
+    expedition: Expedition, environment: Environment, explorer: Explorer, wanted: int, seed: tuple, counts: Counter[str]
+) -> Iterator[TaskDraft]:
+    """Explores and abstracts; up to two more drafts than wanted, as not every one is accepted."""
+    task, context = expedition.task, expedition.context
+    counts["expeditions"] += 1
+    exploration = explorer.explore(environment, task, context, seed, expedition.weights)
+    counts["runs_failed"] += len(exploration.failures)
+    counts["triplets"] += len(exploration.triplets)
+    yield from explorer.abstract(exploration.triplets, environment, task, context, seed, wanted + 2)
 
 
 def _lineage(expedition: Expedition, draft: TaskDraft, verdict: Verdict, explorer: Explorer, step: int) -> Lineage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from cojax.environment import Environment
@@ -47,5 +47,5 @@ class Explorer(Protocol):
         context: ExplorationContext | None,
         seed: tuple,
         limit: int,
-    ) -> tuple[TaskDraft, ...]:
-        """At most `limit` different drafts, each of actions that really succeeded."""
+    ) -> Iterable[TaskDraft]:
+        """At most `limit` different drafts, each of actions that really succeeded; they may be made one by one."""

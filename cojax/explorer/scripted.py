@@ -12,7 +12,7 @@ from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.walk import Walk
-from cojax.explorer.windows import Ending, lengths, windows
+from cojax.explorer.windows import Ending, documented, lengths, phrased, windows
 from cojax.replay import Play, follow
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -59,6 +59,11 @@ class ScriptedExplorer:
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
         place = dataclasses.replace(task, solution=())
+        if context:
+            # A policy may have called tools that do not exist.
+            real = documented(environment)
+            focus = tuple(tool for tool in context.focus_patterns if tool in real)
+            context = dataclasses.replace(context, focus_patterns=focus)
         triplets: list[Triplet] = []
         failures: list[str] = []
         for run in range(self.runs):
@@ -79,37 +84,38 @@ class ScriptedExplorer:
         context: ExplorationContext | None,
         seed: tuple,
         limit: int,
-    ) -> tuple[TaskDraft, ...]:
+    ) -> Iterator[TaskDraft]:
         rng = random.Random(repr(("abstract", seed)))
         ending = Ending.of(environment, self.ending)
         if context:
             wanted = lengths(len(self._tools(task)), self.stretch, self.steps, rng)
         else:
             wanted = lengths(0, range(1, self.short + 1), self.short, rng)
-        drafts: dict[str, TaskDraft] = {}
         found = windows(triplets, wanted, context.focus_patterns if context else (), rng)
+        queries: set[str] = set()
         for window in itertools.islice(found, self.tries * limit):
             draft = self._draft(window, environment, task, ending)
-            if draft is not None:
-                drafts.setdefault(draft.query, draft)
-            if len(drafts) == limit:
-                break
-        return tuple(drafts.values())
+            if draft is not None and draft.query not in queries:
+                queries.add(draft.query)
+                yield draft
+            if len(queries) == limit:
+                return
 
     def _draft(
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
-        """The window as a task: worded by the grammar, then done again from a fresh start; None where either fails."""
-        worded = ((environment.phrase((*window, last)), last) for last in ending.after(window[-1]))
-        query, last = next(((query, last) for query, last in worded if query is not None), (None, None))
-        if query is None or last is None:
+        """The window done again from a fresh start and worded by the grammar; None where either fails."""
+        last = next((last for last in ending.after(window[-1]) if phrased(environment, (*window, last))), None)
+        if last is None:
             return None
         actions = tuple(step.action for step in (*window, last))
-        place = dataclasses.replace(task, query=query, solution=())
+        place = dataclasses.replace(task, solution=())
         again = self.play(environment, place, follow(actions), max_turns=len(actions))
-        seen = tuple(turn.observation for turn in again.turns)
-        # The words rest on what was observed: where a fresh start shows something else, they would mislead.
-        if again.outcome != "finished" or not seen[-1].ok or seen[:-1] != tuple(step.observation for step in window):
+        if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
+            return None
+        # A fresh start may show something else than the exploration did: the words rest on what it shows.
+        query = phrased(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
+        if query is None:
             return None
         return TaskDraft(
             environment=task.environment,

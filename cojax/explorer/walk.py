@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cojax.environment import EnvironmentFailure, Episode, affordances
 from cojax.explorer.guidance import signature
@@ -43,28 +43,26 @@ class Walk:
                 "the episode offers no affordances; the scripted explorer needs some to choose from"
             )
         options = [action for action in possible if tool_of(action) != self.ending] or list(possible)
-        options = [action for action in options if signature(action) not in self.avoided] or options
-        told = (
-            frozenset(word for message in messages for word in message.content.split()) if self.touched else frozenset()
-        )
+        # Names are cheap to compare, whole signatures are not.
+        names = {line.partition("(")[0] for line in self.avoided}
+        options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
+        # The opening words are the task's, not the answer to an action.
+        told = {word for message in messages for word in message.content.split()} if self.touched else set[str]()
         action = self._choose(options, told)
         self.avoided.add(signature(action))
-        self.touched = values(action) | {tool_of(action)}
+        self.touched = values(action)
         return Turn(action)
 
-    def _choose(self, options: Sequence[Action], told: frozenset[str]) -> Action:
-        using = [action for action in options if values(action) & told]
+    def _choose(self, options: Sequence[Action], told: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
             if planned := [action for action in options if tool_of(action) == tool]:
-                fitting = [action for action in planned if values(action) & told]
-                return self.rng.choice(fitting if fitting and self.rng.random() < _USES_OBSERVED else planned)
-        if using and self.rng.random() < self.chase:
-            return self._weighted(using)
-        beside = [action for action in options if values(action) & self.touched]
-        if beside and self.rng.random() < self.chase / 2:
-            return self._weighted(beside)
-        return self._weighted(options)
+                fitting = mentioning(planned, told) if self.rng.random() < _USES_OBSERVED else []
+                return self.rng.choice(fitting or planned)
+        using = mentioning(options, told) if self.rng.random() < self.chase else []
+        if not using and self.rng.random() < self.chase / 2:
+            using = mentioning(options, self.touched)
+        return self._weighted(using or options)
 
     def _weighted(self, options: Sequence[Action]) -> Action:
         """A tool by its weight, then any action of it: a tool with many arguments is not the likelier for it."""
@@ -85,3 +83,12 @@ def tool_of(action: Action) -> str:
 def values(action: Action) -> frozenset[str]:
     """The values of the action's arguments, as text."""
     return frozenset(str(value) for call in action.calls for value in call.arguments.values())
+
+
+def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
+    """The actions with one of these words among the values of their arguments."""
+    return [
+        action
+        for action in actions
+        if any(str(value) in words for call in action.calls for value in call.arguments.values())
+    ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from cojax.environment import Environment
+from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer.walk import tool_of, values
-from cojax.types import Action, Call, Observation, Triplet
+from cojax.types import Action, Call, Message, Observation, Triplet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,19 +22,36 @@ class Ending:
     @classmethod
     def of(cls, environment: Environment, tool: str) -> Ending:
         """Read from the tool's documentation. Raises ValueError where the environment has no such tool."""
-        documented = {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
-        if tool not in documented:
+        tools = documented(environment)
+        if tool not in tools:
             raise ValueError(
                 f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
-                f"it has {', '.join(documented)}. Name one of them as the explorer's ending."
+                f"it has {', '.join(tools)}. Name one of them as the explorer's ending."
             )
-        return cls(tool, next(iter(documented[tool].get("parameters", {}).get("properties", {})), None))
+        return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
 
     def after(self, step: Triplet) -> Iterator[Triplet]:
-        """The ways to end after this step: without a word, or answering what it observed."""
+        """The ways to end after this step: without a word, or answering what it observed; the reply is yet to come."""
         answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
         for arguments in answers:
-            yield Triplet(Action(calls=(Call(self.tool, arguments),)), Observation(done=True), step.run)
+            yield Triplet(
+                Action(calls=(Call(self.tool, arguments),)), Observation((Message("tool", ""),), done=True), step.run
+            )
+
+
+def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
+    """The environment's tools by name."""
+    return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
+
+
+def phrased(environment: Environment, steps: Sequence[Triplet]) -> str | None:
+    """The environment's words for these steps. Whatever it raises becomes EnvironmentFailure."""
+    try:
+        return environment.phrase(steps)
+    except EnvironmentFailure:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"phrase: {type(error).__name__}: {error}"[:500]) from error
 
 
 def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
@@ -42,7 +60,9 @@ def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random)
         yield min(longest, max(1, base + rng.choice(stretch)))
 
 
-def windows(triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random):
+def windows(
+    triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random
+) -> Iterator[tuple[Triplet, ...]]:
     """The windows of all runs, each once: of the length wanted next or the nearest left, those in focus first."""
     runs: dict[int, list[Triplet]] = {}
     for triplet in triplets:
