@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from environments.desk import office
@@ -13,7 +13,10 @@ from environments.desk.office import Refused
 from environments.desk.tools import FINISH, TOOLS, perform, words
 from environments.desk.words import WORDS, kind
 
-# Names offered for each free choice, and values seen that are offered per kind: keeps affordances below 300.
+_T = TypeVar("_T")
+
+# Most actions offered at once; names offered for each free choice, and values seen that are offered per kind.
+_OFFERED = 300
 _FRESH = 2
 _CHOICES = {"text": 3, "day": 3}
 _SEEN = 4
@@ -67,9 +70,11 @@ class DeskEpisode:
             for tool in TOOLS.values()
             for chosen in itertools.product(*(known[slot] for slot in tool.slots.values()))
         ]
+        working = [call for call in calls if self._works(call)]
         seen = [word for kept in self._seen.values() for word in kept[-_SEEN:]]
-        finishes = [Call(FINISH, {"answer": word}) for word in seen]
-        return tuple(Action(calls=(call,)) for call in (*filter(self._works, calls), *finishes, Call(FINISH)))
+        finishes = [*(Call(FINISH, {"answer": word}) for word in seen), Call(FINISH)]
+        offered = sorted(_some(list(range(len(working))), _OFFERED - len(finishes), rng))
+        return tuple(Action(calls=(call,)) for call in (*(working[index] for index in offered), *finishes))
 
     def evaluate(self) -> Evaluation:
         """Compares the facts with those that the task's solution reaches from the same start.
@@ -138,5 +143,5 @@ class DeskEpisode:
             yield from _some([word for word in vocabulary if word not in seen], _CHOICES.get(slot, 0), rng)
 
 
-def _some(words: list[str], count: int, rng: random.Random) -> list[str]:
-    return rng.sample(words, min(count, len(words)))
+def _some(items: list[_T], count: int, rng: random.Random) -> list[_T]:
+    return rng.sample(items, min(count, len(items)))
