@@ -1,0 +1,167 @@
+"""Checkpoints: arrays by Orbax, everything else as JSON, one directory a step, there whole or not at all.
+
+checkpoints/12/arrays/       Orbax
+checkpoints/12/host.json     step, the caller's host state, and size and CRC-32 of every file in arrays/
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from cojax.store import StorageError, explain, sync_folder, write_json
+
+LOG = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint can be used, or this one is of another model: the message says which and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpointer:
+    """Saves and restores in `folder`, of which the newest `keep` steps stay."""
+
+    folder: Path
+    keep: int = 3
+
+    def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
+        """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
+
+        arrays: a pytree of jax or NumPy arrays; host: JSON values. A step already there is replaced. Raises
+        StorageError when the disk refuses; older checkpoints are then untouched.
+        """
+        folder = self.folder.absolute()
+        temporary, final = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            temporary.mkdir()
+            self._orbax.save(temporary / "arrays", args=ocp.args.StandardSave(arrays))
+            for path in sorted(temporary.rglob("*")):
+                _sync(path)
+            write_json(temporary / "host.json", {"step": step, "host": host, "files": _listing(temporary / "arrays")})
+            if final.exists():
+                # A directory cannot replace a full one: the old one steps aside and goes with the next sweep.
+                final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
+            temporary.rename(final)
+            sync_folder(folder)
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if (cause := _disk_error(error)) is not None:
+                raise explain(cause, final) from error
+            raise
+        for old in self.steps()[: -self.keep]:
+            shutil.rmtree(folder / str(old))
+        self._sweep()
+
+    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, arrays, host) of the newest good step; None where nothing was ever saved.
+
+        `like` is a pytree of arrays or ShapeDtypeStructs with the structure, shapes, dtypes and shardings wanted. A
+        damaged step is skipped with a warning that names it. Raises CheckpointError when steps exist but none is
+        good, or when the good one does not fit `like`.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            folder = self.folder.absolute() / str(step)
+            try:
+                host = _verified(folder)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                LOG.warning("checkpoint %s is damaged and skipped: %s", folder, error)
+                continue
+            return step, self._arrays(folder, like), host
+        if steps:
+            raise CheckpointError(
+                f"no usable checkpoint in {self.folder}: all of {steps} are damaged. "
+                "Restore the folder from a copy, or start in a new workdir."
+            )
+        return None
+
+    def steps(self) -> list[int]:
+        """The steps in place, ascending; whether they are sound shows when they are read."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+
+    @functools.cached_property
+    def _orbax(self) -> ocp.Checkpointer:
+        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+    def _arrays(self, folder: Path, like: Any) -> Any:
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
+        found, wanted = _shapes(saved), _shapes(abstract)
+        if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+            name = different[0]
+            raise CheckpointError(
+                f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
+                f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
+                "Use the configuration it was saved with, or start in a new workdir."
+            )
+        return self._orbax.restore(folder / "arrays", args=ocp.args.StandardRestore(abstract))
+
+    def _sweep(self) -> None:
+        """Removes what a killed save left behind."""
+        for path in self.folder.glob(".*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _verified(folder: Path) -> dict[str, Any]:
+    """The host state, once every file is as it was written. Raises ValueError for any difference."""
+    record = json.loads((folder / "host.json").read_text())
+    if (found := _listing(folder / "arrays")) != (expected := record["files"]):
+        damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
+    return record["host"]
+
+
+def _listing(folder: Path) -> dict[str, list[int]]:
+    """File → [bytes, CRC-32]."""
+    return {
+        str(path.relative_to(folder)): [path.stat().st_size, zlib.crc32(path.read_bytes())]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+    """Path → dtype[shape], in words."""
+    return {
+        "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+    else:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _disk_error(error: Exception) -> OSError | None:
+    """The OSError behind an exception: Orbax's storage layer reports a full disk as text."""
+    if isinstance(error, StorageError):
+        return None
+    if isinstance(error, OSError):
+        return error
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number))
+    return None

@@ -1,0 +1,242 @@
+"""What a run keeps on disk besides arrays: append-only logs, episodes, and JSON files written whole or not at all.
+
+Standard library only. A process killed at any moment leaves a readable folder: logs lose at most a torn last line,
+every other file is either the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+Record = Mapping[str, Any]
+
+
+class StorageError(OSError):
+    """The disk refused: the message names the path and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """An append-only JSONL file. Its length in bytes is what a checkpoint stores; resume truncates to it.
+
+    Every append is flushed, and fsynced unless `sync` is False.
+    """
+
+    path: Path
+    sync: bool = True
+
+    @property
+    def length(self) -> int:
+        """Bytes; 0 for a log that was never written."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
+    def append(self, records: Iterable[Record]) -> int:
+        """Adds one line a record, all or none, and returns the new length.
+
+        A torn tail of a killed writer is cut first. Raises StorageError when the disk refuses, the log then as
+        before, and ValueError for a record that is not strict JSON (NaN and infinity are not).
+        """
+        text = b"".join(_line(record, self.path) for record in records)
+        with _explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a+b") as file:
+                start = _whole(file)
+                file.truncate(start)
+                try:
+                    file.write(text)
+                    file.flush()
+                    if self.sync:
+                        os.fsync(file.fileno())
+                except OSError:
+                    os.truncate(self.path, start)
+                    raise
+        return start + len(text)
+
+    def truncate(self, length: int) -> None:
+        """Cuts the log back to `length` bytes. Raises StorageError if it is shorter: records were lost."""
+        present = self.length
+        if present < length:
+            raise StorageError(
+                f"{self.path} holds {present} bytes; the checkpoint knows {length}. "
+                "Records were lost: restore the file from a copy, or start in a new workdir."
+            )
+        if present > length:
+            with _explained(self.path), open(self.path, "r+b") as file:
+                file.truncate(length)
+                os.fsync(file.fileno())
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """The records, oldest first; a torn last line is left out. Raises StorageError for a broken earlier line."""
+        if not self.path.exists():
+            return
+        with open(self.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise StorageError(
+                        f"{self.path}, line {number}: {error}; expected one JSON object a line. "
+                        "The file was edited or damaged: restore it, or start in a new workdir."
+                    ) from error
+                yield record
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """One compressed JSONL file a step, `000012.jsonl.gz`; the newest `keep` steps stay, 0 keeps all.
+
+    A record's key `episode` is its id, "STEP-TASK-SAMPLE". Equal records give equal bytes.
+    """
+
+    folder: Path
+    keep: int = 0
+
+    def write(self, step: int, records: Iterable[Record], *, pending: int | None = None) -> None:
+        """Stores the episodes of a step, then drops what retention no longer covers.
+
+        Steps from `pending` on stay whatever their age: signals not yet explored still point there.
+        """
+        path = self._path(step)
+        buffer = io.BytesIO()
+        # Neither time nor file name goes into the header, so that two runs of one seed give the same file.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
+            packed.writelines(_line(record, path) for record in records)
+        _replace(path, buffer.getvalue())
+        if self.keep:
+            limit = sorted(self.steps())[-self.keep :][0]
+            self._drop(old for old in self.steps() if old < limit and (pending is None or old < pending))
+
+    def read(self, step: int) -> list[dict[str, Any]]:
+        """The episodes of a step, in the order written; none if the step is not kept. Raises StorageError if damaged."""
+        path = self._path(step)
+        if not path.exists():
+            return []
+        try:
+            with gzip.open(path, "rb") as file:
+                return [json.loads(line) for line in file]
+        except (EOFError, ValueError, OSError) as error:
+            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy, or delete it.") from error
+
+    def find(self, episodes: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Episode id → record, each step read once. Ids no longer kept are absent."""
+        wanted: dict[int, set[str]] = {}
+        for episode in episodes:
+            wanted.setdefault(step_of(episode), set()).add(episode)
+        return {
+            record["episode"]: record
+            for step in sorted(wanted)
+            for record in self.read(step)
+            if record["episode"] in wanted[step]
+        }
+
+    def truncate(self, step: int) -> None:
+        """Drops the episodes of every step later than `step`."""
+        self._drop(later for later in self.steps() if later > step)
+
+    def steps(self) -> list[int]:
+        """The steps kept, ascending."""
+        names = (path.name.partition(".") for path in self.folder.glob("*.jsonl.gz"))
+        return sorted(int(stem) for stem, _, _ in names if stem.isdigit())
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"{step:06d}.jsonl.gz"
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in list(steps):
+            self._path(step).unlink(missing_ok=True)
+
+
+def step_of(episode: str) -> int:
+    """The step in an episode id. Raises ValueError for another format."""
+    step, dash, _ = episode.partition("-")
+    if not (dash and step.isdigit()):
+        raise ValueError(f"episode id {episode!r}; expected STEP-TASK-SAMPLE, as in '12-ab34cd56ef78ab90-3'")
+    return int(step)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, atomically and durably. Raises StorageError when the disk refuses."""
+    _replace(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable: a rename is on disk only once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explain(error: OSError, path: Path) -> StorageError:
+    """The error with its path and the fix."""
+    fixes = {
+        errno.ENOSPC: "The disk is full: free space, then run the same command again.",
+        errno.EDQUOT: "The disk quota is used up: free space, then run the same command again.",
+        errno.EFBIG: "The file size limit is reached: raise it (ulimit -f), then run the same command again.",
+        errno.EACCES: "Make the folder writable, or choose another workdir.",
+        errno.EPERM: "Make the folder writable, or choose another workdir.",
+        errno.EROFS: "The file system is read-only: choose another workdir.",
+        errno.ENOTDIR: "A part of the path is a file: choose another workdir.",
+        errno.EEXIST: "A part of the path is a file: choose another workdir.",
+    }
+    fix = fixes.get(error.errno or 0, "Check the disk, then run the same command again.")
+    return StorageError(error.errno, f"cannot write {path}: {error.strerror or error}. {fix}")
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Puts `content` at `path` by way of a temporary sibling: readers see the old file or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def _line(record: Record, path: Path) -> bytes:
+    try:
+        return (json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
+
+
+def _whole(file: io.BufferedRandom) -> int:
+    """Bytes up to and including the last newline."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - 65536)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
