@@ -152,7 +152,5 @@ def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> 
 
 def _spoken(skill: Skill, words: Mapping[str, str]) -> bool:
     """Whether the language has these words in these slots, each once."""
-    chosen = [words[slot] for slot in skill.slots]
-    return all(word in WORDS[kind(slot)] for slot, word in zip(skill.slots, chosen, strict=True)) and len(
-        set(chosen)
-    ) == len(chosen)
+    chosen = {words[slot] for slot in skill.slots}
+    return len(chosen) == len(skill.slots) and all(words[slot] in WORDS[kind(slot)] for slot in skill.slots)

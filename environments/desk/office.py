@@ -88,6 +88,7 @@ def facts(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:
 
 
 def apply(state: State, changes: tuple[Change, ...]) -> None:
+    """Makes the changes, in order."""
     for shelf, name, entity in changes:
         if entity is None:
             del state[shelf][name]
