@@ -86,8 +86,9 @@ function draw(layer, x, across, up, slot, log) {
     return top.map((value, index) => s("rect", {x: across(x[index], index) - Math.min(slot * 0.34, 22), width: Math.min(slot * 0.68, 44),
       y: up(value), height: Math.max(0, up(base[index]) - up(value)), fill: color, css: {fill: color}}));
   if (kind === "area") {
-    const floor = base.map((value, index) => `${across(x[index])},${up(value)}`).reverse();
-    return [s("polygon", {points: [...points.map((point) => point.join(",")), ...floor].join(" "), css: {fill: color, "fill-opacity": 0.85}})];
+    // In steps: a pool holds its tasks from one moment on, it does not slide there.
+    const edge = (values) => values.flatMap((value, index) => [[across(x[index]), up(values[Math.max(0, index - 1)])], [across(x[index]), up(value)]]);
+    return [s("polygon", {points: [...edge(top), ...edge(base).reverse()].join(" "), css: {fill: color, "fill-opacity": 0.85}})];
   }
   if (kind === "faint")
     return points.filter(Boolean).map(([cx, cy]) => s("circle", {cx, cy, r: 1.9, css: {fill: color, "fill-opacity": 0.35}}));

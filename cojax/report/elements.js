@@ -23,6 +23,8 @@ const NAMED = new Set(["forgetting", "boundary", "rare", "trajectory", "uniform"
 const tone = (name) => (NAMED.has(name) ? `var(--${name})` : "var(--faint)");
 const badge = (name) => h("span", {class: "badge", tone: tone(name)}, name || "none");
 
+const replace = (node, ...children) => { node.replaceChildren(); return fill(node, {}, children); };
+
 const known = (value) => value !== null && value !== undefined;
 const percent = (share, digits = 0) => (known(share) ? `${(100 * share).toFixed(digits)} %` : "–");
 const whole = (number) => (known(number) ? Math.round(number).toLocaleString("en") : "–");
@@ -31,7 +33,7 @@ const short = (number) => {
   if (number === 0) return "0";
   const size = Math.abs(number);
   if (size >= 1000) return whole(number);
-  return size < 0.001 ? number.toExponential(1) : String(Number(number.toPrecision(3)));
+  return size < 0.001 ? number.toExponential(1).replace(".0e", "e") : String(Number(number.toPrecision(3)));
 };
 function duration(seconds) {
   if (!known(seconds)) return "–";

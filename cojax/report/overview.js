@@ -9,7 +9,7 @@ const OUTCOME_COLORS = {finished: "var(--accepted)", truncated: "var(--rare)", t
 function top(data) {
   const {config, headline} = data;
   const settings = config.config || {}, hardware = config.hardware;
-  const facts = [settings.environment, known(settings.evolve) && `evolve = ${settings.evolve}`, known(config.seed) && `seed ${config.seed}`,
+  const facts = [settings.environment, known(settings.evolve) && `evolve = ${settings.evolve}`, known(config.seed ?? settings.seed) && `seed ${config.seed ?? settings.seed}`,
     config.commit && `commit ${String(config.commit).slice(0, 10)}`,
     headline.finished ? `${headline.step} steps` : `unfinished: step ${headline.step}${known(headline.steps) ? ` of ${headline.steps}` : ""}`];
   const theme = h("button", {type: "button", title: "light or dark", onclick: () => {
@@ -46,7 +46,7 @@ function curves({curves: c, evolutions}) {
   const devSteps = new Map(c.dev), window = Math.max(3, Math.round(c.step.length / 16));
   const both = (name, color, values) => [{name: "", color, values, kind: "faint"}, {name: `${name}, mean of ${window} steps`, color, values: smooth(values, window)}];
   const dev = {name: "development split", color: "var(--ink)", kind: "dots", width: 1.5, dash: "4 3", values: c.step.map((step) => devSteps.get(step) ?? null)};
-  return section("learning", "Learning", "Success on the training batches, whose tasks grow harder as the pool evolves, and on the fixed development split. Ticks on the axis are evolutions.",
+  return section("learning", "Learning", "Success on the training batches, whose tasks change as the pool evolves, and on the fixed development split. Faint dots are single steps; ticks on the axis are evolutions.",
     h("div", {class: "grid"},
       card("Success", "share of episodes with full reward", chart({x: c.step, marks, high: 1, format: percent, series: [...both("training batch", "var(--accent)", c.success), dev]})),
       card("Reward and checks passed", "mean over the batch", chart({x: c.step, marks, high: 1, format: (v) => v.toFixed(2),

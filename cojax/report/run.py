@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.store import Episodes, Log
+from cojax.store import Episodes, Log, StorageError
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ class Run:
 def read_run(folder: str | Path) -> Run:
     """Everything but the episodes, which are read step by step.
 
-    Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged log.
+    Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged file.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -64,4 +64,7 @@ def _read_log(path: Path) -> tuple[Json, ...]:
 
 
 def _read_json(path: Path) -> Json:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON ({error}). Restore it from a copy, or delete it.") from error

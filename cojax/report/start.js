@@ -19,7 +19,8 @@ fill(document.getElementById("main"), {}, [hero(data), curves(data), evolution(d
   section("settings", "Settings", "As in config.json, so that this page alone says what was run.", h("details", {}, h("summary", {}, "config.json"), h("pre", {}, JSON.stringify(data.config, null, 1))))]);
 fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ["evolution", "Co-evolution"], ["tasks", "Synthesized tasks"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
 document.getElementById("foot").textContent = "Made from the run directory alone; this file asks nothing of any server.";
-if (data.tasks.length) tasks.show(data.tasks[data.tasks.length - 1].id);
+const eventful = [...data.tasks].sort((a, b) => b.visits.length - a.visits.length)[0];
+if (eventful) tasks.show(eventful.id);
 if (episodes.first) episodes.show(episodes.first);
 addEventListener("hashchange", follow);
 follow();

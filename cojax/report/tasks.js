@@ -17,7 +17,7 @@ function taskSection(data, go) {
   function list() {
     const wanted = search.value.trim().toLowerCase();
     const found = tasks.filter((task) => (!origin || task.origin === origin) && `${task.id} ${task.query} ${task.solution.join(" ")}`.toLowerCase().includes(wanted));
-    body.replaceChildren(...found.slice(0, 300).map((task) => pickable(h("tr", {class: task.id === chosen ? "pick chosen" : "pick", "data-id": task.id},
+    replace(body, found.slice(0, 300).map((task) => pickable(h("tr", {class: task.id === chosen ? "pick chosen" : "pick", "data-id": task.id},
       h("td", {class: "number"}, task.step), h("td", {}, badge(task.origin)), h("td", {}, task.query), h("td", {class: "number"}, task.solution.length), h("td", {}, spark(task.visits))), () => go("task", task.id))));
     shown.textContent = `${whole(Math.min(300, found.length))} of ${whole(found.length)} found` + (tasks.length < counts.tasks ? `; the page holds ${whole(tasks.length)} of ${whole(counts.tasks)} tasks, evenly spaced` : "");
   }
@@ -26,7 +26,7 @@ function taskSection(data, go) {
     if (!task) return false;
     chosen = id;
     for (const row of body.children) row.classList.toggle("chosen", row.dataset.id === id);
-    detail.replaceChildren(...story(task, byId, stored, go));
+    replace(detail, story(task, byId, stored, go));
     return true;
   }
   list();

@@ -25,7 +25,7 @@ function episodeSection(data, go) {
   }
   function list() {
     const found = episodes.filter((one) => matches(one, search.value.trim().toLowerCase()));
-    listing.replaceChildren(...found.slice(0, VIEWER_ROWS).map((one) => pickable(h("li", {class: one.id === chosen ? "chosen" : null, "data-id": one.id},
+    replace(listing, found.slice(0, VIEWER_ROWS).map((one) => pickable(h("li", {class: one.id === chosen ? "chosen" : null, "data-id": one.id},
       h("div", {class: "small faint"}, `step ${one.step} · ${one.turns.length} turns · `, h("span", {class: one.reward >= 1 ? "yes" : "no"}, `reward ${short(one.reward)}`), one.outcome === "finished" ? "" : ` · ${one.outcome.replace("_", " ")}`),
       h("div", {}, one.query), one.signals.map(([kind]) => badge(kind))), () => go("episode", one.id))));
     shown.textContent = `${whole(found.length)} found${found.length > VIEWER_ROWS ? `, the first ${VIEWER_ROWS} listed` : ""}`;
@@ -35,7 +35,7 @@ function episodeSection(data, go) {
     if (!one) return false;
     chosen = id;
     for (const row of listing.children) row.classList.toggle("chosen", row.dataset.id === id);
-    detail.replaceChildren(...transcript(one, data, born.get(id) || [], go));
+    replace(detail, transcript(one, data, born.get(id) || [], go));
     return true;
   }
   list();

@@ -1,0 +1,172 @@
+"""The clock charges each moment once; metrics reach every place they are written to."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+from cojax.metrics import PARTS, Clock, Metrics, Wandb, flatten, plain
+
+
+class Time:
+    """A watch that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def pass_by(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+def test_a_nested_part_stops_the_outer_one() -> None:
+    time = Time()
+    clock = Clock(now=time)
+    with clock("feedback"):
+        time.pass_by(2.0)
+        with clock("environment"):
+            time.pass_by(5.0)
+            with clock("feedback"):
+                time.pass_by(0.5)
+        time.pass_by(1.0)
+    time.pass_by(0.25)  # charged to nobody
+    summary = clock.summary()
+    assert (summary["feedback"], summary["environment"], summary["total"]) == (3.5, 5.0, 8.75)
+
+
+def test_the_total_leaves_the_warm_start_out() -> None:
+    time = Time()
+    clock = Clock(now=time)
+    with clock("warm_start"):
+        time.pass_by(150.0)
+    with clock("update"):
+        time.pass_by(3.0)
+    assert clock.summary() == {**dict.fromkeys(PARTS, 0.0), "warm_start": 150.0, "update": 3.0, "total": 3.0}
+    assert clock.summary(outside=())["total"] == 153.0
+
+
+def test_an_exception_closes_the_part() -> None:
+    time = Time()
+    clock = Clock(now=time)
+
+    def fail() -> None:
+        with clock("update"):
+            time.pass_by(1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    time.pass_by(4.0)
+    assert clock.summary()["update"] == 1.0
+
+
+def test_move_splits_a_part_and_never_takes_more_than_there_is() -> None:
+    time = Time()
+    clock = Clock(now=time)
+    with clock("generation"):
+        time.pass_by(10.0)
+    clock.move("generation", "environment", 4.0)
+    assert (clock.summary()["generation"], clock.summary()["environment"]) == (6.0, 4.0)
+    clock.move("generation", "environment", 100.0)
+    assert (clock.summary()["generation"], clock.summary()["environment"]) == (0.0, 10.0)
+    assert clock.summary()["total"] == 10.0
+
+
+def test_a_lap_holds_what_passed_since_the_last_one() -> None:
+    time = Time()
+    clock = Clock(now=time)
+    with clock("update"):
+        time.pass_by(2.0)
+    assert clock.lap() == {"update": 2.0, "total": 2.0}
+    with clock("sync"):
+        time.pass_by(1.0)
+    assert clock.lap() == {"sync": 1.0, "total": 1.0}
+    assert clock.lap() == {"total": 0.0}
+
+
+def test_state_survives_a_resume_and_the_time_between_does_not_count() -> None:
+    time = Time()
+    clock = Clock(now=time)
+    with clock("update"):
+        time.pass_by(2.0)
+        state = json.loads(json.dumps(clock.state()))  # saved while a part is open
+    time.pass_by(1000.0)
+    resumed = Clock(state=state, now=time)
+    with resumed("update"):
+        time.pass_by(3.0)
+    assert resumed.lap() == {"update": 3.0, "total": 3.0}
+    assert (resumed.summary()["update"], resumed.summary()["total"]) == (5.0, 5.0)
+
+
+def test_an_unknown_part_is_named_with_the_known_ones() -> None:
+    with pytest.raises(KeyError, match="no part 'updat'; it has warm_start, generation"), Clock()("updat"):
+        pass
+
+
+def test_records_are_strict_json_and_numpy_numbers_become_numbers() -> None:
+    record = {"loss": float("nan"), "kl": np.float32(0.5), "tasks": np.int64(3), "deep": {"x": [np.inf, 1]}}
+    assert plain(record) == {"loss": None, "kl": 0.5, "tasks": 3, "deep": {"x": [None, 1]}}
+
+
+def test_flatten_joins_names_and_keeps_numbers_only() -> None:
+    record = {"success": 0.5, "signals": {"rare": 3}, "note": "text", "loss": None, "deep": {"a": {"b": 1}}}
+    assert flatten(record) == {"success": 0.5, "signals/rare": 3.0, "deep/a/b": 1.0}
+
+
+def events(folder: Path) -> list[Event]:
+    """All TensorBoard events, read by their published frame: length, its checksum, the event, its checksum."""
+    found = []
+    for path in sorted(folder.glob("events.*"), key=lambda path: path.stat().st_mtime_ns):
+        data = path.read_bytes()
+        while data:
+            (length,) = struct.unpack("<Q", data[:8])
+            found.append(Event.FromString(data[12 : 12 + length]))
+            data = data[16 + length :]
+    return found
+
+
+def test_a_record_reaches_metrics_jsonl_and_tensorboard(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path)
+    metrics.write({"step": 1, "success": 0.25, "signals": {"rare": 3}, "loss": float("inf")})
+    metrics.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"step": 1, "success": 0.25, "signals": {"rare": 3}, "loss": None}]
+    values = {(e.step, v.tag): v.simple_value for e in events(tmp_path / "tensorboard") for v in e.summary.value}
+    assert values == {(1, "success"): 0.25, (1, "signals/rare"): 3.0}
+
+
+def test_tensorboard_is_told_to_drop_what_came_after_the_resume(tmp_path: Path) -> None:
+    first = Metrics(tmp_path)
+    for step in (1, 2, 3):
+        first.write({"step": step, "success": 0.0})
+    first.close()
+    resumed = Metrics(tmp_path, step=2)
+    resumed.write({"step": 3, "success": 1.0})
+    resumed.close()
+    starts = [e.step for e in events(tmp_path / "tensorboard") if e.session_log.status == SessionLog.START]
+    assert starts == [3]
+
+
+def test_wandb_configured_but_missing_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install wandb"):
+        Metrics(tmp_path, wandb=Wandb("cojax"))
+
+
+def test_wandb_run_is_continued_under_the_same_id(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    for step in (0, 1):
+        metrics = Metrics(tmp_path, step=step, wandb=Wandb("cojax", mode="offline"), config={"seed": 0})
+        metrics.write({"step": step + 1, "success": 0.5})
+        metrics.close()
+    identity = (tmp_path / "wandb_id").read_text()
+    runs = {path.name.rsplit("-", 1)[1] for path in tmp_path.glob("wandb/offline-run-*")}
+    assert runs == {identity}
