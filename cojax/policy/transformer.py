@@ -101,16 +101,14 @@ class Block(nnx.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Transformer(nnx.Module):
-    """Embedding, stacked blocks, final norm, and a head unless it is tied to the embedding."""
+class Ends(nnx.Module):
+    """What surrounds the layers: embedding, final norm, and a head unless it is tied to the embedding."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
         self.embed = nnx.Embed(
             config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(0.02), rngs=rngs,
             dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
         )  # fmt: skip
-        self.layers = stack(rngs)
         self.final_norm = _norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
             self.head = nnx.LinearGeneral(
@@ -121,7 +119,14 @@ class Transformer(nnx.Module):
 def initialize(config: ModelConfig, seed: int) -> Params:
     """Fresh parameters: embedding N(0, 0.02²), kernels N(0, 1 / inputs), and those that write to the residual stream
     smaller by √(2L), so that its variance does not grow with depth (GPT-2)."""
-    make = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(seed)), nnx.Param)))
+
+    @jax.jit
+    def make() -> Params:
+        rngs = nnx.Rngs(seed)
+        stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
+        ends, layers = nnx.state(Ends(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
+        return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
+
     return make()
 
 
@@ -142,15 +147,13 @@ def hidden_states(
     causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
     mask = (causal & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
     attend = functools.partial(jax.nn.dot_product_attention, mask=mask)
-    model = module(config, params)
-    rotate = rotation(config, positions)
-    definition, layers = nnx.split(model.layers)
+    ends, rotate = _ends(config, params), rotation(config, positions)
 
-    def layer(x: jax.Array, arrays: Any) -> tuple[jax.Array, None]:
-        return nnx.merge(definition, arrays)(x, rotate, attend), None
+    def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
+        return _block(config, arrays)(x, rotate, attend), None
 
-    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, model.embed(tokens), layers)
-    return model.final_norm(x)
+    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, ends.embed(tokens), params["layers"])
+    return ends.final_norm(x)
 
 
 class Cache(NamedTuple):
@@ -196,8 +199,7 @@ def cached_hidden_states(
     """
     rows = jnp.arange(tokens.shape[0]) if slots is None else slots
     rotate = rotation(config, positions)
-    block = _block_definition(config)
-    ends = module(config, {**params, "layers": params["layers"][0]})
+    ends = _ends(config, params)
     x = ends.embed(tokens)
     written = []
     for old, arrays in zip(cache, params["layers"], strict=True):
@@ -212,7 +214,7 @@ def cached_hidden_states(
             seen = new if slots is None else Cache(*(entries.at[slots].get(mode="clip") for entries in new))
             return _attend_cache(query, seen, positions)
 
-        x = nnx.merge(block, arrays)(x, rotate, attend)
+        x = _block(config, arrays)(x, rotate, attend)
     return ends.final_norm(x), tuple(written)
 
 
@@ -232,24 +234,27 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.A
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """float32[..., V] from hidden states [..., D]."""
-    model = module(config, params)
-    scores = model.embed.attend(hidden) if config.tie_word_embeddings else model.head(hidden)
+    ends = _ends(config, params)
+    scores = ends.embed.attend(hidden) if config.tie_word_embeddings else ends.head(hidden)
     return scores.astype(jnp.float32)
 
 
-def module(config: ModelConfig, params: Params) -> Transformer:
-    """The module that holds these arrays; costs nothing under jit."""
-    return nnx.merge(_definition(config), params)
+def _ends(config: ModelConfig, params: Params) -> Ends:
+    ends, _ = _definitions(config)
+    return nnx.merge(ends, {name: arrays for name, arrays in params.items() if name != "layers"})
+
+
+def _block(config: ModelConfig, arrays: Params) -> Block:
+    """One layer, of its own arrays."""
+    _, block = _definitions(config)
+    return nnx.merge(block, arrays)
 
 
 @functools.cache
-def _definition(config: ModelConfig) -> Any:
-    return nnx.split(nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(0))))[0]
-
-
-@functools.cache
-def _block_definition(config: ModelConfig) -> Any:
-    return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(0))))[0]
+def _definitions(config: ModelConfig) -> tuple[Any, Any]:
+    """The modules without arrays: what merging needs, made once per config."""
+    abstract = nnx.eval_shape(lambda: (Ends(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
 
 
 def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:

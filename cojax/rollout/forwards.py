@@ -1,0 +1,79 @@
+"""The local engine's arithmetic: its forwards, how they sample, how a prompt is cut, whence the random numbers come."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import Cache, Params, cached_hidden_states, logits
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+def prefill(
+    config: ModelConfig, params: Params, cache: tuple[Cache, ...], tokens: jax.Array, start: jax.Array, slots: jax.Array
+) -> tuple[Cache, ...]:
+    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
+
+    A negative token is padding; a slot ≥ S is an unused row.
+    """
+    length = cache[0].key.shape[-1]
+    positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
+    return cached_hidden_states(config, params, cache, jnp.maximum(tokens, 0), positions, slots)[1]
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+def decode(
+    config: ModelConfig, params: Params, cache: tuple[Cache, ...], fed: jax.Array, chance: jax.Array
+) -> tuple[jax.Array, jax.Array, tuple[Cache, ...]]:
+    """Feeds one token to every slot and samples the next: int32[S], its log-probability float32[S], the cache.
+
+    fed int32[2, S] is token and position (≥ the cache's length: idle), chance float32[2, S] uniform and temperature.
+    """
+    hidden, cache = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None])
+    tokens, logprobs = sample(logits(config, params, hidden[:, 0]), chance[0], chance[1])
+    return tokens, logprobs, cache
+
+
+def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Inverse-CDF sampling of float32[S, V] logits / temperature: the first token i with Σ_{j≤i} p_j > u · Σ_j p_j.
+
+    uniform, temperature are float32[S]. At temperature 0 it is the most likely token, scored at temperature 1.
+    """
+    greedy = temperature == 0
+    scaled = scores / jnp.where(greedy, 1.0, temperature)[:, None]
+    best = jnp.argmax(scaled, axis=-1)
+    weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))
+    cumulative = jnp.cumsum(weights, axis=-1)
+    total = cumulative[:, -1:]
+    # A token of weight 0 is never drawn, though rounding may place the target on its edge.
+    above = (cumulative > uniform[:, None] * total) & (weights > 0)
+    drawn = jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), best)
+    tokens = jnp.where(greedy, best, drawn).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
+    return tokens, chosen - jax.nn.logsumexp(scaled, axis=-1)
+
+
+def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
+    """float32[count] in [0, 1): the request's random numbers, one per token, from the SHA-256 of `seed`.
+
+    A longer draw extends a shorter one.
+    """
+    digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+    bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
+    return ((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
+
+
+def cut(count: int, sizes: Sequence[int]) -> list[int]:
+    """Chunk sizes that hold `count` tokens: the largest that is filled, and the smallest for what remains."""
+    pieces: list[int] = []
+    while count > 0:
+        piece = max((size for size in sizes if size <= count), default=min(sizes))
+        pieces.append(piece)
+        count -= piece
+    return pieces
