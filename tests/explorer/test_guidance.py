@@ -1,0 +1,55 @@
+import dataclasses
+
+import pytest
+from records import call, task, trajectory
+
+from cojax.explorer.guidance import GUIDANCE, context_of, signature
+from cojax.types import Action, Check, Signal
+
+A = task("mail amber to ana", [call("contacts_find", person="ana"), call("mail_send", address="box11", text="amber")])
+
+
+def failing():
+    plain = trajectory(A, 0, "mail_send", "mail_flag", "mail_send", "finish", episode="e7", failed=["mail_send"])
+    return dataclasses.replace(plain, checks=(Check("sent ana", False), Check("finished", True)))
+
+
+def test_a_context_tells_what_was_done_and_what_went_wrong() -> None:
+    signal = Signal("boundary", A.id, "e7", "2 of 4 solved", ("contacts_find", "finish"))
+    context = context_of(failing(), "boundary", signal, "finish")
+    assert context.summary == (
+        "'mail amber to ana': 4 turns (mail_send, mail_flag, mail_send, finish), finished, reward 0.00"
+    )
+    assert context.failure_cause == "checks failed: sent ana; mail_send(): error: no; mail_send(): error: no"
+    assert context.instability_pattern == "2 of 4 solved"
+    assert context.focus_patterns == ("contacts_find",)
+    assert context.do_not_repeat == ("mail_send()",)
+    assert context.objectives[1] == "vary contacts_find, which tell its successes from its failures"
+    assert (context.task, context.kind, context.episode) == (A, "boundary", "e7")
+
+
+def test_without_a_signal_the_focus_is_what_was_called() -> None:
+    assert context_of(failing(), "trajectory", None, "finish").focus_patterns == ("mail_send", "mail_flag")
+
+
+def test_of_a_policy_that_called_nothing_the_solution_is_the_focus() -> None:
+    silent = dataclasses.replace(trajectory(A, 0), outcome="truncated")
+    context = context_of(silent, "trajectory", None, "finish")
+    assert context.focus_patterns == ("contacts_find", "mail_send")
+    assert context.failure_cause == "ended as truncated"
+
+
+def test_a_success_has_no_failure_cause() -> None:
+    assert context_of(trajectory(A, 1, "mail_send", "finish"), "rare", None, "finish").failure_cause == ""
+
+
+def test_each_signal_has_guidance_of_its_own_and_other_kinds_have_none() -> None:
+    assert set(GUIDANCE) == {"forgetting", "boundary", "rare", "trajectory"}
+    assert len({guidance.objectives for guidance in GUIDANCE.values()}) == 4
+    with pytest.raises(ValueError, match="no guidance for contexts of kind 'unguided'"):
+        context_of(failing(), "unguided", None, "finish")
+
+
+def test_a_signature_reads_like_a_call() -> None:
+    assert signature(call("files_move", file="report", folder="taxes")) == "files_move(file=report, folder=taxes)"
+    assert signature(Action(text="apis.files.move()")) == "apis.files.move()"
