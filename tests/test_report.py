@@ -308,7 +308,14 @@ def test_a_browser_draws_the_page_and_runs_nothing_of_the_data(run: Path, tmp_pa
     ]
     page = f"{write_report(run).as_uri()}#task={CHILD.id}"
     shown = subprocess.run(
-        ["chromium", *flags, f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=2000", page],
+        [
+            "chromium",
+            *flags,
+            "--dump-dom",
+            f"--user-data-dir={tmp_path / 'browser'}",
+            "--virtual-time-budget=2000",
+            page,
+        ],
         capture_output=True,
         text=True,
         timeout=120,

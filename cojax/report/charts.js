@@ -38,8 +38,9 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
   if (log) { bottom = 10 ** Math.floor(Math.log10(bottom)); top = 10 ** Math.ceil(Math.log10(top)); }
   if (!known(low) && !log) { const room = (top - bottom) * 0.06; bottom -= room; top += room; }
   if (!(top > bottom)) { top = bottom + (Math.abs(bottom) || 1); if (log) top = bottom * 10; }
-  const ticks = log ? powers(bottom, top) : niceTicks(bottom, top, Math.max(2, Math.round(height / 55)));
-  if (!log && !known(high) && known(low)) top = Math.max(top, ticks[ticks.length - 1]) * (layers.some((one) => one.base) ? 1.02 : 1);
+  const ticks = log ? powers(bottom, top) : niceTicks(bottom, top, Math.max(3, Math.round(height / 46)));
+  if (!log && !known(high) && known(low) && top > ticks[ticks.length - 1] * 1.03) ticks.push(Number((2 * ticks[ticks.length - 1] - ticks[ticks.length - 2]).toPrecision(12)));
+  if (!log && known(low)) top = Math.max(top, ticks[ticks.length - 1]);
 
   const bars = layers.some((one) => one.kind === "bar");
   const first = x[0], last = x[x.length - 1];

@@ -31,7 +31,7 @@ function hero({headline, totals, counts}) {
   return h("div", {class: "hero"},
     h("div", {class: "card wide"},
       h("div", {class: "label"}, held ? "held-out success, zero-shot → after training" : "success on the development split, first → latest"),
-      h("div", {class: "figure big"}, percent(pair[0], 1), h("span", {class: "arrow"}, "→"), percent(pair[1], 1),
+      h("div", {class: "figure big"}, percent(pair[0], 1), h("span", {class: "arrow"}, "→"), h("span", {class: "after"}, percent(pair[1], 1)),
         known(points) && h("span", {class: points < 0 ? "gain down" : "gain"}, `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`)),
       h("div", {class: "gauge", title: "zero-shot, and what was added"},
         h("i", {css: {width: percent(pair[1] || 0, 2).replace(" ", ""), background: "var(--accent)"}}),
@@ -42,7 +42,7 @@ function hero({headline, totals, counts}) {
 }
 
 function curves({curves: c, evolutions}) {
-  const marks = evolutions.map((one) => one.step);
+  const marks = evolutions.filter((one) => !one.open).map((one) => one.step);
   const devSteps = new Map(c.dev), window = Math.max(3, Math.round(c.step.length / 16));
   const both = (name, color, values) => [{name: "", color, values, kind: "faint"}, {name: `${name}, mean of ${window} steps`, color, values: smooth(values, window)}];
   const dev = {name: "development split", color: "var(--ink)", kind: "dots", width: 1.5, dash: "4 3", values: c.step.map((step) => devSteps.get(step) ?? null)};
@@ -72,7 +72,7 @@ function evolution({evolutions, pool, totals, helped}) {
       card("Verdicts", "what validation made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
       card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", ORIGINS)})),
       card("Where the time went", null, split(timeParts(totals.seconds), duration)),
-      card("How episodes ended", "errors and timeouts of the machinery never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replace("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
+      card("How episodes ended", "errors of the environment or the engine never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replace("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
     helped.length > 0 && h("div", {class: "card", css: {"margin-top": "16px"}}, h("h3", {}, "Did the tasks get learned?"),
       h("p", {class: "small faint"}, "mean success at the first and at the last stored visit; only tasks visited at least twice, so that the same tasks are compared"), didHelp(helped)));
 }
