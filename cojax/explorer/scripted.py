@@ -16,6 +16,9 @@ from cojax.explorer.windows import Ending, documented, lengths, phrased, windows
 from cojax.replay import Play, follow
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
+# A run goes so many actions further than the longest draft it may give.
+_BEYOND = 2
+
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
     """For an environment that does not say which tools belong together."""
@@ -26,9 +29,10 @@ def no_neighbours(tool: str) -> tuple[str, ...]:
 class ScriptedExplorer:
     """Explores by weighted choice among the actions that would work now.
 
-    `runs` independent episodes a context, of at most `steps` actions each. A guided run rehearses the task's own
-    solution with steps dropped, replaced or added, or wanders among the tools in focus and those beside them; an
-    unguided one chooses a tool by weight, then an action of it. `ending` is the tool that ends an episode.
+    `runs` independent episodes a context, of at most `steps` actions each and little longer than a draft may be. A
+    guided run rehearses the task's own solution with steps dropped, replaced or added, or wanders among the tools in
+    focus and those beside them; an unguided one chooses a tool by weight, then an action of it. `ending` is the tool
+    that ends an episode.
 
     A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
     shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
@@ -66,10 +70,11 @@ class ScriptedExplorer:
             context = dataclasses.replace(context, focus_patterns=focus)
         triplets: list[Triplet] = []
         failures: list[str] = []
+        steps = min(self.steps, self._longest(task, context) + _BEYOND)
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
             walk = self._guided(task, context, rng) if context else self._unguided(weights, rng)
-            trajectory = self.play(environment, place, walk, max_turns=self.steps)
+            trajectory = self.play(environment, place, walk, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
             else:
@@ -87,10 +92,8 @@ class ScriptedExplorer:
     ) -> Iterator[TaskDraft]:
         rng = random.Random(repr(("abstract", seed)))
         ending = Ending.of(environment, self.ending)
-        if context:
-            wanted = lengths(len(self._tools(task)), self.stretch, self.steps, rng)
-        else:
-            wanted = lengths(0, range(1, self.short + 1), self.short, rng)
+        base, stretch = (len(self._tools(task)), self.stretch) if context else (0, range(1, self.short + 1))
+        wanted = lengths(base, stretch, self._longest(task, context), rng)
         found = windows(triplets, wanted, context.focus_patterns if context else (), rng)
         queries: set[str] = set()
         for window in itertools.islice(found, self.tries * limit):
@@ -147,6 +150,10 @@ class ScriptedExplorer:
             others = iter(lambda: rng.choices(drawn_to, [weight(tool) for tool in drawn_to])[0], None)
             plan = rehearsal(self._tools(task), others, guidance.change, rng)
         return Walk(weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat)
+
+    def _longest(self, task: Task, context: ExplorationContext | None) -> int:
+        """Actions of the longest draft wanted, without the ending."""
+        return min(self.steps, max(1, len(self._tools(task)) + max(self.stretch)) if context else self.short)
 
     def _tools(self, task: Task) -> list[str]:
         """The tools of the task's solution, without the ending."""

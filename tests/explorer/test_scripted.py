@@ -29,7 +29,12 @@ def tools_used(explored) -> collections.Counter[str]:
 
 def test_runs_are_independent_and_every_explored_action_works() -> None:
     explored = EXPLORER.explore(DESK_ENVIRONMENT, PLACE, None, (0,))
-    assert collections.Counter(triplet.run for triplet in explored.triplets) == {0: 8, 1: 8, 2: 8, 3: 8}
+    assert collections.Counter(triplet.run for triplet in explored.triplets) == {
+        0: 5,
+        1: 5,
+        2: 5,
+        3: 5,
+    }  # 3 for a draft, 2 beyond
     assert all(triplet.observation.ok for triplet in explored.triplets)
     assert explored.failures == ()
     assert "finish" not in tools_used(explored)
@@ -67,7 +72,7 @@ def test_guided_runs_go_to_the_focus_and_its_neighbours() -> None:
 
 def test_a_made_up_tool_in_the_focus_does_no_harm() -> None:
     explored = EXPLORER.explore(DESK_ENVIRONMENT, PARENT, context("files_fly", "mail_flag"), (0,))
-    assert len(explored.triplets) == 32
+    assert len(explored.triplets) == 24  # 4 runs of 2 + 2 + 2
 
 
 def test_what_failed_is_not_repeated() -> None:
