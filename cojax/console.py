@@ -9,15 +9,18 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from cojax.types import Status
+
 _T = TypeVar("_T")
 CONSOLE = Console(highlight=False)
+_COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 REPORT_EVERY = 15.0  # seconds between the lines that stand for a bar where there is no terminal
 
 
@@ -78,13 +81,12 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
     """What a step says beyond its line: an evolution, an evaluation on the development split."""
     lines = []
     if evolution := record.get("evolution"):
-        verdicts = evolution.get("verdicts", {})
+        verdicts = {status: evolution[status] for status in get_args(Status)}
         lines.append(
             Text.assemble(
                 ("     evolved ", "bold magenta"),
-                f"{_kinds(evolution.get('contexts', {}))} → {evolution.get('drafts', 0)} drafts → "
-                f"{', '.join(f'{count} {status}' for status, count in verdicts.items()) or 'no verdict'} → "
-                f"new tasks: {_kinds(evolution.get('added', {}))}",
+                f"{evolution['expeditions']} expeditions → {evolution['drafts']} drafts → {_kinds(verdicts)} → "
+                f"new tasks: {_kinds(evolution['added'])}",
             )
         )
     if dev := record.get("dev"):
@@ -154,8 +156,8 @@ def _results(summary: Mapping[str, Any]) -> Table:
         table.add_row("gain", Text(f"{100 * (final - zero_shot):+.1f} points", style="bold green"))
     table.add_row("steps", str(summary["steps"]))
     table.add_row("tasks, start → end", f"{summary['tasks_initial']} → {summary['tasks_final']}")
-    for name in ("signals", "verdicts", "outcomes"):
-        counts = summary.get(name, {})
+    for name, key in _COUNTED.items():
+        counts = summary.get(key, {})
         table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
     if (tokens := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))

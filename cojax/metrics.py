@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import numbers
 import time
 import uuid
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensorboardX import SummaryWriter
 
 from cojax.store import Log
@@ -29,19 +31,10 @@ class Clock:
     that the gap between it and their sum is what nobody charged. For one thread: the one that drives the loop.
     """
 
-    def __init__(
-        self,
-        parts: Sequence[str] = PARTS,
-        state: Mapping[str, Any] | None = None,
-        now: Callable[[], float] = time.perf_counter,
-    ):
-        """`state` is what `state()` gave before an interruption; the time between is not counted."""
+    def __init__(self, parts: Sequence[str] = PARTS, now: Callable[[], float] = time.perf_counter):
         self._now = now
         self._parts: dict[str, float] = dict.fromkeys(parts, 0.0)
         self._total = 0.0
-        if state is not None:
-            self._parts |= {self._known(part): seconds for part, seconds in state["parts"].items()}
-            self._total = state["total"]
         self._open: list[str] = []
         self._mark = now()
         self._lap = self.summary()
@@ -80,6 +73,14 @@ class Clock:
         """All seconds so far as JSON, for a checkpoint."""
         self._charge()
         return {"parts": dict(self._parts), "total": self._total}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Adds what `state()` gave before an interruption; the time between is not counted."""
+        self._charge()
+        for part, seconds in state["parts"].items():
+            self._parts[self._known(part)] += seconds
+        self._total += state["total"]
+        self._lap = self.summary()
 
     def _charge(self) -> None:
         now = self._now()
@@ -124,8 +125,12 @@ class Metrics:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards."""
+        """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards.
+
+        A number that is not finite is a gap: null in metrics.jsonl, absent from the boards.
+        """
         step = record["step"]
+        record = plain(record)
         self.log.append([record])
         scalars = flatten({key: value for key, value in record.items() if key != "step"})
         for name, value in scalars.items():
@@ -138,6 +143,17 @@ class Metrics:
         self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def plain(value: Any) -> Any:
+    """A record in strict JSON: NumPy scalars as numbers, None for those that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -54,15 +54,16 @@ def test_a_step_without_gradient_has_no_loss_and_lines_stay_whole_without_colour
 def test_an_evolution_and_an_evaluation_have_lines_of_their_own() -> None:
     console, file = plain_console()
     evolution = {
-        "contexts": {"forgetting": 2, "boundary": 9, "rare": 0},
-        "drafts": 80,
-        "verdicts": {"accepted": 40, "retained": 0, "discarded": 40},
-        "added": {"boundary": 40},
+        "expeditions": 24,
+        "drafts": 90,
+        "accepted": 40,
+        "retained": 0,
+        "discarded": 39,
+        "added": {"boundary": 28, "rare": 12},
     }
     show_step({**RECORD, "evolution": evolution, "dev": {"success": 0.31, "partial": 0.6}}, 80, console=console)
     assert file.getvalue().splitlines()[1:] == [
-        "     evolved 2 forgetting, 9 boundary → 80 drafts → 40 accepted, 0 retained, 40 discarded"
-        " → new tasks: 40 boundary",
+        "     evolved 24 expeditions → 90 drafts → 40 accepted, 39 discarded → new tasks: 28 boundary, 12 rare",
         "     dev success 31 %, checks passed 60 %",
     ]
 
@@ -104,6 +105,7 @@ def test_the_closing_table() -> None:
         "tasks_final": 380,
         "signals": {"forgetting": 11, "boundary": 900, "rare": 1000},
         "verdicts": {"accepted": 280, "retained": 0, "discarded": 100},
+        "added": {"boundary": 200, "rare": 80},
         "outcomes": {"finished": 10240},
         "seconds": {"warm_start": 150.0, "generation": 60.0, "update": 30.0, "total": 100.0},
         "tokens": {"sampled": 1234567, "trained": 1200000},
@@ -118,6 +120,7 @@ def test_the_closing_table() -> None:
         "tasks, start → end 100 → 380",
         "signals 11 forgetting, 900 boundary, 1000 rare",
         "verdicts 280 accepted, 0 retained, 100 discarded",
+        "tasks added 200 boundary, 80 rare",
         "generation 1:00 60.0 % ██████████████████",
         "update 30 s 30.0 % █████████",
         "everything else 10 s 10.0 % ███",

@@ -99,11 +99,15 @@ def test_state_survives_a_resume_and_the_time_between_does_not_count() -> None:
         time.pass_by(2.0)
         state = json.loads(json.dumps(clock.state()))  # saved while a part is open
     time.pass_by(1000.0)
-    resumed = Clock(state=state, now=time)
+    resumed = Clock(now=time)
+    with resumed("sync"):
+        time.pass_by(1.0)  # what it took to get there again counts
+    resumed.restore(state)
     with resumed("update"):
         time.pass_by(3.0)
     assert resumed.lap() == {"update": 3.0, "total": 3.0}
-    assert (resumed.summary()["update"], resumed.summary()["total"]) == (5.0, 5.0)
+    summary = resumed.summary()
+    assert (summary["update"], summary["sync"], summary["total"]) == (5.0, 1.0, 6.0)
 
 
 def test_an_unknown_part_is_named_with_the_known_ones() -> None:

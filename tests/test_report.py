@@ -71,12 +71,7 @@ def metrics(step: int, **other: Any) -> dict[str, Any]:
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "desk"
     write_json(folder / "config.json", {"config": {"environment": "desk", "steps": 5}, "seed": 0, "commit": "abc"})
-    evolution = {
-        "contexts": {"boundary": 1},
-        "drafts": 3,
-        "verdicts": {"accepted": 1, "retained": 0, "discarded": 2},
-        "added": {"boundary": 1},
-    }
+    evolution = {"drafts": 3, "accepted": 1, "retained": 0, "discarded": 2, "added": {"boundary": 1}}
     Log(folder / "metrics.jsonl").append(
         [
             metrics(1, dev={"success": 0.2}),

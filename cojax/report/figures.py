@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cojax.report.lineage import Story
 from cojax.report.run import Json, Run, birth
+from cojax.types import Status
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
@@ -38,19 +39,23 @@ def curves(metrics: Sequence[Json]) -> Json:
 
 
 def evolutions(run: Run) -> list[Json]:
-    """One record an evolution: signals detected since the last one, contexts explored, drafts, verdicts, new tasks."""
+    """One record an evolution: signals since the last one, verdicts, new tasks by origin."""
     records: list[Json] = []
     detected: Counter[str] = Counter()
     for row in run.metrics:
         detected.update(row.get("signals", {}))
         if "evolution" in row:
-            evolution = row["evolution"]
-            parts = {name: evolution.get(name, {}) for name in ("contexts", "verdicts", "added")}
+            added = row["evolution"]["added"]
             records.append(
-                {"step": row["step"], "signals": dict(detected), "drafts": evolution.get("drafts", 0), **parts}
+                {
+                    "step": row["step"],
+                    "signals": dict(detected),
+                    "verdicts": _verdicts(row["evolution"]),
+                    "added": added,
+                }
             )
             detected.clear()
-    if detected and records:  # an interrupted run, or steps after the last evolution
+    if detected:  # not explored, or not yet
         records.append({"step": run.metrics[-1]["step"], "signals": dict(detected), "open": True})
     return records
 
@@ -70,7 +75,8 @@ def totals(run: Run) -> Json:
     for row in run.metrics:
         for name in ("seconds", "outcomes", "signals"):
             summed[name].update(row.get(name, {}))
-        summed["verdicts"].update(row.get("evolution", {}).get("verdicts", {}))
+        if "evolution" in row:
+            summed["verdicts"].update(_verdicts(row["evolution"]))
     return {name: run.summary.get(name) or dict(counts) for name, counts in summed.items()}
 
 
@@ -113,6 +119,10 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
+
+
+def _verdicts(evolution: Json) -> dict[str, int]:
+    return {status: evolution[status] for status in get_args(Status)}
 
 
 def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:
