@@ -190,11 +190,13 @@ def cached_hidden_states(
     tokens: jax.Array,
     positions: jax.Array,
     slots: jax.Array | None = None,
+    span: int | None = None,
 ) -> tuple[jax.Array, tuple[Cache, ...]]:
     """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
 
     tokens, positions are int32[R, C], slots int32[R] says whose cache each row continues; None means one row per slot,
     in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and the state means nothing.
+    `span` bounds how far a row of `slots` looks, and must exceed its positions.
     `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every step.
     """
     rows = jnp.arange(tokens.shape[0]) if slots is None else slots
@@ -211,7 +213,10 @@ def cached_hidden_states(
                 old.value.at[rows[:, None], :, positions].set(value, mode="drop"),
             )
             written.append(new)
-            seen = new if slots is None else Cache(*(entries.at[slots].get(mode="clip") for entries in new))
+            seen = new
+            if slots is not None:
+                near = Cache(new.key[..., :span], new.value[:, :, :span])
+                seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
             return _attend_cache(query, seen, positions)
 
         x = _block(config, arrays)(x, rotate, attend)

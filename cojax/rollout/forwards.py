@@ -14,17 +14,23 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Cache, Params, cached_hidden_states, logits
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "span"), donate_argnames="cache")
 def prefill(
-    config: ModelConfig, params: Params, cache: tuple[Cache, ...], tokens: jax.Array, start: jax.Array, slots: jax.Array
+    config: ModelConfig,
+    params: Params,
+    cache: tuple[Cache, ...],
+    tokens: jax.Array,
+    start: jax.Array,
+    slots: jax.Array,
+    span: int,
 ) -> tuple[Cache, ...]:
     """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
 
-    A negative token is padding; a slot ≥ S is an unused row.
+    A negative token is padding; a slot ≥ S is an unused row. No token lies at position `span` or beyond.
     """
     length = cache[0].key.shape[-1]
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
-    return cached_hidden_states(config, params, cache, jnp.maximum(tokens, 0), positions, slots)[1]
+    return cached_hidden_states(config, params, cache, jnp.maximum(tokens, 0), positions, slots, span)[1]
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")

@@ -31,6 +31,7 @@ from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.forwards import cut, decode, prefill, uniforms
 
 _POLL_SECONDS = 1.0  # how often a waiter looks whether the engine thread still lives
+_SPAN = 128  # a prefill looks at a multiple of so many positions
 _PATIENCE = 2  # decode steps that may pass before a prefill runs with rows to spare
 
 
@@ -79,7 +80,7 @@ class LocalEngine:
         slots: int = 128,
         max_length: int = 320,
         prefill_rows: int = 16,
-        prefill_chunks: Sequence[int] = (16, 64),
+        prefill_chunks: Sequence[int] = (16,),
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -277,9 +278,14 @@ class LocalEngine:
             return bool(self._prefilling)
         return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _PATIENCE
 
+    def _prefill_shape(self, request: _Request) -> tuple[int, int]:
+        """Chunk, and how far it looks: both from the request alone, never from its company."""
+        end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
+        return request.chunks[0], min(-(-end // _SPAN) * _SPAN, self._length)
+
     def _prefill(self) -> None:
-        size = self._prefilling[0].chunks[0]
-        batch = [request for request in self._prefilling if request.chunks[0] == size][: self._rows]
+        size, span = shape = self._prefill_shape(self._prefilling[0])
+        batch = [request for request in self._prefilling if self._prefill_shape(request) == shape][: self._rows]
         tokens = np.full((self._rows, size), -1, np.int32)
         start = np.zeros(self._rows, np.int32)
         slots = np.full(self._rows, self._slots, np.int32)
@@ -288,7 +294,7 @@ class LocalEngine:
             piece = request.prompt[session.cached : min(session.cached + size, len(request.prompt) - 1)]
             tokens[row, : len(piece)] = piece
             start[row], slots[row] = session.cached, session.slot
-        self._cache = prefill(self._config, self._params, self._cache, tokens, start, slots)
+        self._cache = prefill(self._config, self._params, self._cache, tokens, start, slots, span)
         for request in batch:
             session = request.session
             session.cached = min(session.cached + request.chunks.popleft(), len(request.prompt) - 1)
