@@ -6,8 +6,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
@@ -53,6 +53,30 @@ class Environment(Protocol):
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         """The query that these steps, from the episode's start, answer; None where the grammar lacks the words."""
+
+
+@runtime_checkable
+class Charted(Environment, Protocol):
+    """An environment that the scripted explorer knows its way around in."""
+
+    def popularity(self) -> Mapping[str, float]:
+        """Tool → how much an unguided explorer is drawn to it, in (0, 1]."""
+
+    def neighbours(self, tool: str) -> tuple[str, ...]:
+        """The other tools of the same application."""
+
+
+@runtime_checkable
+class Demonstrated(Environment, Protocol):
+    """An environment from which a policy can be trained from scratch."""
+
+    def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """(words that stand as arguments or observations, texts that hold every other word)."""
+
+    def demonstrations(
+        self, count: int, seed: int, noise: tuple[float, float]
+    ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
+        """Tasks with what a noisy demonstrator does there; `noise` rises from popular to rare skills."""
 
 
 class EnvironmentFailure(RuntimeError):

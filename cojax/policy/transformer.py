@@ -146,13 +146,21 @@ def hidden_states(
     """
     causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
     mask = (causal & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
-    attend = functools.partial(jax.nn.dot_product_attention, mask=mask)
-    ends, rotate = _ends(config, params), rotation(config, positions)
+    shape, count = tokens.shape, tokens.size
+    ends, rotate = _ends(config, params), rotation(config, positions.reshape(count))
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
+        mixed = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        return mixed.reshape(count, *mixed.shape[2:])
 
     def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
         return _block(config, arrays)(x, rotate, attend), None
 
-    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, ends.embed(tokens), params["layers"])
+    # Tokens stand in one axis between attentions: a kernel's gradient that sums over two is slow on CPU.
+    x = ends.embed(tokens.reshape(count))
+    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, params["layers"])
+    x = x.reshape(*shape, -1)
     return ends.final_norm(x)
 
 

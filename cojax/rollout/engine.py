@@ -49,6 +49,10 @@ class Engine(Protocol):
     `cojax.environment.OutOfContext` when the prompt leaves no room.
     """
 
+    @property
+    def busy_seconds(self) -> float:
+        """Wall time spent generating since the engine was made."""
+
     def load(self, weights: Weights) -> None: ...
 
     def generate(

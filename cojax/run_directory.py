@@ -1,0 +1,203 @@
+"""A run directory: everything a run leaves on disk, and how it goes on after it was stopped at any moment.
+
+Logs are append-only; a checkpoint stores their lengths beside the arrays, and resuming truncates to them. So what was
+written after the last checkpoint is written again, identically, and nothing else is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax.checkpoint import Checkpointer
+from cojax.pool import TaskPool, task_from_record, task_record
+from cojax.signals import Memory, apply
+from cojax.store import Episodes, Log, write_json
+from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
+
+_LOG = logging.getLogger(__name__)
+# A larger `steps` extends a finished run; these too may differ between two starts of one run.
+FREE_SETTINGS = frozenset({"workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept"})
+
+
+class RunDirectoryError(RuntimeError):
+    """The directory cannot be used for this run; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumed:
+    """The host's part of a state that was read back."""
+
+    step: int
+    arrays: Any
+    pool: TaskPool
+    memory: Memory
+    pending: tuple[Signal, ...]
+    host: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall:
+    """Trajectories read back from episodes/, made into records only when they are asked for."""
+
+    records: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Episode ids, by step, task and sample."""
+        return tuple(self.records)
+
+    def find(self, episode: str) -> Trajectory:
+        """The trajectory of that id. Raises KeyError when it is not kept."""
+        record = self.records[episode]
+        return from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
+
+
+class RunDirectory:
+    """The folder of one run. Raises RunDirectoryError when it belongs to another configuration or another process."""
+
+    def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = open(folder / ".lock", "a")  # noqa: SIM115  held until the process ends
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot write {folder}: {error.strerror}. Choose another --config.workdir."
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"another process is running in {folder}. Wait for it, stop it, or choose another --config.workdir."
+            ) from error
+        self.metrics = Log(folder / "metrics.jsonl")
+        self.tasks = Log(folder / "tasks.jsonl")
+        self.signals = Log(folder / "signals.jsonl")
+        self.drafts = Log(folder / "drafts.jsonl")
+        self.memory = Log(folder / "memory.jsonl")
+        self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
+        self.checkpointer = Checkpointer(folder / "checkpoints", keep=checkpoints_kept)
+
+    @property
+    def logs(self) -> dict[str, Log]:
+        """The append-only logs by name."""
+        return {
+            "metrics": self.metrics,
+            "tasks": self.tasks,
+            "signals": self.signals,
+            "drafts": self.drafts,
+            "memory": self.memory,
+        }
+
+    def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Writes config.json with `facts` (versions, commit, hardware) beside the configuration.
+
+        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them.
+        """
+        path = self.folder / "config.json"
+        if path.exists():
+            try:
+                before = json.loads(path.read_text())["config"]
+            except (ValueError, KeyError) as error:
+                raise RunDirectoryError(f"{path} cannot be read ({error}). Choose another --config.workdir.") from error
+            different = sorted(_differences(before, config))
+            if different:
+                name = different[0]
+                raise RunDirectoryError(
+                    f"{self.folder} holds a run with other settings: {', '.join(different)} "
+                    f"({name} was {_at(before, name)!r}, now {_at(config, name)!r}). "
+                    "Use the same settings to go on with it, or choose another --config.workdir."
+                )
+        elif any(log.length for log in self.logs.values()) or self.checkpointer.steps():
+            raise RunDirectoryError(f"{self.folder} holds a run without config.json. Choose another --config.workdir.")
+        write_json(path, {"config": dict(config), **facts})
+
+    def begin(self) -> None:
+        """Clears what a run that never reached its first checkpoint left behind."""
+        for log in self.logs.values():
+            log.truncate(0)
+        self.episodes.truncate(-1)
+
+    def resume(self, like: Any, memory: Memory) -> Resumed | None:
+        """The newest sound checkpoint with its logs cut back to it, or None.
+
+        `like`: arrays, or their shapes, to restore into; `memory`: the detectors' at the start, which is filled.
+        """
+        found = self.checkpointer.restore(like)
+        if found is None:
+            return None
+        step, arrays, host = found
+        for name, length in host["lengths"].items():
+            self.logs[name].truncate(length)
+        self.episodes.truncate(step)
+        for record in self.memory.read():
+            apply(memory, record["changes"])
+        tasks = [task_from_record(record, line) for line, record in enumerate(self.tasks.read(), 1)]
+        pending = tuple(
+            from_json(Signal, {name: value for name, value in record.items() if name != "step"})
+            for record in self.signals.read()
+            if record["step"] > host["evolved"]
+        )
+        return Resumed(step, arrays, TaskPool.of(tasks, fresh=host["fresh"]), memory, pending, host)
+
+    def add_tasks(self, tasks: Sequence[Task]) -> None:
+        self.tasks.append(task_record(task) for task in tasks)
+
+    def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal], evolved: int) -> None:
+        """Stores a step's episodes with the kinds of signal each carries, and the signals."""
+        kinds: dict[str, list[str]] = {}
+        found = list(signals)
+        for signal in found:
+            kinds.setdefault(signal.episode, []).append(signal.kind)
+        records = (
+            {**to_json(trajectory), "signals": kinds.get(trajectory.episode, [])}
+            for group in groups
+            for trajectory in group.trajectories
+        )
+        self.episodes.write(step, records, pending=evolved + 1)
+        self.signals.append({"step": step, **to_json(signal)} for signal in found)
+
+    def recall(self, steps: Iterable[int]) -> Recall:
+        """The trajectories of these steps, as far as they are kept."""
+        return Recall({record["episode"]: record for step in steps for record in self.episodes.read(step)})
+
+    def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
+        """Checkpoints the arrays and the host's state together with the lengths of all logs."""
+        lengths = {name: log.length for name, log in self.logs.items()}
+        self.checkpointer.save(step, arrays, {**host, "lengths": lengths})
+
+    def summary(self) -> dict[str, Any] | None:
+        """summary.json of a finished run, or None."""
+        path = self.folder / "summary.json"
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except ValueError:
+            _LOG.warning("%s cannot be read; it will be written again", path)
+            return None
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """Dotted names of the settings that differ, the free ones left out."""
+    names: set[str] = set()
+    for name in before.keys() | now.keys():
+        path = f"{prefix}{name}"
+        one, other = before.get(name), now.get(name)
+        if path in FREE_SETTINGS:
+            continue
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            names |= _differences(one, other, f"{path}.")
+        elif one != other:
+            names.add(path)
+    return names
+
+
+def _at(config: Mapping[str, Any], name: str) -> Any:
+    for part in name.split("."):
+        config = config.get(part, "absent") if isinstance(config, Mapping) else "absent"  # type: ignore[assignment]
+    return config

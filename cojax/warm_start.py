@@ -1,0 +1,174 @@
+"""Warm start: supervised steps on demonstrations, until a policy from scratch is weak but not blind.
+
+The result is an ordinary model folder in HF format (config.json, model.safetensors, tokenizer), cached under
+`$COJAX_CACHE` by everything that decides it, so that the same command trains it once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import inspect
+import itertools
+import logging
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from cojax.environment import Environment, Episode, play
+from cojax.learner import batch, losses, step
+from cojax.learner.batch import pack_sequences
+from cojax.learner.step import Learner
+from cojax.policy import logprobs, transformer
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import Params, initialize
+from cojax.rollout.chat import Chat
+from cojax.rollout.engine import Engine
+from cojax.rollout.export import save_model
+from cojax.store import sync_folder, write_json
+from cojax.types import Action, Message, Task, Turn, content_hash
+
+# Modules whose change makes another policy of the same settings.
+_DECIDING = (batch, losses, step, transformer, logprobs)
+_LOG = logging.getLogger(__name__)
+Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How long to train. After every `check_every` batches of `batch_size` the policy is scored on the development
+    split; training stops once it reaches `target`, or after `steps` batches."""
+
+    steps: int = 1200
+    batch_size: int = 32
+    check_every: int = 100
+    target: float = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One look at the development split: batches seen, loss per token in nats, success."""
+
+    step: int
+    loss: float
+    success: float
+
+
+def demonstrate(
+    environment: Environment, chat: Chat, demonstrations: Iterable[tuple[Task, Sequence[Action]]]
+) -> Iterator[Demonstration]:
+    """Plays the demonstrated actions in the real environment and renders what happened, as a policy would see it."""
+    for task, actions in demonstrations:
+        trajectory = play(environment, task, _demonstrator(chat, actions), max_turns=len(actions))
+        if not trajectory.valid:
+            raise RuntimeError(f"a demonstration of task {task.id} failed: {trajectory.error}")
+        tokens = [t for turn in trajectory.turns for t in (*turn.prompt_tokens, *turn.action_tokens)]
+        mask = [
+            learned
+            for turn in trajectory.turns
+            for learned in [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
+        ]
+        yield tokens, mask
+
+
+def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
+    places = itertools.count()
+
+    def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        place = next(places)
+        prompt = chat.extend(messages, True) if place else chat.open(messages)
+        action = dataclasses.replace(actions[place], text=chat.write(actions[place].calls))
+        return Turn(action, prompt_tokens=prompt, action_tokens=chat.encode_action(action))
+
+    return act
+
+
+def train(
+    config: ModelConfig,
+    learner: Learner,
+    engine: Engine,
+    demonstrations: Sequence[Demonstration],
+    check: Callable[[int], float],
+    schedule: Schedule,
+    *,
+    seed: int,
+    advance: Callable[[], None] = lambda: None,
+) -> tuple[Params, list[Check]]:
+    """Trains from scratch and returns the parameters and the checks made on the way.
+
+    `check(step)` is the success of the policy that `engine` holds; `advance` is called after every batch. Batches are
+    drawn without replacement, epoch after epoch, by `seed`.
+    """
+    state = learner.init(initialize(config, seed))
+    checks: list[Check] = []
+    order = _epochs(len(demonstrations), seed)
+    for done in range(1, schedule.steps + 1):
+        drawn = [demonstrations[index] for index in itertools.islice(order, schedule.batch_size)]
+        state, metrics = learner.train(state, pack_sequences(drawn, learner.row_length, learner.micro_rows))
+        advance()
+        if done % schedule.check_every == 0 or done == schedule.steps:
+            engine.load(learner.weights(state, done))
+            checks.append(Check(done, metrics["loss"], check(done)))
+            _LOG.info("warm start, batch %d: loss %.3f, dev success %.3f", done, metrics["loss"], checks[-1].success)
+            if checks[-1].success >= schedule.target:
+                break
+    return state.params, checks
+
+
+def _epochs(count: int, seed: int) -> Iterator[int]:
+    for epoch in itertools.count():
+        yield from random.Random(repr(("warm start", seed, epoch))).sample(range(count), count)
+
+
+def cached(
+    key: Mapping[str, Any],
+    make: Callable[[], tuple[Params, list[Check]]],
+    config: ModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Path, bool]:
+    """The model folder of this key, made and put in place at once if it is not there; whether it was made now.
+
+    `key` holds every setting that decides the result; versions of the packages and of this code are added.
+    Raises OSError, naming COJAX_CACHE, when the cache cannot be written.
+    """
+    key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
+    folder = cache() / "warm-start" / content_hash(key)
+    if (folder / "warm_start.json").exists():
+        return folder, False
+    part = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        part.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"cannot write the cache {part.parent}: {error}. Set COJAX_CACHE to a writable folder."
+        ) from error
+    try:
+        params, checks = make()
+        save_model(part, config, params, tokenizer)
+        write_json(part / "warm_start.json", {"key": key, "checks": [dataclasses.asdict(check) for check in checks]})
+        sync_folder(part)
+        try:
+            part.rename(folder)
+        except OSError:
+            # Another run of the same key was faster; its folder is as good.
+            if not (folder / "warm_start.json").exists():
+                raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return folder, True
+
+
+def cache() -> Path:
+    """`$COJAX_CACHE`, by default ~/.cache/cojax."""
+    return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser()
+
+
+def fingerprint() -> str:
+    """A hash of the code that decides the result, for the key."""
+    return content_hash([inspect.getsource(module) for module in (sys.modules[__name__], *_DECIDING)])

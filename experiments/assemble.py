@@ -1,0 +1,324 @@
+"""Configuration → objects. Nothing below this file sees a ConfigDict."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import itertools
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+import environments
+from cojax import warm_start
+from cojax.coevolve import Loop
+from cojax.console import bar
+from cojax.environment import Charted, Demonstrated, Environment
+from cojax.evaluate import Score, evaluate
+from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
+from cojax.learner.step import Learner, adamw
+from cojax.metrics import Clock
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import Params
+from cojax.rollout.chat import Chat
+from cojax.rollout.collect import Limits
+from cojax.rollout.engine import Engine, Sampling
+from cojax.rollout.export import load_params
+from cojax.rollout.local import LocalEngine
+from cojax.rollout.vocabulary import word_tokenizer
+from cojax.signals import SIGNALS
+from cojax.synthesis import EVOLUTIONS
+from cojax.types import Task
+from cojax.validation import Exclusions, Validation
+
+ENGINES: dict[str, Callable[..., Engine]] = {"local": LocalEngine}
+EXPLORERS: dict[str, Callable[..., Any]] = {"scripted": ScriptedExplorer}
+# Tasks of the training split whose wording teaches the word-level tokenizer.
+_SAMPLE = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The objects of one run that need no parameters yet."""
+
+    environment: Environment
+    chat: Chat
+    model: ModelConfig
+    engine: Engine
+    limits: Limits
+    evaluation: tuple[Task, ...]
+    development: tuple[Task, ...]
+
+
+def choose(table: Mapping[str, Any], name: str, kind: str) -> Any:
+    """The entry of a registry. Raises ValueError, which lists the others."""
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
+    return table[name]
+
+
+def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
+    """A section of the configuration as keywords."""
+    return {name: value for name, value in config.to_dict().items() if name not in without}
+
+
+def parts(config: ConfigDict) -> Parts:
+    """Environment, tokenizer, model shape and engine. Raises ValueError or OSError with the fix."""
+    check(config)
+    environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+    if config.policy.path:
+        folder = Path(config.policy.path)
+        if not folder.is_dir():
+            raise ValueError(f"policy.path {str(folder)!r} is no folder; expected a model in HF format")
+        model, tokenizer = ModelConfig.from_hf(folder), AutoTokenizer.from_pretrained(folder)
+    else:
+        tokenizer = closed_world(environment)
+        model = ModelConfig(vocab_size=_round_up(len(tokenizer), 16), **settings(config.policy.model))
+    chat = Chat(tokenizer, environment.tools() if config.policy.show_tools else ())
+    engine = choose(ENGINES, config.engine.name, "engine")(model, **settings(config.engine, "name"))
+    held_out = config.evaluation
+    return Parts(
+        environment,
+        chat,
+        model,
+        engine,
+        Limits(**settings(config.limits)),
+        environment.tasks(held_out.split, held_out.tasks),
+        environment.tasks(held_out.dev_split, held_out.dev_tasks),
+    )
+
+
+def check(config: ConfigDict) -> None:
+    """Settings that only make sense together or within bounds. Raises ValueError."""
+    choose(EVOLUTIONS, config.evolve, "evolve")
+    for kind in kinds(config):
+        choose(SIGNALS, kind, "signal")
+    choose(EXPLORERS, config.explorer.name, "explorer")
+    positive = ("batch_size", "group_size", "evolve_every", "initial_tasks", "checkpoint_every", "checkpoints_kept")
+    for name in positive:
+        if config[name] < 1:
+            raise ValueError(f"{name} is {config[name]}; expected at least 1")
+    for name in ("steps", "episodes_kept"):
+        if config[name] < 0:
+            raise ValueError(f"{name} is {config[name]}; expected at least 0")
+    if config.group_size < 2:
+        raise ValueError(f"group_size is {config.group_size}; an advantage relative to a group needs at least 2")
+    if config.learner.row_length < config.engine.max_length:
+        raise ValueError(
+            f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "
+            "a row must hold the longest episode, so make row_length at least max_length"
+        )
+    if not config.policy.path and "model" not in config.policy:
+        raise ValueError("no policy: set policy.path to a model folder, or policy.model and warm_start to train one")
+
+
+def kinds(config: ConfigDict) -> list[str]:
+    """The signals switched on, from "forgetting,boundary,rare"."""
+    return [kind.strip() for kind in config.signals.split(",") if kind.strip()]
+
+
+def closed_world(environment: Environment) -> PreTrainedTokenizerBase:
+    """The word-level tokenizer of an environment that can name its words."""
+    if not isinstance(environment, Demonstrated):
+        raise ValueError(
+            f"environment {environment.name!r} offers no lexicon and no demonstrations, so no policy can be trained "
+            "from scratch in it; set policy.path to a model folder"
+        )
+    names, texts = environment.lexicon()
+    queries = [task.query for task in environment.tasks("seed", _SAMPLE)]
+    return word_tokenizer(names, [*texts, *queries], environment.tools())
+
+
+def learner(config: ConfigDict, model: ModelConfig, reference: Params | None) -> Learner:
+    return Learner(
+        config=model,
+        optimizer=adamw(**settings(config.optimizer)),
+        temperature=config.sampling.temperature,
+        reference=reference if config.learner.loss_settings.get("kl_coefficient", 0.0) > 0 else None,
+        **settings(config.learner),
+    )
+
+
+def initial_params(config: ConfigDict, made: Parts) -> Params:
+    """π_θ before the first step: read from policy.path, or warm-started once and cached."""
+    if config.policy.path:
+        return load_params(Path(config.policy.path), made.model)
+    world = made.environment
+    assert isinstance(world, Demonstrated)
+    section = config.warm_start
+    schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
+
+    def make() -> tuple[Params, list[warm_start.Check]]:
+        noise = (section.noise_low, section.noise_high)
+        pairs = world.demonstrations(section.demonstrations, config.seed, noise)
+        with bar("demonstrations", section.demonstrations) as advance:
+            demonstrations = []
+            for demonstration in warm_start.demonstrate(world, made.chat, pairs):
+                demonstrations.append(demonstration)
+                advance()
+        with bar("warm start", schedule.steps) as advance:
+            return warm_start.train(
+                made.model,
+                Learner(
+                    config=made.model,
+                    optimizer=adamw(section.learning_rate, warmup_steps=50),
+                    loss="sft",
+                    row_length=config.learner.row_length,
+                    micro_rows=config.learner.micro_rows,
+                ),
+                made.engine,
+                demonstrations,
+                lambda step: dev_score(config, made, step, config.sampling.temperature, section.check_tasks).success,
+                schedule,
+                seed=config.seed,
+                advance=advance,
+            )
+
+    key = {
+        "environment": world.name,
+        "seed": config.seed,
+        "settings": section.to_dict(),
+        "model": dataclasses.asdict(made.model),
+        "row_length": config.learner.row_length,
+        "tokenizer": made.chat.tokenizer.get_vocab(),
+        "demonstrations": [
+            [task.id, [[call.name, dict(call.arguments)] for action in actions for call in action.calls]]
+            for task, actions in itertools.islice(world.demonstrations(100, config.seed, (0.0, 1.0)), 100)
+        ],
+        "code": warm_start.fingerprint(),
+    }
+    folder, _ = warm_start.cached(key, make, made.model, made.chat.tokenizer)
+    return load_params(folder, made.model)
+
+
+def dev_score(config: ConfigDict, made: Parts, step: int, temperature: float, tasks: int) -> Score:
+    """Success on the development split of the policy that the engine holds."""
+    score, _ = evaluate(
+        made.engine,
+        made.chat,
+        made.environment,
+        made.development[:tasks],
+        sampling=sampling(config, made.chat, temperature),
+        seed=(config.seed, step),
+        label=f"dev{step}",
+        limits=made.limits,
+    )
+    return score
+
+
+def held_out_score(config: ConfigDict, made: Parts, description: str) -> Score:
+    """Success on the evaluation split of the policy that the engine holds."""
+    with bar(description, len(made.evaluation)) as advance:
+        score, _ = evaluate(
+            made.engine,
+            made.chat,
+            made.environment,
+            made.evaluation,
+            sampling=sampling(config, made.chat, config.evaluation.temperature),
+            seed=(config.seed, 0),
+            label="eval",
+            limits=made.limits,
+            on_episode=lambda trajectory: advance(),
+        )
+    return score
+
+
+def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=(chat.end,))
+
+
+def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop:
+    """The loop's fixed parts."""
+    charted = made.environment if isinstance(made.environment, Charted) else None
+    explorer = choose(EXPLORERS, config.explorer.name, "explorer")(
+        neighbours=charted.neighbours if charted else no_neighbours, **settings(config.explorer, "name")
+    )
+
+    def score(step: int) -> Mapping[str, float] | None:
+        every = config.evaluation.every
+        if not every or step % every:
+            return None
+        result = dev_score(config, made, step, config.evaluation.temperature, config.evaluation.dev_tasks)
+        return {"success": result.success, "partial": result.partial}
+
+    return Loop(
+        environment=made.environment,
+        engine=made.engine,
+        chat=made.chat,
+        learner=learns,
+        explorer=explorer,
+        validate=Validation(made.environment, Exclusions.of(reserved(config, made)), enabled=config.validate),
+        detectors={kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
+        evolve=EVOLUTIONS[config.evolve],
+        popularity=charted.popularity() if charted else None,
+        sampling=sampling(config, made.chat, config.sampling.temperature),
+        limits=made.limits,
+        clock=clock,
+        score=score,
+        seed=config.seed,
+        steps=config.steps,
+        batch_size=config.batch_size,
+        group_size=config.group_size,
+        evolve_every=config.evolve_every,
+        fresh_fraction=config.fresh_fraction,
+        checkpoint_every=config.checkpoint_every,
+        **settings(config.synthesis),
+    )
+
+
+def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
+    """Tasks that must never be trained on."""
+    return (*made.evaluation, *made.development)
+
+
+def facts() -> dict[str, Any]:
+    """What config.json says beside the settings, so that one folder is a bug report."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "versions": versions,
+        "commit": _commit(),
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "devices": [str(device.device_kind) for device in jax.devices()],
+        },
+    }
+
+
+def _commit() -> str:
+    """The checkout's commit, marked where it has uncommitted changes; "unknown" outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        run = [
+            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return run[0].strip() + (" with changes" if run[1].strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple

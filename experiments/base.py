@@ -1,0 +1,74 @@
+"""The paper's settings (CoEvolve, Table 9): what every experiment starts from.
+
+Not run by itself: an experiment names an environment and a policy, and overrides what differs. A leaf has the name of
+the keyword it feeds.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.workdir = "runs/base"
+    config.seed = 0
+    config.steps = 120
+    config.evolve = "feedback"  # none | random | uniform | trajectory | feedback
+    config.evolve_every = 10  # F
+    config.signals = "forgetting,boundary,rare"
+    config.validate = True
+    config.batch_size = 32  # tasks a step
+    config.group_size = 8  # K
+    config.fresh_fraction = 0.0  # share of a batch drawn from the newest tasks
+    config.initial_tasks = 100  # N
+    config.checkpoint_every = 10
+    config.checkpoints_kept = 3
+    config.episodes_kept = 0  # newest steps whose episodes are kept; 0 keeps all
+
+    config.environment = ConfigDict({"name": ""})
+
+    # A folder in HF format, or "" to train `model` from scratch on demonstrations.
+    config.policy = ConfigDict({"path": "", "show_tools": True})
+
+    config.engine = ConfigDict({"name": "local", "slots": 128, "max_length": 4096})
+    config.sampling = ConfigDict({"temperature": 0.9, "max_tokens": 4096})
+    config.limits = ConfigDict(
+        {
+            "max_turns": 30,
+            "environment_deadline": 60.0,
+            "engine_deadline": 600.0,
+            "retries": 1,
+            "error_rate": 0.3,
+            "concurrency": 128,
+        }
+    )
+
+    config.learner = ConfigDict(
+        {
+            "loss": "grpo",
+            "advantage": "group_relative",
+            "row_length": 4096,
+            "micro_rows": 8,
+            "updates_per_batch": 1,
+            "loss_settings": ConfigDict(
+                {"clip_low": 0.20, "clip_high": 0.28, "kl_coefficient": 1e-3, "importance_cap": 2.0}
+            ),
+        }
+    )
+    config.optimizer = ConfigDict({"learning_rate": 1e-6, "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 1.0})
+
+    # θ is `percent`; the window W and `minimum`, N_min, are not published.
+    config.forgetting = ConfigDict({"window": 10, "threshold": 0.5})
+    config.boundary = ConfigDict({"threshold": 0.5})
+    config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
+
+    config.explorer = ConfigDict({"name": "scripted", "runs": 4, "steps": 8})
+    config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2})
+
+    # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).
+    config.evaluation = ConfigDict(
+        {"split": "eval", "tasks": 1000, "temperature": 0.0, "dev_split": "dev", "dev_tasks": 200, "every": 20}
+    )
+    config.wandb = ConfigDict({"project": "", "name": "", "mode": "online"})
+    return config

@@ -1,0 +1,53 @@
+"""The whole loop on two CPU cores: a policy trained from scratch and its task set evolve together in the desk.
+
+    python -m experiments.run --config=experiments/desk.py
+
+Hardware: two CPU cores, 4 GB. Time: under ten minutes, of which the warm start takes three (cached afterwards).
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from experiments import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.workdir = "runs/desk"
+    config.environment.name = "desk"
+    config.steps = 100
+    config.batch_size = 16
+    config.fresh_fraction = 0.5
+
+    config.policy.show_tools = False  # the warm start teaches the tools; a row stays near 200 tokens
+    config.policy.model = ConfigDict(
+        {
+            "hidden_size": 128,
+            "intermediate_size": 384,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+        }
+    )
+    config.warm_start = ConfigDict(
+        {
+            "steps": 1000,
+            "batch_size": 32,
+            "check_every": 100,
+            "target": 0.25,
+            "check_tasks": 200,
+            "demonstrations": 8000,
+            "noise_low": 0.10,
+            "noise_high": 0.85,
+            "learning_rate": 1e-3,
+        }
+    )
+    config.engine.max_length = 320
+    config.sampling.temperature = 1.0
+    config.sampling.max_tokens = 24
+    config.limits.max_turns = 12
+    config.learner.row_length = 320
+    config.learner.loss_settings.kl_coefficient = 0.0
+    config.optimizer.learning_rate = 3e-4
+    return config

@@ -1,0 +1,149 @@
+"""Preflight: builds and tries every part of a run in seconds, and trains nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cojax import warm_start
+from cojax.console import CONSOLE
+from cojax.environment import play
+from cojax.policy.transformer import Params, initialize
+from cojax.replay import follow
+from cojax.rollout.chat import PolicyActor
+from cojax.rollout.engine import Weights
+from cojax.rollout.export import load_params
+from experiments import assemble
+
+# A checkpoint holds parameters and two moments; one more is written before the oldest goes.
+_COPIES = 3
+_LOGS = 200 * 2**20  # bytes
+
+
+def check(config: ConfigDict) -> int:
+    """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
+    state: dict[str, object] = {}
+    examinations: list[tuple[str, Callable[[], str]]] = [
+        ("configuration", lambda: _configuration(config, state)),
+        ("environment", lambda: _environment(state)),
+        ("template", lambda: _template(state)),
+        ("policy", lambda: _policy(config, state)),
+        ("engine", lambda: _engine(config, state)),
+        ("disk", lambda: _disk(config, state)),
+        ("metrics", lambda: _metrics(config)),
+    ]
+    failed = False
+    for name, examine in examinations:
+        try:
+            CONSOLE.print(f"ok      {name}: {examine()}", markup=False, soft_wrap=True)
+        except Exception as error:
+            failed = True
+            CONSOLE.print(f"failed  {name}: {error}", style="bold red", markup=False, soft_wrap=True)
+            if name == "configuration":
+                break
+    if "parts" in state:
+        _parts(state).engine.close()
+    return int(failed)
+
+
+def _parts(state: dict[str, object]) -> assemble.Parts:
+    made = state["parts"]
+    assert isinstance(made, assemble.Parts)
+    return made
+
+
+def _configuration(config: ConfigDict, state: dict[str, object]) -> str:
+    made = state["parts"] = assemble.parts(config)
+    devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
+    return f"{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
+
+
+def _environment(state: dict[str, object]) -> str:
+    made = _parts(state)
+    task = made.development[0]
+    if not task.solution:
+        return f"{len(made.evaluation)} evaluation tasks; they bring no solutions to replay"
+    trajectory = play(made.environment, task, follow(task.solution), max_turns=len(task.solution))
+    if trajectory.reward < 1.0:
+        raise ValueError(
+            f"the solution of task {task.id} earns {trajectory.reward:g} ({trajectory.outcome} {trajectory.error}); "
+            f"expected 1. Run python -m environments.check {made.environment.name}"
+        )
+    return f"{len(made.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
+
+
+def _template(state: dict[str, object]) -> str:
+    made = _parts(state)
+    episode = made.environment.start(made.development[0])
+    tokens = made.chat.open(episode.reset())
+    episode.close()
+    return f"extends turn by turn; an episode opens with {len(tokens)} tokens"
+
+
+def _policy(config: ConfigDict, state: dict[str, object]) -> str:
+    made = _parts(state)
+    if config.policy.path:
+        params: Params = load_params(Path(config.policy.path), made.model)
+        origin = f"from {config.policy.path}"
+    else:
+        params, origin = initialize(made.model, config.seed), "to be warm-started from scratch"
+    state["params"] = params
+    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+    state["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return f"{count:,} parameters, {origin}"
+
+
+def _engine(config: ConfigDict, state: dict[str, object]) -> str:
+    made = _parts(state)
+    learner = assemble.learner(config, made.model, state["params"])
+    weights: Weights = learner.weights(learner.init(state["params"]), 0)
+    made.engine.load(weights)
+    actor = PolicyActor(
+        made.engine,
+        made.chat,
+        assemble.sampling(config, made.chat, config.sampling.temperature),
+        session="preflight",
+        seed=(config.seed,),
+    )
+    trajectory = play(made.environment, made.development[0], actor, max_turns=2)
+    made.engine.release("preflight")
+    if not trajectory.valid:
+        raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
+    sampled = sum(len(turn.action_tokens) for turn in trajectory.turns)
+    return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
+
+
+def _disk(config: ConfigDict, state: dict[str, object]) -> str:
+    folder = Path(config.workdir).absolute()
+    _writable(folder)
+    _writable(warm_start.cache())
+    need = int(str(state.get("bytes", 0))) * _COPIES * (config.checkpoints_kept + 1) + _LOGS
+    free = shutil.disk_usage(_existing(folder)).free
+    if free < need:
+        raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")
+    return f"{free / 2**30:.0f} GiB free under {folder}, {need / 2**30:.1f} GiB needed"
+
+
+def _metrics(config: ConfigDict) -> str:
+    if not config.wandb.project:
+        return "metrics.jsonl and TensorBoard"
+    if importlib.util.find_spec("wandb") is None:
+        raise ModuleNotFoundError("wandb.project is set but wandb is not installed; run `pip install wandb`")
+    return f"metrics.jsonl, TensorBoard and W&B project {config.wandb.project}"
+
+
+def _existing(folder: Path) -> Path:
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _writable(folder: Path) -> None:
+    place = _existing(folder)
+    if not (place.is_dir() and os.access(place, os.W_OK)):
+        raise OSError(f"cannot write {folder}: {place} is not a writable folder. Choose another one.")

@@ -1,0 +1,234 @@
+"""One run: python -m experiments.run --config=experiments/desk.py [--config.KEY=VALUE …] [--check]
+
+The same command goes on with a run that was stopped, prints the table of a finished one, and extends it where
+`--config.steps` is larger. `--check` is a preflight: it builds and tries everything, and trains nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
+
+from cojax import signals as signs
+from cojax.checkpoint import CheckpointError
+from cojax.coevolve import Loop, State, coevolve, save
+from cojax.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.learner.step import Learner, NonFiniteUpdate
+from cojax.metrics import Clock, Metrics, Wandb
+from cojax.pool import TaskPool
+from cojax.report import write_report
+from cojax.rollout.collect import RolloutError
+from cojax.run_directory import RunDirectory, RunDirectoryError
+from cojax.store import write_json
+from cojax.synthesis import initial_tasks
+from experiments import assemble, preflight
+
+_LOG = logging.getLogger("cojax")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
+_CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
+EXPECTED = (ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError)
+
+
+class Stop:
+    """Turns true at the first SIGINT or SIGTERM; the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.number:
+            os._exit(128 + number)
+        self.number = number
+        CONSOLE.print("stopping at the end of this step; once more to stop at once")
+
+    def __call__(self) -> bool:
+        return bool(self.number)
+
+
+def run(config: ConfigDict) -> int:
+    """Runs the experiment to its end, or to a signal; the exit status."""
+    directory = RunDirectory(
+        Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
+    )
+    directory.claim(json.loads(json.dumps(config.to_dict())), assemble.facts())
+    _log_to(directory.folder / "run.log")
+    if (summary := directory.summary()) and summary["steps"] >= config.steps:
+        show_summary(summary, directory.folder / "report.html")
+        return 0
+    stop, clock = Stop(), Clock()
+    with clock("warm_start"):
+        made = assemble.parts(config)
+        params = assemble.initial_params(config, made)
+    if stop():
+        return _stopped(stop, config, 0)
+    try:
+        learner = assemble.learner(config, made.model, params)
+        loop = assemble.loop(config, made, learner, clock)
+        state = learner.init(params)
+        zero_shot = _zero_shot(config, made, learner, state, clock, directory)
+        state = _resume(loop, state, directory) or _begin(config, loop, state, directory)
+        state = _train(config, loop, state, directory, stop)
+        if state.step < config.steps:
+            return _stopped(stop, config, state.step)
+        with clock("evaluation"):
+            final = assemble.held_out_score(config, made, "evaluation")
+        summary = summarise(config, directory, zero_shot, final.success, clock)
+        write_json(directory.folder / "summary.json", summary)
+    finally:
+        made.engine.close()
+    show_summary(summary, write_report(directory.folder))
+    return 0
+
+
+def _zero_shot(
+    config: ConfigDict, made: assemble.Parts, learner: Learner, state: Any, clock: Clock, directory: RunDirectory
+) -> float:
+    """Held-out success before training, measured once a run."""
+    path = directory.folder / "zero_shot.json"
+    if path.exists():
+        return float(json.loads(path.read_text())["success"])
+    with clock("evaluation"):
+        made.engine.load(learner.weights(state, 0))
+        score = assemble.held_out_score(config, made, "zero-shot evaluation")
+    write_json(path, {"success": score.success, "error": score.error, "partial": score.partial})
+    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
+    return score.success
+
+
+def _begin(config: ConfigDict, loop: Loop, learned: Any, directory: RunDirectory) -> State:
+    """Step 0: D_0 by unguided exploration, and the first checkpoint."""
+    directory.begin()
+    with loop.clock("feedback"):
+        found = initial_tasks(
+            loop.environment,
+            loop.explorer,
+            loop.validate,
+            config.initial_tasks,
+            seed=(config.seed, "initial"),
+            weights=loop.popularity,
+        )
+        directory.add_tasks(found.tasks)
+        directory.drafts.append(found.drafts)
+    state = State(0, learned, TaskPool.of(found.tasks), signs.init(loop.detectors))
+    save(loop, state, directory)
+    CONSOLE.print(f"D_0: {len(found.tasks)} tasks by unguided exploration")
+    return state
+
+
+def _resume(loop: Loop, learned: Any, directory: RunDirectory) -> State | None:
+    """The state of the newest checkpoint, or None where there is none."""
+    with loop.clock("checkpoint"):
+        found = directory.resume(learned, signs.init(loop.detectors))
+    if found is None:
+        return None
+    loop.clock.restore(found.host["clock"])
+    message = f"resumed at step {found.step}"
+    _LOG.info(message)
+    CONSOLE.print(message)
+    return State(found.step, found.arrays, found.pool, found.memory, found.pending, found.host["evolved"])
+
+
+def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
+    """The loop, with its metrics written and shown."""
+    wandb = Wandb(**assemble.settings(config.wandb)) if config.wandb.project else None
+    metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=config.to_dict())
+    spent: list[float] = []
+    loop.clock.lap()
+
+    def observe(record: dict[str, Any]) -> None:
+        record["seconds"] = loop.clock.lap()
+        spent.append(record["seconds"]["total"])
+        with loop.clock("checkpoint"):
+            metrics.write(record)
+            show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
+
+    try:
+        return coevolve(loop, state, directory, observe, stop)
+    except NonFiniteUpdate as error:
+        error.save(directory.folder / "nonfinite_batch.npz")
+        raise
+    finally:
+        metrics.close()
+
+
+def summarise(
+    config: ConfigDict, directory: RunDirectory, zero_shot: float, final: float, clock: Clock
+) -> dict[str, Any]:
+    """summary.json: the result, what happened on the way, and where the time went."""
+    records = list(directory.metrics.read())
+    evolutions = [record["evolution"] for record in records if "evolution" in record]
+    trained = sum(record["tokens_trained"] for record in records)
+    mismatch = sum(record.get("logprob_mismatch", 0.0) * record["tokens_trained"] for record in records)
+    tasks = sum(1 for _ in directory.tasks.read())
+    added = _sum(evolution["added"] for evolution in evolutions)
+    return {
+        "zero_shot": zero_shot,
+        "final": final,
+        "steps": config.steps,
+        "tasks_initial": tasks - sum(added.values()),
+        "tasks_final": tasks,
+        "signals": {kind: sum(record["signals"][kind] for record in records) for kind in signs.SIGNALS},
+        "verdicts": {
+            status: sum(evolution[status] for evolution in evolutions)
+            for status in ("accepted", "retained", "discarded")
+        },
+        "added": added,
+        "outcomes": _sum(record["outcomes"] for record in records),
+        "seconds": clock.summary(),
+        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
+        "logprob_mismatch": mismatch / trained if trained else 0.0,
+    }
+
+
+def _sum(counts: Any) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, number in count.items():
+            total[name] = total.get(name, 0) + number
+    return total
+
+
+def _stopped(stop: Stop, config: ConfigDict, step: int) -> int:
+    CONSOLE.print(f"stopped at step {step} of {config.steps}; run the same command again to go on")
+    return 128 + stop.number
+
+
+def _log_to(path: Path) -> None:
+    """Everything to run.log, warnings to the terminal as well."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    logging.getLogger("cojax").setLevel(logging.INFO)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
+    config = _CONFIG.value
+    try:
+        sys.exit(preflight.check(config) if _CHECK.value else run(config))
+    except EXPECTED as error:
+        _LOG.debug("the run ended", exc_info=True)
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main)
