@@ -118,7 +118,7 @@ class Episodes:
             self._drop(old for old in self.steps() if old < limit and (pending is None or old < pending))
 
     def read(self, step: int) -> list[dict[str, Any]]:
-        """The episodes of a step, in the order written; none if the step is not kept. Raises StorageError if damaged."""
+        """The episodes of a step in the order written; none for a step not kept. Raises StorageError if damaged."""
         path = self._path(step)
         if not path.exists():
             return []

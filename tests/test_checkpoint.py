@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 
-from cojax.checkpoint import CheckpointError, Checkpointer
+from cojax.checkpoint import Checkpointer, CheckpointError
 from cojax.store import StorageError
 
 
@@ -53,7 +53,8 @@ def test_another_process_restores_what_this_one_saved(tmp_path):
     Checkpointer(tmp_path).save(1, {"w": jnp.arange(3.0)}, {})
     program = (
         "import pathlib, sys, numpy, cojax.checkpoint as c;"
-        "print(c.Checkpointer(pathlib.Path(sys.argv[1])).restore({'w': numpy.zeros(3, numpy.float32)})[1]['w'].tolist())"
+        "saver = c.Checkpointer(pathlib.Path(sys.argv[1]));"
+        "print(saver.restore({'w': numpy.zeros(3, numpy.float32)})[1]['w'].tolist())"
     )
     run = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, timeout=120)
     assert run.stdout == "[0.0, 1.0, 2.0]\n", run.stderr

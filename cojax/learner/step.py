@@ -58,8 +58,9 @@ class NonFiniteUpdate(RuntimeError):
 
     def save(self, path: Path) -> None:
         """Writes the batch and the metrics as one .npz; `numpy.load` reads it."""
-        fields = {field.name: getattr(self.batch, field.name) for field in dataclasses.fields(self.batch)}
-        np.savez_compressed(path, **fields, **{f"metric_{name}": value for name, value in self.metrics.items()})
+        arrays = {field.name: getattr(self.batch, field.name) for field in dataclasses.fields(self.batch)}
+        arrays |= {f"metric_{name}": np.float64(value) for name, value in self.metrics.items()}
+        np.savez_compressed(path, allow_pickle=False, **arrays)
 
 
 def adamw(
@@ -71,14 +72,23 @@ def adamw(
     weight_decay: float = 0.0,
     clip_norm: float = 1.0,
 ) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global gradient norm; the rate rises linearly over `warmup_steps` updates."""
+    """AdamW behind a clip of the global gradient norm; the rate rises linearly over `warmup_steps` updates.
+
+    Norm scales and biases do not decay.
+    """
     rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
 
     def warmed(count: jax.Array) -> jax.Array:
         return rate(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
 
+    def decayed(params: Params) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "bias")), params
+        )
+
     return optax.chain(
-        optax.clip_by_global_norm(clip_norm), optax.adamw(warmed, b1=b1, b2=b2, weight_decay=weight_decay)
+        optax.clip_by_global_norm(clip_norm),
+        optax.adamw(warmed, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed),
     )
 
 
@@ -131,7 +141,7 @@ def train_step(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, facts, gradients))
     total, facts, gradients = jax.lax.fori_loop(0, count, add, zeros)
 
-    norm = optax.global_norm(gradients)
+    norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
     new = dataclasses.replace(state, params=optax.apply_updates(state.params, updates), opt_state=opt_state)
     finite = jnp.isfinite(total) & jnp.isfinite(norm)
@@ -170,10 +180,15 @@ class Learner:
                 raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(table))}")
         known = [p.name for p in inspect.signature(LOSSES[self.loss]).parameters.values() if p.kind == p.KEYWORD_ONLY]
         if unknown := sorted(set(self.loss_settings) - set(known)):
-            raise ValueError(f"loss {self.loss!r} has no setting {', '.join(unknown)}; it has: {', '.join(known)}")
+            raise ValueError(
+                f"loss {self.loss!r} has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}"
+            )
+        if self.updates_per_batch < 1:
+            raise ValueError(f"updates_per_batch is {self.updates_per_batch}; expected 1 or more")
         if self.kl_coefficient > 0 and self.reference is None:
             raise ValueError(
-                f"kl_coefficient is {self.kl_coefficient} but there is no reference; pass reference=params, or set it to 0"
+                f"kl_coefficient is {self.kl_coefficient} but there is no reference; "
+                "pass reference=params, or set it to 0"
             )
         if self.mesh is not None and self.micro_rows % self._row_shards:
             raise ValueError(
@@ -192,7 +207,7 @@ class Learner:
             return TrainState(jnp.int32(0), params, self.optimizer.init(params))
         params = shard(self.config, params, self.mesh)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
-        opt_state = optax.tree_utils.tree_map_params(
+        opt_state = optax.tree.map_params(
             self.optimizer,
             lambda leaf, param: jax.device_put(leaf, param.sharding),
             self.optimizer.init(params),
@@ -275,19 +290,15 @@ class Learner:
         )
 
     @property
-    def _row_axes(self) -> tuple[str, ...]:
-        return tuple(axis for axis in ("data", "fsdp") if self.mesh is not None and axis in self.mesh.axis_names)
-
-    @property
     def _row_shards(self) -> int:
-        return int(np.prod([self.mesh.shape[axis] for axis in self._row_axes])) if self.mesh is not None else 1
+        return 1 if self.mesh is None else self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
     def _place(self, batch: TrainBatch) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices."""
         batch = jax.tree.map(lambda array: array.reshape(-1, self.micro_rows, array.shape[-1]), batch)
         if self.mesh is None:
             return jax.device_put(batch)
-        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(None, self._row_axes or None, None)))
+        return jax.device_put(batch, NamedSharding(self.mesh, PartitionSpec(None, ("data", "fsdp"))))
 
     def _shardings(self, state: TrainState) -> tuple[jax.sharding.Sharding, ...] | None:
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
