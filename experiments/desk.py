@@ -43,11 +43,11 @@ def get_config() -> ConfigDict:
             "learning_rate": 1e-3,
         }
     )
-    config.engine.max_length = 320
+    config.engine.max_length = 256
     config.sampling.temperature = 1.0
     config.sampling.max_tokens = 24
     config.limits.max_turns = 12
-    config.learner.row_length = 320
+    config.learner.row_length = 256
     config.learner.loss_settings.kl_coefficient = 0.0
     config.optimizer.learning_rate = 3e-4
     return config

@@ -20,6 +20,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from cojax import signals as signs
@@ -220,6 +221,7 @@ def _log_to(path: Path) -> None:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
+    absl_logging.set_verbosity(absl_logging.WARNING)
     config = _CONFIG.value
     try:
         sys.exit(preflight.check(config) if _CHECK.value else run(config))

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig
 
 Params = dict[str, Any]
@@ -144,14 +145,12 @@ def hidden_states(
     tokens, positions, segment_ids are int32[B, T]; a token sees the earlier tokens of its own segment and itself;
     segment 0 is padding. `remat` keeps only layer inputs for the backward pass and computes the rest again.
     """
-    causal = jnp.tril(jnp.ones((tokens.shape[1], tokens.shape[1]), bool))
-    mask = (causal & (segment_ids[:, :, None] == segment_ids[:, None, :]))[:, None]
     shape, count = tokens.shape, tokens.size
     ends, rotate = _ends(config, params), rotation(config, positions.reshape(count))
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-        mixed = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        mixed = packed_attention(query, key, value, segment_ids)
         return mixed.reshape(count, *mixed.shape[2:])
 
     def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
