@@ -130,7 +130,7 @@ def test_off_policy_the_old_log_probs_are_read():
     assert float(metrics["ratio"]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("micro_rows", [1, 2, 4])
+@pytest.mark.parametrize("micro_rows", [1, 4])
 def test_micro_batches_add_up_to_the_full_batch(micro_rows):
     def gradient(rows):
         learner = _plain(optimizer=SGD, micro_rows=rows)
@@ -341,23 +341,18 @@ import os, sys
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 sys.path.insert(0, sys.argv[1])
 import jax, numpy as np
-from cojax.policy.sharding import make_mesh
 import test_step as here
+from cojax.policy.sharding import make_mesh
 
-def run(mesh):
-    learner = here._learner(mesh=mesh, micro_rows=4, loss_settings={"kl_coefficient": 0.1}, reference=here.PARAMS)
-    state = learner.init(here.PARAMS)
-    layout = jax.tree.map(lambda leaf: leaf.sharding, state)
-    for _ in range(3):
-        state, metrics = learner.update(state, here.GROUPS)
-    assert mesh is None or layout == jax.tree.map(lambda leaf: leaf.sharding, state)
-    assert learner._step._cache_size() == 1
-    return here._flat(state.params), metrics
-
-one, alone = run(None)
-four, together = run(make_mesh(data=2, fsdp=2))
-np.testing.assert_allclose(four, one, rtol=1e-3, atol=1e-5)
-np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-3, atol=1e-6)
+learner = here._learner(mesh=make_mesh(data=2, fsdp=2), micro_rows=4)
+state = learner.init(here.PARAMS)
+layout = jax.tree.map(lambda leaf: leaf.sharding, state)
+for _ in range(3):
+    state, _ = learner.update(state, here.GROUPS)
+assert layout == jax.tree.map(lambda leaf: leaf.sharding, state)
+assert len(state.params["embed"]["embedding"].sharding.device_set) == 4
+assert learner._step._cache_size() == 1
+np.save(sys.argv[2], here._flat(state.params))
 try:
     here._learner(mesh=make_mesh(data=4), micro_rows=2)
 except ValueError as error:
@@ -365,8 +360,14 @@ except ValueError as error:
 """
 
 
-def test_four_devices_compute_what_one_does(request):
+def test_four_devices_compute_what_one_does(request, tmp_path):
     run = subprocess.run(
-        [sys.executable, "-c", SHARDED, request.path.parent], capture_output=True, text=True, timeout=300
-    )
+        [sys.executable, "-c", SHARDED, request.path.parent, tmp_path / "four.npy"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
     assert run.stdout == "micro_rows is 2, the mesh splits rows 4 ways; make it a multiple of 4\n", run.stderr
+    learner = _plain(micro_rows=4)
+    state = learner.init(PARAMS)
+    for _ in range(3):
+        state, _ = learner.update(state, GROUPS)
+    np.testing.assert_allclose(np.load(tmp_path / "four.npy"), _flat(state.params), rtol=1e-3, atol=1e-5)
