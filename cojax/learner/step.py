@@ -126,18 +126,15 @@ def train_step(
 
     gradient = jax.value_and_grad(micro_loss, has_aux=True)
 
-    def micro_batch(index: jax.Array | int) -> TrainBatch:
-        return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
-
     def add(index: jax.Array, total: Any) -> Any:
-        (value, facts), gradients = gradient(state.params, micro_batch(index))
+        (value, facts), gradients = gradient(state.params, _micro(batch, index))
         facts = {
             name: jnp.maximum(total[1][name], fact) if name.endswith("_max") else total[1][name] + fact
             for name, fact in facts.items()
         }
         return total[0] + value, facts, jax.tree.map(jnp.add, total[2], gradients)
 
-    (value, facts), gradients = jax.eval_shape(gradient, state.params, jax.eval_shape(micro_batch, 0))
+    (value, facts), gradients = jax.eval_shape(gradient, state.params, _micro(batch, 0))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, facts, gradients))
     total, facts, gradients = jax.lax.fori_loop(0, count, add, zeros)
 
@@ -158,8 +155,8 @@ class Learner:
     """Stage 1's learner: groups in, the next TrainState and figures out.
 
     `micro_rows` rows of `row_length` tokens go through the model at a time. `loss` and `advantage` name entries of
-    LOSSES and ADVANTAGES; `loss_settings` are that loss's keywords. `temperature` is the one sampled with. `remat` makes
-    activations again in the backward pass: less memory, and faster too where memory is slow (a third on CPU).
+    LOSSES and ADVANTAGES; `loss_settings` are that loss's keywords. `temperature` is the one sampled with. `remat`
+    makes activations again in the backward pass: less memory, and where memory is slow less time (a third on CPU).
     `reference` is π_ref, needed where kl_coefficient > 0. With a `mesh`, rows are split over its data and fsdp axes.
     """
 
@@ -279,8 +276,8 @@ class Learner:
 
         def forward(params: Params, batch: TrainBatch, count: jax.Array) -> jax.Array:
             def fill(index: jax.Array, out: jax.Array) -> jax.Array:
-                micro = jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
-                return jax.lax.dynamic_update_index_in_dim(out, self._logprobs(params, micro), index, 0)
+                logprobs = self._logprobs(params, _micro(batch, index))
+                return jax.lax.dynamic_update_index_in_dim(out, logprobs, index, 0)
 
             return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
 
@@ -319,6 +316,11 @@ class Learner:
 
     def _shardings(self, state: TrainState) -> tuple[jax.sharding.Sharding, ...] | None:
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
+
+
+def _micro(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
+    """[M, b, T] → micro-batch `index`, [b, T]."""
+    return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
 
 
 def _averaged(raw: Mapping[str, np.ndarray], tokens: float) -> Metrics:
