@@ -6,6 +6,7 @@ Loading, export, shapes and sharding all read this table and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 
 import jax
@@ -41,22 +42,24 @@ class Parameter:
         sizes = axis_sizes(config)
         return tuple(sizes[axis] for axis in self.axes)
 
-    def to_hf(self, array: np.ndarray) -> np.ndarray:
-        """One layer's array in Hugging Face layout, C-contiguous."""
+    def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
+        """Shape in a Hugging Face file, of one layer where stacked."""
+        shape = self.shape(config)[1:] if self.stacked else self.shape(config)
         if self.inputs is None:
-            return np.ascontiguousarray(array)
-        if self.inputs == 0:
-            return np.ascontiguousarray(array.reshape(-1))
-        summed = int(np.prod(array.shape[: self.inputs]))
-        return np.ascontiguousarray(array.reshape(summed, -1).T)
+            return shape
+        summed, kept = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
+        return (kept, summed) if self.inputs else (kept,)
+
+    def to_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
+        """One layer's array in Hugging Face layout: a C-contiguous copy, since a view might alias a donated buffer."""
+        shape = self.hf_shape(config)
+        return np.array(array.reshape(shape[::-1]).T if self.inputs else array.reshape(shape), order="C")
 
     def from_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
         """Inverse of `to_hf`; raises ValueError for another shape."""
-        shape = self.shape(config)[1:] if self.stacked else self.shape(config)
-        expected = self.to_hf(np.empty(shape, np.bool_)).shape
-        if array.shape != expected:
-            raise ValueError(f"has shape {tuple(array.shape)}, expected {expected}")
-        return (array.T if self.inputs else array).reshape(shape)
+        if array.shape != self.hf_shape(config):
+            raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
+        return (array.T if self.inputs else array).reshape(self.shape(config)[1 if self.stacked else 0 :])
 
 
 def _p(path: str, axes: str, hf: str, inputs: int | None = None) -> Parameter:
@@ -126,9 +129,9 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
         leaf = np.asarray(jax.device_get(leaf_of(params, row)))
         if row.stacked:
             for layer in range(config.num_hidden_layers):
-                yield row.hf.format(layer=layer), row.to_hf(leaf[layer])
+                yield row.hf.format(layer=layer), row.to_hf(leaf[layer], config)
         else:
-            yield row.hf, row.to_hf(leaf)
+            yield row.hf, row.to_hf(leaf, config)
 
 
 def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> Params:
@@ -153,7 +156,8 @@ def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tup
                 faults.append(f"{name} {fault}")
         if not faults:
             leaf = np.stack(pieces) if row.stacked else pieces[0]
-            _insert(params, row.path, jnp.asarray(leaf, jnp.dtype(config.param_dtype)))
+            # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
+            params = with_leaf(params, row, jnp.array(leaf, jnp.dtype(config.param_dtype)))
     faults += [f"{name} is not part of this model" for name in given]
     if faults:
         shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
@@ -169,7 +173,11 @@ def leaf_of(params: Params, row: Parameter) -> jax.Array:
     return node  # type: ignore[return-value]
 
 
-def _insert(params: Params, path: tuple[str, ...], leaf: jax.Array) -> None:
-    for key in path[:-1]:
-        params = params.setdefault(key, {})
-    params[path[-1]] = leaf
+def with_leaf(params: Params, row: Parameter, leaf: jax.Array) -> Params:
+    """The same tree with the leaf at the row's path."""
+    return _with(params, row.path, leaf)
+
+
+def _with(node: Params, path: tuple[str, ...], leaf: jax.Array) -> Params:
+    key, *rest = path
+    return {**node, key: _with(node.get(key, {}), tuple(rest), leaf) if rest else leaf}

@@ -1,0 +1,64 @@
+"""How parameters and batches spread over devices: a mesh of four axes and one rule per logical axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Parameter, axis_sizes, leaf_of, parameters, with_leaf
+from cojax.policy.transformer import Params
+
+AXES = ("data", "fsdp", "tensor", "expert")
+
+# Logical axis → mesh axis. What is not listed is replicated.
+RULES: Mapping[str, str] = {
+    "vocabulary": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "experts": "expert",
+}
+
+
+def make_mesh(
+    *, data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """A mesh of the given sizes; raises ValueError unless they multiply to the number of devices."""
+    devices = jax.devices() if devices is None else devices
+    sizes = (data, fsdp, tensor, expert)
+    if int(np.prod(sizes)) != len(devices):
+        named = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+        raise ValueError(f"{named} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
+    return Mesh(np.asarray(devices).reshape(sizes), AXES)
+
+
+def partition(row: Parameter) -> PartitionSpec:
+    """The mesh axis of each of a parameter's axes."""
+    return PartitionSpec(*(RULES.get(axis) for axis in row.axes))
+
+
+def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
+    """The parameters laid out over the mesh. Raises ValueError for an axis that its mesh axis does not divide."""
+    sizes = axis_sizes(config)
+    for row in parameters(config):
+        for axis in row.axes:
+            parts = mesh.shape.get(RULES.get(axis, ""), 1)
+            if sizes[axis] % parts:
+                raise ValueError(
+                    f"{row.name} has {axis}={sizes[axis]}, which {RULES[axis]}={parts} does not divide; "
+                    "choose a mesh size that does"
+                )
+    sharded: Params = {}
+    for row in parameters(config):
+        sharded = with_leaf(sharded, row, jax.device_put(leaf_of(params, row), NamedSharding(mesh, partition(row))))
+    return sharded
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows of [B, T] arrays over data and fsdp together; B must be a multiple of both sizes' product."""
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
