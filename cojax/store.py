@@ -167,7 +167,7 @@ def step_of(episode: str) -> int:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON, atomically and durably. Raises StorageError when the disk refuses."""
-    _replace(path, (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+    _replace(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def sync_folder(folder: Path) -> None:
@@ -224,7 +224,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 def _line(record: Record, path: Path) -> bytes:
     try:
-        return (json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False) + "\n").encode()
+        return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
 

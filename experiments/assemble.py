@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 import environments
 from cojax import warm_start
 from cojax.coevolve import Loop
-from cojax.console import bar
+from cojax.console import CONSOLE, bar, percent
 from cojax.environment import Charted, Demonstrated, Environment
 from cojax.evaluate import Score, evaluate
 from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
@@ -35,8 +35,9 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS
-from cojax.types import Task
+from cojax.types import SignalKind, Task
 from cojax.validation import Exclusions, Validation
+from cojax.watch import Watched
 
 ENGINES: dict[str, Callable[..., Engine]] = {"local": LocalEngine}
 EXPLORERS: dict[str, Callable[..., Any]] = {"scripted": ScriptedExplorer}
@@ -57,7 +58,7 @@ class Parts:
     development: tuple[Task, ...]
 
 
-def choose(table: Mapping[str, Any], name: str, kind: str) -> Any:
+def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
     """The entry of a registry. Raises ValueError, which lists the others."""
     if name not in table:
         raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
@@ -77,7 +78,8 @@ def parts(config: ConfigDict) -> Parts:
         folder = Path(config.policy.path)
         if not folder.is_dir():
             raise ValueError(f"policy.path {str(folder)!r} is no folder; expected a model in HF format")
-        model, tokenizer = ModelConfig.from_hf(folder), AutoTokenizer.from_pretrained(folder)
+        model = ModelConfig.from_hf(folder)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     else:
         tokenizer = closed_world(environment)
         model = ModelConfig(vocab_size=_round_up(len(tokenizer), 16), **settings(config.policy.model))
@@ -98,8 +100,7 @@ def parts(config: ConfigDict) -> Parts:
 def check(config: ConfigDict) -> None:
     """Settings that only make sense together or within bounds. Raises ValueError."""
     choose(EVOLUTIONS, config.evolve, "evolve")
-    for kind in kinds(config):
-        choose(SIGNALS, kind, "signal")
+    kinds(config)
     choose(EXPLORERS, config.explorer.name, "explorer")
     positive = ("batch_size", "group_size", "evolve_every", "initial_tasks", "checkpoint_every", "checkpoints_kept")
     for name in positive:
@@ -119,9 +120,12 @@ def check(config: ConfigDict) -> None:
         raise ValueError("no policy: set policy.path to a model folder, or policy.model and warm_start to train one")
 
 
-def kinds(config: ConfigDict) -> list[str]:
+def kinds(config: ConfigDict) -> list[SignalKind]:
     """The signals switched on, from "forgetting,boundary,rare"."""
-    return [kind.strip() for kind in config.signals.split(",") if kind.strip()]
+    named = [kind.strip() for kind in config.signals.split(",") if kind.strip()]
+    for kind in named:
+        choose(SIGNALS, kind, "signal")
+    return [kind for kind in SIGNALS if kind in named]
 
 
 def closed_world(environment: Environment) -> PreTrainedTokenizerBase:
@@ -175,10 +179,13 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
                 ),
                 made.engine,
                 demonstrations,
-                lambda step: dev_score(config, made, step, config.sampling.temperature, section.check_tasks).success,
+                lambda step: dev_score(config, made, step, config.evaluation.temperature, section.check_tasks).success,
                 schedule,
                 seed=config.seed,
                 advance=advance,
+                on_check=lambda done: CONSOLE.print(
+                    f"warm start: batch {done.step}, loss {done.loss:.3f}, dev success {percent(done.success)}"
+                ),
             )
 
     key = {
@@ -237,8 +244,11 @@ def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
 def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop:
     """The loop's fixed parts."""
     charted = made.environment if isinstance(made.environment, Charted) else None
+    watched = Watched(made.limits.environment_deadline)
     explorer = choose(EXPLORERS, config.explorer.name, "explorer")(
-        neighbours=charted.neighbours if charted else no_neighbours, **settings(config.explorer, "name")
+        neighbours=charted.neighbours if charted else no_neighbours,
+        play=watched,
+        **settings(config.explorer, "name"),
     )
 
     def score(step: int) -> Mapping[str, float] | None:
@@ -254,7 +264,9 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         chat=made.chat,
         learner=learns,
         explorer=explorer,
-        validate=Validation(made.environment, Exclusions.of(reserved(config, made)), enabled=config.validate),
+        validate=Validation(
+            made.environment, Exclusions.of(reserved(config, made)), enabled=config.validate, play=watched
+        ),
         detectors={kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
         evolve=EVOLUTIONS[config.evolve],
         popularity=charted.popularity() if charted else None,

@@ -32,15 +32,16 @@ def get_config() -> ConfigDict:
     )
     config.warm_start = ConfigDict(
         {
-            "steps": 1000,
+            "steps": 600,
             "batch_size": 32,
-            "check_every": 100,
-            "target": 0.25,
+            "lengthen": 250,
+            "check_every": 50,
+            "target": 0.22,
             "check_tasks": 200,
             "demonstrations": 8000,
             "noise_low": 0.10,
             "noise_high": 0.85,
-            "learning_rate": 1e-3,
+            "learning_rate": 2e-3,
         }
     )
     config.engine.max_length = 256

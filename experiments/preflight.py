@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ _LOGS = 200 * 2**20  # bytes
 
 def check(config: ConfigDict) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
-    state: dict[str, object] = {}
+    state: dict[str, Any] = {}
     examinations: list[tuple[str, Callable[[], str]]] = [
         ("configuration", lambda: _configuration(config, state)),
         ("environment", lambda: _environment(state)),
@@ -53,19 +54,17 @@ def check(config: ConfigDict) -> int:
     return int(failed)
 
 
-def _parts(state: dict[str, object]) -> assemble.Parts:
-    made = state["parts"]
-    assert isinstance(made, assemble.Parts)
-    return made
+def _parts(state: dict[str, Any]) -> assemble.Parts:
+    return state["parts"]
 
 
-def _configuration(config: ConfigDict, state: dict[str, object]) -> str:
+def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     made = state["parts"] = assemble.parts(config)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     return f"{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
 
 
-def _environment(state: dict[str, object]) -> str:
+def _environment(state: dict[str, Any]) -> str:
     made = _parts(state)
     task = made.development[0]
     if not task.solution:
@@ -79,7 +78,7 @@ def _environment(state: dict[str, object]) -> str:
     return f"{len(made.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
 
 
-def _template(state: dict[str, object]) -> str:
+def _template(state: dict[str, Any]) -> str:
     made = _parts(state)
     episode = made.environment.start(made.development[0])
     tokens = made.chat.open(episode.reset())
@@ -87,7 +86,7 @@ def _template(state: dict[str, object]) -> str:
     return f"extends turn by turn; an episode opens with {len(tokens)} tokens"
 
 
-def _policy(config: ConfigDict, state: dict[str, object]) -> str:
+def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     if config.policy.path:
         params: Params = load_params(Path(config.policy.path), made.model)
@@ -100,7 +99,7 @@ def _policy(config: ConfigDict, state: dict[str, object]) -> str:
     return f"{count:,} parameters, {origin}"
 
 
-def _engine(config: ConfigDict, state: dict[str, object]) -> str:
+def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     learner = assemble.learner(config, made.model, state["params"])
     weights: Weights = learner.weights(learner.init(state["params"]), 0)
@@ -120,11 +119,11 @@ def _engine(config: ConfigDict, state: dict[str, object]) -> str:
     return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
 
 
-def _disk(config: ConfigDict, state: dict[str, object]) -> str:
+def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     folder = Path(config.workdir).absolute()
     _writable(folder)
     _writable(warm_start.cache())
-    need = int(str(state.get("bytes", 0))) * _COPIES * (config.checkpoints_kept + 1) + _LOGS
+    need = state.get("bytes", 0) * _COPIES * (config.checkpoints_kept + 1) + _LOGS
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

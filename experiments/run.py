@@ -75,14 +75,15 @@ def run(config: ConfigDict) -> int:
     with clock("warm_start"):
         made = assemble.parts(config)
         params = assemble.initial_params(config, made)
+        made.chat.tokenizer.save_pretrained(directory.folder / "tokenizer")
     if stop():
         return _stopped(stop, config, 0)
     try:
         learner = assemble.learner(config, made.model, params)
         loop = assemble.loop(config, made, learner, clock)
-        state = learner.init(params)
-        zero_shot = _zero_shot(config, made, learner, state, clock, directory)
-        state = _resume(loop, state, directory) or _begin(config, loop, state, directory)
+        untrained = learner.init(params)
+        zero_shot = _zero_shot(config, made, learner, untrained, clock, directory)
+        state = _resume(loop, untrained, directory) or _begin(config, loop, untrained, directory)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps:
             return _stopped(stop, config, state.step)
@@ -214,6 +215,8 @@ def _log_to(path: Path) -> None:
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
+    for other in list(root.handlers):
+        other.setLevel(logging.WARNING)
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
 

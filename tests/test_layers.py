@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 # A module may import modules of its own level or below.
 LEVELS = [
     {"cojax", "cojax.types"},
-    {"cojax.environment", "cojax.store"},
+    {"cojax.environment", "cojax.store", "cojax.watch"},
     {"cojax.pool", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
@@ -29,6 +29,10 @@ JAX_ROOMS = (
     "cojax.learner",
     "cojax.checkpoint",
     "cojax.rollout.local",
+    "cojax.rollout.forwards",
+    "cojax.rollout.export",
+    "cojax.run_directory",
+    "cojax.coevolve",
     "cojax.warm_start",
     "experiments",
 )

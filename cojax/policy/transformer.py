@@ -107,8 +107,8 @@ class Ends(nnx.Module):
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         self.embed = nnx.Embed(
-            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(0.02), rngs=rngs,
-            dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(config.hidden_size**-0.5),
+            dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype), rngs=rngs,
         )  # fmt: skip
         self.final_norm = _norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
@@ -118,8 +118,9 @@ class Ends(nnx.Module):
 
 
 def initialize(config: ModelConfig, seed: int) -> Params:
-    """Fresh parameters: embedding N(0, 0.02²), kernels N(0, 1 / inputs), and those that write to the residual stream
-    smaller by √(2L), so that its variance does not grow with depth (GPT-2)."""
+    """Fresh parameters: embedding N(0, 1 / D), so that logits of a tied head begin with variance 1, kernels
+    N(0, 1 / inputs), and those that write to the residual stream smaller by √(2L), so that its variance does not grow
+    with depth (GPT-2)."""
 
     @jax.jit
     def make() -> Params:

@@ -19,6 +19,7 @@ from cojax.environment import Abandoned, Environment, Progress, play
 from cojax.rollout.chat import Chat, PolicyActor
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import INFRASTRUCTURE, Group, Outcome, Task, Trajectory
+from cojax.watch import ADVICE
 
 _LOG = logging.getLogger(__name__)
 # A hang inside `step` is, when it happens twice, the action's doing; elsewhere it is the machinery's.
@@ -199,7 +200,7 @@ class _Floor:
             self.engine.release(job.session)
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
-                error += "; run this environment isolated in a worker, where it can be killed"
+                error += ADVICE
             outcome: Outcome = _WHERE_IT_HUNG.get(phase, "environment_error")
             turns = tuple(progress.turns)
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)

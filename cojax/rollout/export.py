@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
@@ -24,8 +25,13 @@ def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: Pre
 
 
 def load_params(folder: Path, config: ModelConfig) -> Params:
-    """The parameters of a model folder. Raises FileNotFoundError when it holds no model.safetensors."""
+    """The parameters of a model folder. Raises FileNotFoundError when it holds no model.safetensors, ValueError
+    for a damaged one."""
     path = folder / "model.safetensors"
     if not path.exists():
         raise FileNotFoundError(f"no model.safetensors in {folder}; expected a model folder in HF format")
-    return from_hf(config, load_file(path).items())
+    try:
+        arrays = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Delete {folder} and make it again.") from error
+    return from_hf(config, arrays.items())

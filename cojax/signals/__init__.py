@@ -30,7 +30,7 @@ class Detector(Protocol):
         """New values of the changed keys, and the signals of this step's groups."""
 
 
-SIGNALS = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
+SIGNALS: dict[SignalKind, Any] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 
 
 def init(detectors: Mapping[SignalKind, Detector]) -> Memory:

@@ -1,0 +1,49 @@
+"""`play` under a deadline, for actors that run in the caller's thread: explorers and validation."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from typing import Any
+
+from cojax.environment import Abandoned, Actor, Environment, Progress, play
+from cojax.types import Task, Trajectory
+
+ADVICE = "; run this environment isolated in a worker, where it can be killed"
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """Plays on a daemon thread and gives it up when one call of the environment takes longer than `deadline` seconds.
+
+    What hangs becomes the outcome environment_error: an explorer's action is nobody's failure. The thread is abandoned,
+    as Python cannot end it, and stops at the next step of the loop.
+    """
+
+    deadline: float
+
+    def __call__(self, environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
+        """As `play`, which takes the same `settings`."""
+        progress = Progress(since=time.monotonic())
+        result: list[Trajectory | BaseException] = []
+
+        def run() -> None:
+            try:
+                result.append(play(environment, task, act, progress=progress, **settings))
+            except Abandoned:
+                pass
+            except BaseException as error:
+                result.append(error)
+
+        thread = threading.Thread(target=run, name="watched", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(max(0.001, progress.since + self.deadline - time.monotonic()))
+            if thread.is_alive() and time.monotonic() - progress.since > self.deadline:
+                progress.abandoned = True
+                error = f"{progress.phase} took longer than {self.deadline:g} s and was abandoned on its thread{ADVICE}"
+                return Trajectory(task, outcome="environment_error", error=error)
+        if isinstance(result[0], BaseException):
+            raise result[0]
+        return result[0]

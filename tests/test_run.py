@@ -1,0 +1,308 @@
+"""The command itself, in processes of its own: resume after a kill, equal runs, overrides, signals, bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = (
+    "steps=6", "evolve_every=2", "checkpoint_every=2", "batch_size=4", "group_size=4", "initial_tasks=12",
+    "policy.model.hidden_size=32", "policy.model.intermediate_size=64", "policy.model.num_hidden_layers=2",
+    "warm_start.steps=120", "warm_start.check_every=60", "warm_start.demonstrations=400", "warm_start.target=0.02",
+    "warm_start.batch_size=16", "warm_start.check_tasks=40", "warm_start.learning_rate=0.003",
+    "evaluation.tasks=24", "evaluation.dev_tasks=40", "evaluation.every=3", "engine.slots=16", "limits.concurrency=16",
+    "synthesis.contexts=6", "synthesis.budget=6", "rare.minimum=16", "rare.percent=20.0",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    """One cache for all runs of this file, so that they warm-start and compile once."""
+    return {**os.environ, "COJAX_CACHE": str(tmp_path_factory.mktemp("cache")), "PYTHONUNBUFFERED": "1"}
+
+
+def command(workdir: Path, *settings: str) -> list[str]:
+    flags = [f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings)]
+    return [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
+
+
+def run(workdir: Path, environment: dict[str, str], *settings: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(workdir, *settings), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(environment, tmp_path_factory) -> Path:
+    """An uninterrupted run."""
+    workdir = tmp_path_factory.mktemp("reference") / "run"
+    done = run(workdir, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def untimed(path: Path) -> list[dict]:
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in lines(path)]
+
+
+def episodes(workdir: Path) -> dict[str, list[dict]]:
+    """Every stored episode without its times."""
+
+    def clean(record: dict) -> dict:
+        turns = [{k: v for k, v in turn.items() if not k.endswith("_seconds")} for turn in record["turns"]]
+        return {**record, "turns": turns}
+
+    return {
+        path.name: [clean(json.loads(line)) for line in gzip.open(path)]
+        for path in sorted((workdir / "episodes").iterdir())
+    }
+
+
+def arrays(workdir: Path) -> list[np.ndarray]:
+    """Parameters and optimiser state of the last checkpoint."""
+    last = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
+    restored = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(last / "arrays")
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(restored)]
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "drafts.jsonl", "memory.jsonl"):
+        assert untimed(one / name) == untimed(other / name), name
+    assert episodes(one) == episodes(other)
+    pairs = list(zip(arrays(one), arrays(other), strict=True))
+    assert len(pairs) > 10
+    for left, right in pairs:
+        assert left.tobytes() == right.tobytes()
+    for key in ("zero_shot", "final", "tasks_final", "signals", "verdicts", "outcomes", "tokens", "logprob_mismatch"):
+        summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (one, other)]
+        assert summaries[0][key] == summaries[1][key], key
+
+
+def kill_when(
+    workdir: Path, environment: dict[str, str], moment: Callable[[], bool], number: int = signal.SIGKILL
+) -> tuple[int, str]:
+    """Starts the run, sends the signal at the moment, and returns exit status and output."""
+    process = subprocess.Popen(
+        command(workdir), cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 200
+    while not moment():
+        assert process.poll() is None, process.stdout and process.stdout.read()
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(0.0005)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
+    summary = json.loads((reference / "summary.json").read_text())
+    assert summary.keys() >= {
+        "zero_shot", "final", "steps", "tasks_initial", "tasks_final", "signals", "verdicts", "outcomes", "seconds",
+        "tokens", "logprob_mismatch",
+    }  # fmt: skip
+    seconds = summary["seconds"]
+    parts = sum(spent for part, spent in seconds.items() if part not in ("total", "warm_start"))
+    assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
+    assert summary["steps"] == 6
+    assert summary["tasks_initial"] == 12
+    assert summary["tasks_final"] == len(lines(reference / "tasks.jsonl")) > 12
+    assert summary["outcomes"].keys() <= {"finished", "truncated"}
+    assert summary["logprob_mismatch"] < 1e-4
+    assert (reference / "report.html").stat().st_size > 10_000
+
+
+def test_the_policy_learns_on_policy(reference):
+    records = lines(reference / "metrics.jsonl")
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert all(record["ratio_max"] == 1.0 for record in records if record["updates"])
+    assert any(record["updates"] for record in records)
+
+
+def in_rollout(workdir: Path) -> bool:
+    """Step 3 is under way: step 2 is checkpointed, and its record is the last."""
+    return (workdir / "checkpoints/2/host.json").exists()
+
+
+def in_evolution(workdir: Path) -> bool:
+    """Step 4 has stored its episodes; its evolution comes next."""
+    return (workdir / "episodes/000004.jsonl.gz").exists()
+
+
+def in_checkpoint(workdir: Path) -> bool:
+    """The checkpoint of step 4 is being written."""
+    folder = workdir / "checkpoints"
+    return folder.is_dir() and any(re.fullmatch(r"\.4\.\d+\.tmp", path.name) for path in folder.iterdir())
+
+
+def in_the_last_evaluation(workdir: Path) -> bool:
+    return (workdir / "checkpoints/6/host.json").exists()
+
+
+@pytest.mark.parametrize("moment", [in_rollout, in_evolution, in_checkpoint, in_the_last_evaluation])
+def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environment, tmp_path):
+    workdir = tmp_path / "run"
+    status, _ = kill_when(workdir, environment, lambda: moment(workdir))
+    assert status == -signal.SIGKILL
+    assert not (workdir / "summary.json").exists()
+    done = run(workdir, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"resumed at step [246]\b", (workdir / "run.log").read_text())
+    assert_same_run(workdir, reference)
+
+
+def test_two_runs_of_one_seed_are_the_same(reference, environment, tmp_path):
+    """Also with another number of slots and threads: who runs beside an episode changes nothing in it."""
+    done = run(tmp_path / "run", environment, "limits.concurrency=5")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(tmp_path / "run", reference)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, environment, tmp_path):
+    workdir = tmp_path / "run"
+    status, output = kill_when(workdir, environment, lambda: in_rollout(workdir), number)
+    assert status == 128 + number
+    assert "run the same command again to go on" in output
+    done = run(workdir, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(workdir, reference)
+
+
+def test_a_finished_run_prints_its_table_and_a_larger_one_extends_it(reference, environment, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(reference, workdir)
+    again = run(workdir, environment)
+    assert again.returncode == 0
+    assert "zero-shot" in again.stdout
+    assert "step " not in again.stdout
+    longer = run(workdir, environment, "steps=8")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    assert "resumed at step 6" in longer.stdout
+    assert json.loads((workdir / "summary.json").read_text())["steps"] == 8
+    assert untimed(workdir / "metrics.jsonl")[:6] == untimed(reference / "metrics.jsonl")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, environment, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(reference, workdir)
+    (workdir / "summary.json").unlink()
+    damaged = next(p for p in (workdir / "checkpoints/6/arrays").rglob("*") if p.is_file() and p.stat().st_size > 1000)
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    done = run(workdir, environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at step 4" in done.stdout
+    assert_same_run(workdir, reference)
+
+
+def test_every_arm_is_one_override(reference, environment, tmp_path):
+    grown = {}
+    for arm in ("none", "random", "uniform", "trajectory"):
+        done = run(tmp_path / arm, environment, f"evolve={arm}", "steps=2", "evaluation.every=0")
+        assert done.returncode == 0, done.stdout + done.stderr
+        tasks = lines(tmp_path / arm / "tasks.jsonl")
+        grown[arm] = {task["origin"] for task in tasks[12:]}
+    assert grown == {"none": set(), "random": {"unguided"}, "uniform": {"uniform"}, "trajectory": {"trajectory"}}
+    assert {task["origin"] for task in lines(reference / "tasks.jsonl")[12:]} <= {"forgetting", "boundary", "rare"}
+
+
+def test_ablations_switch_signals_and_validation_off(environment, tmp_path):
+    done = run(tmp_path / "run", environment, "signals=rare", "validate=false", "steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {signal["kind"] for signal in lines(tmp_path / "run/signals.jsonl")} <= {"rare"}
+    evidence = [draft["verdict"]["evidence"][-1] for draft in lines(tmp_path / "run/drafts.jsonl")]
+    assert "not validated: validation is off" in evidence
+
+
+def test_every_task_has_its_lineage(reference):
+    tasks = lines(reference / "tasks.jsonl")
+    stored = {record["episode"] for records in episodes(reference).values() for record in records}
+    ids = {task["id"] for task in tasks}
+    assert len(ids) == len(tasks)
+    for task in tasks[12:]:
+        lineage = task["lineage"]
+        assert lineage["parent"] in ids
+        assert lineage["episode"] in stored
+        assert lineage["verdict"] == "accepted"
+        assert lineage["signal"]
+        assert lineage["step"] in (2, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("nonsense=1",), "nonsense"),
+        (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
+        (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
+        (("environment.name=atlantis",), "environment 'atlantis' not found; available: desk"),
+        (("engine.name=warp",), "engine 'warp' not found; available: local"),
+        (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
+        (("policy.path=/nowhere",), "policy.path '/nowhere' is no folder"),
+        (("group_size=1",), "needs at least 2"),
+        (("batch_size=0",), "batch_size is 0"),
+        (("learner.row_length=100",), "a row must hold the longest episode"),
+        (("workdir=/proc/cojax",), "Choose another --config.workdir"),
+    ],
+)
+def test_bad_settings_are_named_with_the_fix(settings, message, environment, tmp_path):
+    done = run(tmp_path / "run", environment, *settings)
+    assert done.returncode == 1
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_missing_config_file_is_named(environment):
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.run", "--config=experiments/nowhere.py"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "experiments/nowhere.py" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_workdir_of_another_config_is_refused_and_untouched(reference, environment, tmp_path):
+    before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"}
+    done = run(reference, environment, "seed=5")
+    assert done.returncode == 1
+    assert "holds a run with other settings: seed (seed was 0, now 5)" in done.stdout.replace("\n", " ")
+    assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"} == before
+
+
+def test_preflight_tries_everything_and_trains_nothing(environment, tmp_path):
+    done = subprocess.run(
+        [*command(tmp_path / "run"), "--check"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 7
+    assert not (tmp_path / "run").exists()
+    bad = subprocess.run(
+        [*command(Path("/proc/cojax")), "--check"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert bad.returncode == 1
+    assert "failed  disk" in bad.stdout
