@@ -1,0 +1,70 @@
+"""Token log-probabilities against transformers' own, and what must be zero."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import one_segment, reference
+
+from cojax.policy import logprobs
+
+token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=("temperature", "chunk", "remat"))
+token_scores = jax.jit(logprobs.token_scores, static_argnums=0)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("chunk", [7, 256])
+def test_are_those_of_transformers(name: str, chunk: int) -> None:
+    config, params, values = reference(name)
+    found = token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), chunk=chunk)
+    assert found.dtype == jnp.float32
+    assert found[0, 0] == 0
+    np.testing.assert_allclose(found[0, 1:], values["logprobs"], atol=1e-5, rtol=0)
+
+
+def test_are_of_logits_over_temperature() -> None:
+    config, params, values = reference("qwen3")
+    found = token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0.5)
+    scaled = values["logits"][:-1].astype(np.float64) / 0.5
+    expected = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    expected = np.take_along_axis(expected, values["tokens"][0, 1:, None], -1)[:, 0]
+    np.testing.assert_allclose(found[0, 1:], expected, atol=2e-5, rtol=0)
+
+
+def test_are_zero_at_padding_and_where_a_segment_starts() -> None:
+    """With an embedding of zeros every distribution is uniform over 61 tokens: log 61 = 4.1108739 nats."""
+    config, params, _ = reference("qwen3")
+    params = {**params, "embed": {"embedding": jnp.zeros((61, 32))}}
+    segments = np.array([[3, 3, 3, 1, 1, 0, 0], [2, 2, 2, 2, 2, 2, 2]], np.int32)
+    positions = np.array([[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]], np.int32)
+    scores = token_scores(config, params, np.ones_like(segments), positions, segments)
+    here = [[0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1]]
+    np.testing.assert_allclose(scores.logprobs, np.multiply(here, -4.1108739), atol=1e-6)
+    np.testing.assert_allclose(scores.entropy, np.multiply(here, 4.1108739), atol=1e-6)
+
+
+def test_gradient_does_not_depend_on_chunk_or_remat() -> None:
+    config, params, values = reference("qwen2")
+    batch = (values["tokens"], *one_segment(values["tokens"]))
+
+    def gradient(**settings: object) -> dict:
+        return jax.grad(lambda p: token_logprobs(config, p, *batch, **settings).sum())(params)
+
+    whole, cut = gradient(chunk=256), gradient(chunk=5, remat=True)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), whole, cut)
+
+
+def test_all_logits_never_exist_at_once() -> None:
+    config, params, _ = reference("qwen3")
+    tokens = np.zeros((3, 65), np.int32)
+    batch = (tokens, *one_segment(tokens))
+    program = str(jax.make_jaxpr(jax.grad(lambda p: token_logprobs(config, p, *batch, chunk=16).sum()))(params))
+    assert "f32[3,16,61]" in program
+    assert "f32[3,64,61]" not in program
+    assert "f32[4,3,16,61]" not in program  # nor saved piece by piece for the backward pass
+
+
+def test_refuses_temperature_zero() -> None:
+    config, params, values = reference("qwen3")
+    with pytest.raises(ValueError, match="temperature 0"):
+        token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0)

@@ -1,0 +1,81 @@
+"""The decoder against transformers' own logits, packed against separate rows, cached against uncached."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import cached_hidden_states, hidden_states, initialize, one_segment, reference
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import logits, make_cache, rotation, unstack
+
+CONFIG = ModelConfig(61, 32, 40, 2, 4, 2, 16)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("remat", [False, True])
+def test_logits_are_those_of_transformers(name: str, remat: bool) -> None:
+    config, params, values = reference(name)
+    positions, segments = one_segment(values["tokens"])
+    hidden = hidden_states(config, params, values["tokens"], positions, segments, remat=remat)
+    np.testing.assert_allclose(logits(config, params, hidden)[0], values["logits"], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_cached_logits_are_those_of_transformers(name: str) -> None:
+    """A prefill of 16 tokens in slot 2, then one token at a time beside other rows."""
+    config, params, values = reference(name)
+    tokens, split = jnp.asarray(values["tokens"]), unstack(config, params)
+    cache = make_cache(config, slots=3, length=32)
+    first = jnp.arange(16)[None]
+    hidden, cache = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([2]), span=16)
+    found = [hidden[0]]
+    for index in range(16, 24):
+        fed = jnp.array([[5], [0], [int(tokens[0, index])]])
+        hidden, cache = cached_hidden_states(config, split, cache, fed, jnp.array([[index - 16], [32], [index]]))
+        found.append(hidden[2])
+    np.testing.assert_allclose(logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0)
+
+
+def test_packed_segments_do_not_see_each_other() -> None:
+    params = initialize(CONFIG, 0)
+    tokens = np.random.default_rng(0).integers(0, 61, (1, 12)).astype(np.int32)
+    segments = np.array([[7, 7, 7, 7, 7, 2, 2, 2, 2, 0, 0, 0]], np.int32)
+    positions = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 0, 0]], np.int32)
+    packed = hidden_states(CONFIG, params, tokens, positions, segments)
+    for start, stop in ((0, 5), (5, 9)):
+        alone = hidden_states(CONFIG, params, tokens[:, start:stop], *one_segment(tokens[:, start:stop]))
+        np.testing.assert_allclose(packed[:, start:stop], alone, atol=1e-5, rtol=0)
+    changed = hidden_states(CONFIG, params, np.where(segments == 7, 60 - tokens, tokens), positions, segments)
+    assert not np.array_equal(packed[:, :5], changed[:, :5])
+    np.testing.assert_array_equal(packed[:, 5:9], changed[:, 5:9])
+
+
+def test_a_token_sees_no_later_one() -> None:
+    params = initialize(CONFIG, 0)
+    tokens = np.arange(10, dtype=np.int32)[None]
+    positions, segments = one_segment(tokens)
+    before = hidden_states(CONFIG, params, tokens, positions, segments)
+    after = hidden_states(CONFIG, params, np.where(tokens == 6, 60, tokens), positions, segments)
+    changed = np.any(np.asarray(before != after)[0], axis=-1)
+    assert changed.tolist() == [False] * 6 + [True] * 4
+
+
+def test_rotation_pairs_the_halves() -> None:
+    """head_dim 4, θ = 100: at position 2 the pairs (0, 2) and (1, 3) turn by 2 and by 2 · 100^(−1/2) = 0.2."""
+    config = ModelConfig(61, 8, 8, 1, 2, 2, 4, rope_theta=100.0)
+    x = jnp.array([1.0, 2.0, 0.0, 0.0]).reshape(1, 1, 1, 4)
+    turned = rotation(config, jnp.array([[2]]))(x).ravel()
+    np.testing.assert_allclose(turned, [-0.4161468, 1.9601332, 0.9092974, 0.3973387], atol=1e-6)
+
+
+def test_initialize_depends_on_the_seed_alone() -> None:
+    first, again, other = initialize(CONFIG, 3), initialize(CONFIG, 3), initialize(CONFIG, 4)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, first, again)))
+    kernel = ("layers", "attention", "query", "kernel")
+    a, b = first, other
+    for key in kernel:
+        a, b = a[key], b[key]
+    assert not np.array_equal(a, b)
+    assert not np.array_equal(a[0], a[1])
+    assert float(jnp.std(a)) == pytest.approx(32**-0.5, rel=0.05)
