@@ -1,0 +1,71 @@
+"""Sampling, random numbers and the cutting of prompts."""
+
+import jax
+import numpy as np
+import pytest
+
+from cojax.rollout import forwards
+
+sample = jax.jit(forwards.sample)
+
+
+def test_sampling_inverts_the_cumulative_distribution() -> None:
+    """p = (1/8, 4/8, 2/8, 1/8): u in [0, 1/8) gives 0, up to 5/8 gives 1, up to 7/8 gives 2, else 3."""
+    scores = np.log(np.tile(np.array([1, 4, 2, 1], np.float32), (7, 1)))
+    uniform = np.array([0.0, 0.124, 0.126, 0.624, 0.626, 0.876, 1 - 2**-24], np.float32)
+    tokens, logprobs = sample(scores, uniform, np.ones(7, np.float32))
+    assert tokens.tolist() == [0, 0, 1, 1, 2, 3, 3]
+    expected = np.log([1 / 8, 1 / 8, 4 / 8, 4 / 8, 2 / 8, 1 / 8, 1 / 8])
+    np.testing.assert_allclose(logprobs, expected, atol=1e-6)
+
+
+def test_temperature_scales_the_logits() -> None:
+    """At temperature 1/2 odds square: (1, 4, 2, 1) → (1, 16, 4, 1) / 22."""
+    scores = np.log(np.array([[1, 4, 2, 1]], np.float32))
+    tokens, logprobs = sample(scores, np.array([18 / 22], np.float32), np.array([0.5], np.float32))
+    assert tokens.tolist() == [2]
+    np.testing.assert_allclose(logprobs, [np.log(4 / 22)], atol=1e-6)
+
+
+def test_temperature_zero_is_greedy_scored_at_temperature_one() -> None:
+    scores = np.log(np.array([[1, 4, 2, 1]], np.float32))
+    tokens, logprobs = sample(scores, np.array([0.99], np.float32), np.zeros(1, np.float32))
+    assert tokens.tolist() == [1]
+    np.testing.assert_allclose(logprobs, [np.log(0.5)], atol=1e-6)
+
+
+def test_an_impossible_token_is_never_drawn() -> None:
+    scores = np.full((3, 600), -1e9, np.float32)
+    scores[:, 300] = 0.0
+    tokens, logprobs = sample(scores, np.array([0, 0.5, 1 - 2**-24], np.float32), np.ones(3, np.float32))
+    assert tokens.tolist() == [300, 300, 300]
+    assert logprobs.tolist() == [0, 0, 0]
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    scores = np.tile(np.random.default_rng(0).normal(size=50).astype(np.float32), (20_000, 1))
+    tokens, _ = sample(scores, forwards.uniforms((1, 2), 20_000), np.ones(20_000, np.float32))
+    expected = np.exp(scores[0]) / np.exp(scores[0]).sum()
+    found = np.bincount(tokens, minlength=50) / 20_000
+    assert np.abs(found - expected).max() < 4.5 * np.sqrt(expected.max() / 20_000)
+
+
+def test_uniforms_follow_the_seed_alone() -> None:
+    drawn = forwards.uniforms((0, 1, 2), 1000)
+    assert drawn.dtype == np.float32
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert drawn.mean() == pytest.approx(0.5, abs=0.04)
+    np.testing.assert_array_equal(drawn[:10], forwards.uniforms((0, 1, 2), 10))
+    assert not np.array_equal(drawn[:10], forwards.uniforms((0, 12), 10))
+    # Pinned: other numbers would change every run that is repeated.
+    pinned = np.array([0.2286320924758911, 0.20307791233062744, 0.15231966972351074], np.float32)
+    np.testing.assert_array_equal(forwards.uniforms((7,), 3), pinned)
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "pieces"),
+    [(0, (16,), []), (1, (16,), [16]), (16, (16,), [16]), (39, (16,), [16, 16, 16]), (90, (16, 64), [64, 16, 16])],
+)
+def test_cut(count: int, sizes: tuple[int, ...], pieces: list[int]) -> None:
+    assert forwards.cut(count, sizes) == pieces
