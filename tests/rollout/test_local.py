@@ -278,6 +278,22 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
     assert engine.generate([2], Sampling(1.0, 9), session="b", seed=(1,)) == usual
 
 
+def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = batching.decode
+
+    def decode_and_release(*arguments: object) -> object:
+        engine.release("a")
+        return real(*arguments)
+
+    monkeypatch.setattr(batching, "decode", decode_and_release)
+    for _ in range(SLOTS):
+        with pytest.raises(EngineError, match="released while generating"):
+            engine.generate([1], Sampling(1.0, 1), session="a", seed=(1,))
+    thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, 1), session="b", seed=(1,)))
+    thread.join(10)
+    assert outcome
+
+
 def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
     thread, _ = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
     wait_until(lambda: "a" in engine._sessions)
