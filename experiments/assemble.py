@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
@@ -172,7 +173,10 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
                 made.model,
                 Learner(
                     config=made.model,
-                    optimizer=adamw(section.learning_rate, warmup_steps=50),
+                    optimizer=adamw(
+                        optax.linear_schedule(section.learning_rate, 0.05 * section.learning_rate, schedule.steps),
+                        warmup_steps=50,
+                    ),
                     loss="sft",
                     row_length=config.learner.row_length,
                     micro_rows=config.learner.micro_rows,

@@ -63,7 +63,7 @@ def get_config() -> ConfigDict:
     config.boundary = ConfigDict({"threshold": 0.5})
     config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
-    config.explorer = ConfigDict({"name": "scripted", "runs": 4, "steps": 8})
+    config.explorer = ConfigDict({"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2)})
     config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2})
 
     # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).

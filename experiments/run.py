@@ -19,11 +19,13 @@ from typing import Any
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+import jax
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from cojax import signals as signs
+from cojax import warm_start
 from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
 from cojax.console import CONSOLE, seconds_left, show_step, show_summary
@@ -63,6 +65,7 @@ class Stop:
 
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
+    _keep_compiled()
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
@@ -210,6 +213,12 @@ def _stopped(stop: Stop, config: ConfigDict, step: int) -> int:
     return 128 + stop.number
 
 
+def _keep_compiled() -> None:
+    """Compiled programs are kept in the cache: a second start needs seconds where the first took half a minute."""
+    jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
 def _log_to(path: Path) -> None:
     """Everything to run.log, warnings to the terminal as well."""
     handler = logging.FileHandler(path)
@@ -221,6 +230,21 @@ def _log_to(path: Path) -> None:
     logging.getLogger("cojax").setLevel(logging.INFO)
 
 
+def parse(argv: list[str]) -> list[str]:
+    """Parses the flags; a setting that does not exist is named instead of traced."""
+    try:
+        return app.parse_flags_with_usage(argv)
+    except (AttributeError, KeyError) as error:
+        name, *hint = str(error.args[0]).splitlines()
+        CONSOLE.print(
+            f"error: {name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}",
+            style="bold red",
+            markup=False,
+            soft_wrap=True,
+        )
+        sys.exit(1)
+
+
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
@@ -230,10 +254,10 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(preflight.check(config) if _CHECK.value else run(config))
     except EXPECTED as error:
         _LOG.debug("the run ended", exc_info=True)
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False)
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
 
 
 if __name__ == "__main__":
     flags.mark_flag_as_required("config")
-    app.run(main)
+    app.run(main, flags_parser=parse)

@@ -30,9 +30,9 @@ def test_append_returns_the_length_in_bytes_and_read_gives_the_records_back(tmp_
     assert log.length == 0
     assert list(log.read()) == []
     assert log.append([{"a": 1}]) == 8
-    assert log.append([{"b": "é"}, {"c": None}]) == 8 + 11 + 11
-    assert log.length == 30
-    assert (tmp_path / "new" / "tasks.jsonl").read_bytes() == '{"a":1}\n{"b":"é"}\n{"c":null}\n'.encode()
+    assert log.append([{"b": "é"}, {"c": None}]) == 8 + 15 + 11
+    assert log.length == 34
+    assert (tmp_path / "new" / "tasks.jsonl").read_bytes() == b'{"a":1}\n{"b":"\\u00e9"}\n{"c":null}\n'
     assert list(log.read()) == [{"a": 1}, {"b": "é"}, {"c": None}]
 
 
@@ -197,3 +197,10 @@ def test_step_of_reads_an_episode_id():
     assert step_of("12-ab34cd56ef78ab90-3") == 12
     with pytest.raises(ValueError, match="'x-1'; expected STEP-TASK-SAMPLE"):
         step_of("x-1")
+
+
+def test_text_that_is_not_unicode_is_kept(tmp_path):
+    """An environment may say anything, half a surrogate pair too."""
+    log = Log(tmp_path / "log.jsonl")
+    log.append([{"said": "\ud800"}])
+    assert list(log.read()) == [{"said": "\ud800"}]

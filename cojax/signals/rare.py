@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from cojax.signals.tools import tools_called
 from cojax.types import Group, Signal, Trajectory
@@ -27,10 +27,12 @@ class Rare:
 
     percent: float = 5.0  # θ
     minimum: int = 256  # N_min, not published: two steps of 16 tasks × 8 samples
-    pattern: Literal["sequence"] | int = "sequence"
+    pattern: str | int = "sequence"
     failed: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.pattern, str) and self.pattern.isdecimal():
+            object.__setattr__(self, "pattern", int(self.pattern))
         if self.pattern != "sequence" and not (isinstance(self.pattern, int) and self.pattern >= 1):
             raise ValueError(f"rare: pattern is {self.pattern!r}; expected 'sequence' or a length of at least 1")
 
@@ -62,7 +64,7 @@ class Rare:
         names = tools_called(trajectory, failed=self.failed)
         if not names:
             return []
-        if self.pattern == "sequence" or len(names) <= self.pattern:
+        if isinstance(self.pattern, str) or len(names) <= self.pattern:
             return [_THEN.join(names)]
         return [_THEN.join(names[i : i + self.pattern]) for i in range(len(names) - self.pattern + 1)]
 

@@ -24,10 +24,10 @@ NAME = "desk"
 JOINER = ", then "
 
 # Share of tasks by number of skills.
-LENGTHS: Mapping[int, float] = {1: 0.30, 2: 0.25, 3: 0.20, 4: 0.15, 5: 0.10}
+LENGTHS: Mapping[int, float] = {1: 0.42, 2: 0.30, 3: 0.16, 4: 0.08, 5: 0.04}
 CHALLENGE_LENGTHS: Mapping[int, float] = {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}
 # A skill of popularity rank r weighs r ** -SKEW; negative prefers the rare.
-SEED_SKEW = 0.7
+SEED_SKEW = 0.2
 CHALLENGE_SKEW = -0.7
 # Most calls of a solution, finish not counted.
 CALLS = 9
