@@ -98,10 +98,14 @@ class RunDirectory:
     def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Writes config.json with `facts` (versions, commit, hardware) beside the configuration.
 
-        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them.
+        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them. A run that
+        never reached its first checkpoint has nothing to lose: its folder is taken over.
         """
         path = self.folder / "config.json"
-        if path.exists():
+        begun = bool(self.checkpointer.steps() or self.metrics.length)
+        if not begun:
+            (self.folder / "zero_shot.json").unlink(missing_ok=True)
+        elif path.exists():
             try:
                 before = json.loads(path.read_text())["config"]
             except (ValueError, KeyError) as error:
@@ -114,7 +118,7 @@ class RunDirectory:
                     f"({name} was {_at(before, name)!r}, now {_at(config, name)!r}). "
                     "Use the same settings to go on with it, or choose another --config.workdir."
                 )
-        elif any(log.length for log in self.logs.values()) or self.checkpointer.steps():
+        else:
             raise RunDirectoryError(f"{self.folder} holds a run without config.json. Choose another --config.workdir.")
         write_json(path, {"config": dict(config), **facts})
 

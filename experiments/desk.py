@@ -54,6 +54,6 @@ def get_config() -> ConfigDict:
     config.optimizer.learning_rate = 5e-4
     config.rare.pattern = "1"  # rarely used tools; nearly every whole sequence of calls is rare here
     config.rare.percent = 2.0
-    config.explorer.stretch = (-1, 0, 1, 1)
+    config.explorer.stretch = (-1, 0, 0, 1)
     config.synthesis.per_context = 1
     return config

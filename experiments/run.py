@@ -46,15 +46,20 @@ EXPECTED = (ValueError, OSError, RunDirectoryError, CheckpointError, RolloutErro
 
 
 class Stop:
-    """Turns true at the first SIGINT or SIGTERM; the second one ends the process at once."""
+    """Turns true at the first SIGINT or SIGTERM of the loop, which then ends with its step and a checkpoint.
+
+    Outside the loop there is nothing to finish: the process ends at once, as it does at a second signal.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.looping = False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.number:
+        if self.number or not self.looping:
+            CONSOLE.print("stopped; run the same command again to go on")
             os._exit(128 + number)
         self.number = number
         CONSOLE.print("stopping at the end of this step; once more to stop at once")
@@ -66,6 +71,7 @@ class Stop:
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     _keep_compiled()
+    assemble.check(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
@@ -79,8 +85,6 @@ def run(config: ConfigDict) -> int:
         made = assemble.parts(config)
         params = assemble.initial_params(config, made)
         made.chat.tokenizer.save_pretrained(directory.folder / "tokenizer")
-    if stop():
-        return _stopped(stop, config, 0)
     try:
         learner = assemble.learner(config, made.model, params)
         loop = assemble.loop(config, made, learner, clock)
@@ -92,7 +96,7 @@ def run(config: ConfigDict) -> int:
             return _stopped(stop, config, state.step)
         with clock("evaluation"):
             final = assemble.held_out_score(config, made, "evaluation")
-        summary = summarise(config, directory, zero_shot, final.success, clock)
+        summary = summarise(state.step, directory, zero_shot, final.success, clock)
         write_json(directory.folder / "summary.json", summary)
     finally:
         made.engine.close()
@@ -162,17 +166,19 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
             metrics.write(record)
             show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
 
+    stop.looping = True
     try:
         return coevolve(loop, state, directory, observe, stop)
     except NonFiniteUpdate as error:
         error.save(directory.folder / "nonfinite_batch.npz")
         raise
     finally:
+        stop.looping = False
         metrics.close()
 
 
 def summarise(
-    config: ConfigDict, directory: RunDirectory, zero_shot: float, final: float, clock: Clock
+    steps: int, directory: RunDirectory, zero_shot: float, final: float, clock: Clock
 ) -> dict[str, Any]:
     """summary.json: the result, what happened on the way, and where the time went."""
     records = list(directory.metrics.read())
@@ -184,7 +190,7 @@ def summarise(
     return {
         "zero_shot": zero_shot,
         "final": final,
-        "steps": config.steps,
+        "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
         "signals": {kind: sum(record["signals"][kind] for record in records) for kind in signs.SIGNALS},
@@ -235,7 +241,10 @@ def parse(argv: list[str]) -> list[str]:
     try:
         return app.parse_flags_with_usage(argv)
     except (AttributeError, KeyError) as error:
-        name, *hint = str(error.args[0]).splitlines()
+        reason: Any = error
+        while isinstance(reason, BaseException):
+            reason = reason.args[0]
+        name, *hint = str(reason).splitlines()
         CONSOLE.print(
             f"error: {name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}",
             style="bold red",

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import time
 
 import pytest
 from records import call, task
@@ -71,19 +70,6 @@ def test_an_empty_pool_and_a_wrong_share_name_the_fix() -> None:
         TaskPool().sample(4, (0,))
     with pytest.raises(ValueError, match=r"fresh_fraction is 1\.5"):
         TaskPool.of(tasks(0, 1)).sample(1, (0,), fresh_fraction=1.5)
-
-
-def test_a_large_pool_costs_no_more_than_a_small_one() -> None:
-    small, large = TaskPool.of(tasks(0, 100)), TaskPool.of(tasks(0, 100_000))
-
-    def seconds(pool: TaskPool) -> float:
-        began = time.perf_counter()
-        for number in range(200):
-            pool = pool.add(tasks(10**6 + number, 10**6 + number + 1))
-            pool.sample(16, (number,), 0.5)
-        return time.perf_counter() - began
-
-    assert seconds(large) < 10 * seconds(small) + 0.1
 
 
 def test_a_record_carries_the_task_and_guards_its_content() -> None:

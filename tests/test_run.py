@@ -290,6 +290,33 @@ def test_a_workdir_of_another_config_is_refused_and_untouched(reference, environ
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"} == before
 
 
+def test_a_mistyped_first_start_does_not_claim_the_workdir(environment, tmp_path):
+    workdir = tmp_path / "run"
+    assert run(workdir, environment, "evolve=sideways").returncode == 1
+    assert run(workdir, environment, "initial_tasks=100000", "explorer.runs=0").returncode == 1
+    done = run(workdir, environment, "steps=0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert (summary["steps"], summary["tasks_initial"], summary["tasks_final"]) == (0, 12, 12)
+    assert summary["zero_shot"] == summary["final"]
+
+
+def test_a_second_process_in_one_workdir_is_refused(environment, tmp_path):
+    workdir = tmp_path / "run"
+    process = subprocess.Popen(command(workdir), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (workdir / "run.log").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        second = run(workdir, environment)
+        assert second.returncode == 1
+        assert "another process is running" in second.stdout
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_preflight_tries_everything_and_trains_nothing(environment, tmp_path):
     done = subprocess.run(
         [*command(tmp_path / "run"), "--check"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False

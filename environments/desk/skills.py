@@ -107,22 +107,34 @@ SKILLS: tuple[Skill, ...] = (
     Skill("mail {text} to {person}", "contacts_find(person) > found; mail_send(found, text)", "mail_forward"),
     Skill("tell the text of {file}", "files_read(file) > found; finish(found)", "files_find"),
     Skill("cancel {event}", "calendar_cancel(event)", "calendar_day"),
-    Skill("delete file {file}", "files_delete(file)", "notes_delete"),
-    Skill("flag mail from {sender}", "mail_flag(sender)", "mail_read"),
-    Skill("tell the address of {person}", "contacts_find(person) > found; finish(found)", "mail_read"),
-    Skill("write {text} in {file}", "files_write(file, text)", "files_rename"),
-    Skill("make folder {new_folder}", "folders_create(new_folder)", "files_find"),
     Skill(
         "invite {person} to {event}", "contacts_find(person) > found; calendar_invite(event, found)", "calendar_move"
     ),
+    Skill("tell the address of {person}", "contacts_find(person) > found; finish(found)", "mail_read"),
+    Skill("note text of {file} as {new_note}", "files_read(file) > found; notes_add(new_note, found)", "notes_write"),
+    Skill("tell the day of {event}", "calendar_day(event) > found; finish(found)", "notes_read"),
+    Skill(
+        "schedule {new_event} on the day of {event}",
+        "calendar_day(event) > found; calendar_add(new_event, found)",
+        "calendar_move",
+    ),
+    Skill(
+        "forward mail from {sender} to {person}",
+        "contacts_find(person) > found; mail_forward(sender, found)",
+        "calendar_invite",
+    ),
+    Skill(
+        "share {folder} with {person}", "contacts_find(person) > found; folders_share(folder, found)", "calendar_invite"
+    ),
+    Skill("put {file} beside {file2}", "files_find(file2) > found; files_move(file, found)", "files_copy"),
+    Skill("tell the mail from {sender}", "mail_read(sender) > found; finish(found)", "contacts_find"),
+    Skill("delete file {file}", "files_delete(file)", "notes_delete"),
+    Skill("flag mail from {sender}", "mail_flag(sender)", "mail_read"),
+    Skill("write {text} in {file}", "files_write(file, text)", "files_rename"),
+    Skill("make folder {new_folder}", "folders_create(new_folder)", "files_find"),
     Skill("delete note {note}", "notes_delete(note)", "files_delete"),
     Skill("postpone {event} to {day}", "calendar_move(event, day)", "calendar_add"),
-    Skill("tell the day of {event}", "calendar_day(event) > found; finish(found)", "notes_read"),
     Skill("delete mail from {sender}", "mail_delete(sender)", "contacts_delete"),
-    Skill("note text of {file} as {new_note}", "files_read(file) > found; notes_add(new_note, found)", "notes_write"),
-    Skill("change note {note} to {text}", "notes_write(note, text)", "notes_add"),
-    Skill("rename {file} to {new_file}", "files_rename(file, new_file)", "files_write"),
-    Skill("add {new_person} with address {new_address}", "contacts_add(new_person, new_address)", "mail_forward"),
     Skill(
         "if {event} is on {day} cancel it otherwise postpone it to {day2}",
         "calendar_day(event) > found",
@@ -130,29 +142,17 @@ SKILLS: tuple[Skill, ...] = (
         then="calendar_cancel(event)",
         otherwise="calendar_move(event, day2)",
     ),
-    Skill("tell the mail from {sender}", "mail_read(sender) > found; finish(found)", "contacts_find"),
+    Skill("change note {note} to {text}", "notes_write(note, text)", "notes_add"),
+    Skill("rename {file} to {new_file}", "files_rename(file, new_file)", "files_write"),
+    Skill("add {new_person} with address {new_address}", "contacts_add(new_person, new_address)", "mail_forward"),
     Skill("copy {file} to {folder}", "files_copy(file, folder)", "files_move"),
-    Skill(
-        "schedule {new_event} on the day of {event}",
-        "calendar_day(event) > found; calendar_add(new_event, found)",
-        "calendar_move",
-    ),
     Skill("remove {person} from contacts", "contacts_delete(person)", "mail_delete"),
-    Skill("put {file} beside {file2}", "files_find(file2) > found; files_move(file, found)", "files_copy"),
-    Skill(
-        "forward mail from {sender} to {person}",
-        "contacts_find(person) > found; mail_forward(sender, found)",
-        "calendar_invite",
-    ),
     Skill(
         "if {file} is in {folder} delete it otherwise move it to {folder2}",
         "files_find(file) > found",
         when=("found", "folder"),
         then="files_delete(file)",
         otherwise="files_move(file, folder2)",
-    ),
-    Skill(
-        "share {folder} with {person}", "contacts_find(person) > found; folders_share(folder, found)", "calendar_invite"
     ),
     Skill(
         "mail note {note} to {person}",

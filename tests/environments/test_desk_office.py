@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import time
 
 import pytest
 
@@ -225,11 +224,3 @@ def test_the_task_and_states_handed_out_stay_as_they_are():
 def test_a_setup_that_is_no_office_is_refused(office, message):
     with pytest.raises(ValueError, match=message):
         episode(office=office)
-
-
-def test_thousands_of_actions_a_second():
-    desk = episode()
-    actions = [call("files_move", "report", folder) for folder in ("drafts", "archive")] * 1000
-    began = time.perf_counter()
-    assert all(desk.step(action).ok for action in actions)
-    assert len(actions) / (time.perf_counter() - began) > 5000

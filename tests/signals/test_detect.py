@@ -1,5 +1,4 @@
 import json
-import time
 
 from records import group, task, trajectory
 
@@ -51,23 +50,3 @@ def test_the_registry_names_each_detector_by_its_kind() -> None:
     now = Group(A, (trajectory(A, 1, "y"), trajectory(A, 0, "y"), trajectory(A, 0, "y")))
     _, found = signals.detect(detectors, memory, [now])
     assert {s.kind for s in found} == set(SIGNALS) == {"forgetting", "boundary", "rare"}
-
-
-def seconds(count: int) -> float:
-    """Detection on `count` trajectories of 8 in a group, each of its own task."""
-    detectors = {kind: detector() for kind, detector in SIGNALS.items()}
-    groups = []
-    for number in range(count // 8):
-        at = task(f"task {number}")
-        groups.append(Group(at, tuple(trajectory(at, i % 2, "a", "b", f"t{i}", f"u{number % 50}") for i in range(8))))
-    memory = signals.init(detectors)
-    began = time.perf_counter()
-    for start in range(0, len(groups), 16):
-        signals.apply(memory, signals.detect(detectors, memory, groups[start : start + 16])[0])
-    return time.perf_counter() - began
-
-
-def test_detection_grows_linearly() -> None:
-    few, more = seconds(4_000), seconds(16_000)
-    assert more < 10 * few + 0.2, f"4 × the trajectories took {more / few:.1f} × the time"
-    assert more < 5
