@@ -19,7 +19,6 @@ setup(
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt"]},
     install_requires=[
         "absl-py>=2.1",
-        "chex>=0.1.90",
         "flax>=0.12",
         "jax>=0.8",
         "jinja2>=3.1",  # chat templates
@@ -36,6 +35,5 @@ setup(
     extras_require={
         "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "ruff>=0.9"],
         "wandb": ["wandb>=0.19"],
-        "sglang": ["sglang>=0.5.5"],
     },
 )

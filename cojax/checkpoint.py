@@ -6,6 +6,7 @@ checkpoints/12/host.json     step, the caller's host state, and size and CRC-32 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -65,7 +66,9 @@ class Checkpointer:
             if (cause := _disk_error(error)) is not None:
                 raise explain(cause, final) from error
             raise
-        for old in self.steps()[: -self.keep]:
+        # A later step can only be one that was damaged and skipped: its future is being written anew.
+        kept = [other for other in self.steps() if other <= step][-self.keep :]
+        for old in set(self.steps()) - set(kept):
             shutil.rmtree(folder / str(old))
         self._sweep()
 
@@ -91,6 +94,14 @@ class Checkpointer:
                 "Restore the folder from a copy, or start in a new workdir."
             )
         return None
+
+    def hosts(self) -> list[dict[str, Any]]:
+        """The host state of every step in place that can be read."""
+        found = []
+        for step in self.steps():
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(json.loads((self.folder / str(step) / "host.json").read_text())["host"])
+        return found
 
     def steps(self) -> list[int]:
         """The steps in place, ascending; whether they are sound shows when they are read."""

@@ -92,7 +92,7 @@ def coevolve(
             signs.apply(state.memory, changes)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
-            directory.add_episodes(step, groups, found, state.evolved)
+            directory.add_episodes(step, groups, found)
         state = dataclasses.replace(state, step=step, learner=learned, pending=(*state.pending, *found))
 
         # Stages 2 and 3: reflect, go back there, keep what provably works.

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
+from cojax.types import Action, Check, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
 _T = TypeVar("_T")
 _NO_VERDICT = Evaluation(0.0)
@@ -100,7 +100,7 @@ class Progress:
     """Where an episode is, for whoever watches its deadline. Phases: queued, reset, act, step, evaluate, over.
 
     `since` is `time.monotonic()` at the start of the phase; `abandoned` is set by the watcher. `turns` includes the
-    one under way, whose observation is still empty.
+    one under way, whose observation is still empty; `result` is the verdict, before the episode is closed.
     """
 
     phase: str = "queued"
@@ -108,6 +108,7 @@ class Progress:
     abandoned: bool = False
     opening: tuple[Message, ...] = ()
     turns: list[Turn] = dataclasses.field(default_factory=list)
+    result: Trajectory | None = None
 
     def enter(self, phase: str) -> None:
         if self.abandoned:
@@ -131,8 +132,8 @@ def play(
 ) -> Trajectory:
     """Plays one episode and returns what happened.
 
-    `max_turns` counts actions, `max_observation` characters of one message; what is cut says so. An exception of the
-    environment becomes the outcome environment_error and `EngineError` becomes engine_error; `OutOfContext` and too
+    `max_turns` counts actions, `max_observation` characters of one observation; what is cut says so. An exception of
+    the environment becomes the outcome environment_error and `EngineError` becomes engine_error; `OutOfContext` and too
     many turns become truncated. Any other exception of the actor is a programming error and is raised.
     """
     progress = progress or Progress()
@@ -141,12 +142,16 @@ def play(
 
     def result(outcome: Outcome, error: str = "", verdict: Evaluation = _NO_VERDICT) -> Trajectory:
         progress.enter("over")
-        return Trajectory(task, episode, progress.opening, tuple(turns), verdict.reward, verdict.checks, outcome, error)
+        ended = Trajectory(
+            task, episode, progress.opening, tuple(turns), verdict.reward, verdict.checks, outcome, error
+        )
+        progress.result = ended
+        return ended
 
     try:
         progress.enter("reset")
         running = _ask(environment.start, task)
-        progress.opening = messages = _capped(_ask(running.reset), max_observation)
+        progress.opening = messages = _ask(_opening, running, max_observation)
         outcome: Outcome = "truncated"
         while outcome == "truncated" and len(turns) < max_turns:
             progress.enter("act")
@@ -157,16 +162,13 @@ def play(
             turns.append(turn)
             progress.enter("step")
             began = time.perf_counter()
-            observation = _ask(running.step, turn.action)
+            observation = _ask(_observation, running, turn.action, max_observation)
             seconds = time.perf_counter() - began
-            messages = _capped(observation.messages, max_observation)
-            observation = dataclasses.replace(observation, messages=messages)
+            messages = observation.messages
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
-        verdict = _ask(running.evaluate)
-        if not 0.0 <= verdict.reward <= 1.0:
-            raise EnvironmentFailure(f"reward {verdict.reward!r}; expected a number in [0, 1]")
+        verdict = _ask(_verdict, running)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
         return result("environment_error", f"{progress.phase}: {error}")
@@ -187,7 +189,7 @@ def _ask(call: Callable[..., _T], *args: Any) -> _T:
         return call(*args)
     except EnvironmentFailure:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailure(f"{type(error).__name__}: {error}"[:500]) from error
 
 
@@ -197,10 +199,39 @@ def _close(episode: Episode) -> None:
         episode.close()
 
 
-def _capped(messages: tuple[Message, ...], limit: int) -> tuple[Message, ...]:
-    return tuple(
-        message
-        if len(message.content) <= limit
-        else Message(message.role, f"{message.content[:limit]}\n[{len(message.content) - limit} characters cut]")
-        for message in messages
-    )
+def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
+    return _checked(episode.reset(), limit)
+
+
+def _observation(episode: Episode, action: Action, limit: int) -> Observation:
+    observation = episode.step(action)
+    if not isinstance(observation, Observation):
+        raise TypeError(f"step returned {type(observation).__name__}; expected an Observation")
+    messages = _checked(observation.messages, limit)
+    return Observation(messages, ok=bool(observation.ok), done=bool(observation.done))
+
+
+def _verdict(episode: Episode) -> Evaluation:
+    """The evaluation with plain numbers. Raises ValueError for a reward outside [0, 1]."""
+    verdict = episode.evaluate()
+    if not isinstance(verdict, Evaluation):
+        raise TypeError(f"evaluate returned {type(verdict).__name__}; expected an Evaluation")
+    reward = float(verdict.reward)
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"reward {reward!r}; expected a number in [0, 1]")
+    return Evaluation(reward, tuple(Check(str(c.name), bool(c.passed)) for c in verdict.checks))
+
+
+def _checked(messages: tuple[Message, ...], limit: int) -> tuple[Message, ...]:
+    """The messages as text that any tokenizer and file takes, of at most `limit` characters in all."""
+    checked: list[Message] = []
+    for message in messages:
+        if not (isinstance(message, Message) and isinstance(message.content, str) and isinstance(message.role, str)):
+            raise TypeError(f"a message is {message!r:.100}; expected a Message with role and content as text")
+        # Half a surrogate pair is a Python string but no text.
+        content = message.content.encode("utf-8", "replace").decode()
+        if len(content) > limit:
+            content = f"{content[:limit]}\n[{len(content) - limit} characters cut]"
+        limit = max(0, limit - len(content))
+        checked.append(Message(message.role, content))
+    return tuple(checked)

@@ -133,14 +133,20 @@ class Metrics:
         record = plain(record)
         self.log.append([record])
         scalars = flatten({key: value for key, value in record.items() if key != "step"})
-        for name, value in scalars.items():
-            self._board.add_scalar(name, value, step)
-        self._board.flush()
+        if self._board_lives():
+            for name, value in scalars.items():
+                self._board.add_scalar(name, value, step)
+            self._board.flush()
         if self._wandb is not None:
             self._wandb.log(scalars, step=step)
 
+    def _board_lives(self) -> bool:
+        """Whether TensorBoard's writing thread still runs; on a full disk it ends, and then every call would block."""
+        return self._board.file_writer.event_writer._worker.is_alive()
+
     def close(self) -> None:
-        self._board.close()
+        if self._board_lives():
+            self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 

@@ -22,7 +22,13 @@ from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
 
 _LOG = logging.getLogger(__name__)
 # A larger `steps` extends a finished run; these too may differ between two starts of one run.
-FREE_SETTINGS = frozenset({"workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept"})
+FREE_SETTINGS = frozenset(
+    {
+        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "engine.slots",
+        "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
+        "limits.engine_deadline",
+    }
+)  # fmt: skip
 
 
 class RunDirectoryError(RuntimeError):
@@ -123,7 +129,15 @@ class RunDirectory:
         write_json(path, {"config": dict(config), **facts})
 
     def begin(self) -> None:
-        """Clears what a run that never reached its first checkpoint left behind."""
+        """Clears what a run that never reached its first checkpoint left behind.
+
+        Raises RunDirectoryError where a run went further but its checkpoints are gone.
+        """
+        if self.metrics.length:
+            raise RunDirectoryError(
+                f"{self.folder} has metrics but no checkpoint to go on from. "
+                "Restore its checkpoints/ from a copy, or choose another --config.workdir."
+            )
         for log in self.logs.values():
             log.truncate(0)
         self.episodes.truncate(-1)
@@ -153,7 +167,7 @@ class RunDirectory:
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
 
-    def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal], evolved: int) -> None:
+    def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
         """Stores a step's episodes with the kinds of signal each carries, and the signals."""
         kinds: dict[str, list[str]] = {}
         found = list(signals)
@@ -164,7 +178,7 @@ class RunDirectory:
             for group in groups
             for trajectory in group.trajectories
         )
-        self.episodes.write(step, records, pending=evolved + 1)
+        self.episodes.write(step, records)
         self.signals.append({"step": step, **to_json(signal)} for signal in found)
 
     def recall(self, steps: Iterable[int]) -> Recall:
@@ -175,6 +189,8 @@ class RunDirectory:
         """Checkpoints the arrays and the host's state together with the lengths of all logs."""
         lengths = {name: log.length for name, log in self.logs.items()}
         self.checkpointer.save(step, arrays, {**host, "lengths": lengths})
+        # Any checkpoint that is kept may be gone on from, and its next evolution looks back to its last one.
+        self.episodes.prune(1 + min(kept["evolved"] for kept in self.checkpointer.hosts()))
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json of a finished run, or None."""

@@ -102,20 +102,23 @@ class Episodes:
     folder: Path
     keep: int = 0
 
-    def write(self, step: int, records: Iterable[Record], *, pending: int | None = None) -> None:
-        """Stores the episodes of a step, then drops what retention no longer covers.
-
-        Steps from `pending` on stay whatever their age: signals not yet explored still point there.
-        """
+    def write(self, step: int, records: Iterable[Record]) -> None:
+        """Stores the episodes of a step."""
         path = self._path(step)
         buffer = io.BytesIO()
         # Neither time nor file name goes into the header, so that two runs of one seed give the same file.
         with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
             packed.writelines(_line(record, path) for record in records)
         _replace(path, buffer.getvalue())
+
+    def prune(self, pending: int) -> None:
+        """Drops what retention no longer covers; steps from `pending` on stay whatever their age.
+
+        Signals not yet explored point there, in this process or in the one that resumes from a checkpoint.
+        """
         if self.keep:
-            limit = sorted(self.steps())[-self.keep :][0]
-            self._drop(old for old in self.steps() if old < limit and (pending is None or old < pending))
+            newest = self.steps()[-self.keep :]
+            self._drop(old for old in self.steps() if old not in newest and old < pending)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step not kept. Raises StorageError if damaged."""

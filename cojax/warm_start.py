@@ -25,9 +25,10 @@ from cojax.environment import Environment, Episode, play
 from cojax.learner import batch, losses, step
 from cojax.learner.batch import pack_sequences
 from cojax.learner.step import Learner
-from cojax.policy import logprobs, transformer
+from cojax.policy import attention, logprobs, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
+from cojax.rollout import chat as rendering
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
@@ -35,7 +36,7 @@ from cojax.store import sync_folder, write_json
 from cojax.types import Action, Message, Task, Turn, content_hash
 
 # Modules whose change makes another policy of the same settings.
-_DECIDING = (batch, losses, step, transformer, logprobs)
+_DECIDING = (attention, batch, rendering, logprobs, losses, step, transformer)
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
 

@@ -42,6 +42,8 @@ class Watched:
             thread.join(max(0.001, progress.since + self.deadline - time.monotonic()))
             if thread.is_alive() and time.monotonic() - progress.since > self.deadline:
                 progress.abandoned = True
+                if progress.result is not None:  # only closing hangs: the verdict stands
+                    return progress.result
                 error = f"{progress.phase} took longer than {self.deadline:g} s and was abandoned on its thread{ADVICE}"
                 return Trajectory(task, outcome="environment_error", error=error)
         if isinstance(result[0], BaseException):

@@ -57,6 +57,7 @@ class Parts:
     limits: Limits
     evaluation: tuple[Task, ...]
     development: tuple[Task, ...]
+    challenge: tuple[Task, ...]
 
 
 def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
@@ -95,7 +96,20 @@ def parts(config: ConfigDict) -> Parts:
         Limits(**settings(config.limits)),
         environment.tasks(held_out.split, held_out.tasks),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
+        environment.tasks(held_out.challenge_split, held_out.challenge_tasks),
     )
+
+
+# The least value of settings that count something. An advantage relative to a group needs a group of two.
+_BOUNDS = {
+    "batch_size": 1, "group_size": 2, "evolve_every": 1, "initial_tasks": 1, "checkpoint_every": 1,
+    "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
+    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "evaluation.tasks": 1,
+    "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
+    "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
+    "learner.updates_per_batch": 1, "warm_start.steps": 1, "warm_start.batch_size": 1, "warm_start.check_every": 1,
+    "warm_start.check_tasks": 1, "warm_start.demonstrations": 1,
+}  # fmt: skip
 
 
 def check(config: ConfigDict) -> None:
@@ -103,19 +117,26 @@ def check(config: ConfigDict) -> None:
     choose(EVOLUTIONS, config.evolve, "evolve")
     kinds(config)
     choose(EXPLORERS, config.explorer.name, "explorer")
-    positive = ("batch_size", "group_size", "evolve_every", "initial_tasks", "checkpoint_every", "checkpoints_kept")
-    for name in positive:
-        if config[name] < 1:
-            raise ValueError(f"{name} is {config[name]}; expected at least 1")
-    for name in ("steps", "episodes_kept"):
-        if config[name] < 0:
-            raise ValueError(f"{name} is {config[name]}; expected at least 0")
-    if config.group_size < 2:
-        raise ValueError(f"group_size is {config.group_size}; an advantage relative to a group needs at least 2")
+    for name, least in _BOUNDS.items():
+        section, _, leaf = name.rpartition(".")
+        place = config[section] if section else config
+        if leaf in place and place[leaf] < least:
+            raise ValueError(f"{name} is {place[leaf]}; expected at least {least}")
+    if not config.workdir:
+        raise ValueError("workdir is empty; name a folder for the run")
+    if config.sampling.temperature <= 0:
+        raise ValueError(f"sampling.temperature is {config.sampling.temperature}; training samples need one above 0")
+    if not 0.0 <= config.fresh_fraction <= 1.0:
+        raise ValueError(f"fresh_fraction is {config.fresh_fraction}; expected a share from 0 to 1")
     if config.learner.row_length < config.engine.max_length:
         raise ValueError(
             f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "
             "a row must hold the longest episode, so make row_length at least max_length"
+        )
+    if "warm_start" in config and config.warm_start.demonstrations < config.warm_start.batch_size:
+        raise ValueError(
+            f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
+            f"{config.warm_start.batch_size}"
         )
     if not config.policy.path and "model" not in config.policy:
         raise ValueError("no policy: set policy.path to a model folder, or policy.model and warm_start to train one")
@@ -199,6 +220,7 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
         "model": dataclasses.asdict(made.model),
         "row_length": config.learner.row_length,
         "tokenizer": made.chat.tokenizer.get_vocab(),
+        "template": made.chat.tokenizer.chat_template,
         "demonstrations": [
             [task.id, [[call.name, dict(call.arguments)] for action in actions for call in action.calls]]
             for task, actions in itertools.islice(world.demonstrations(100, config.seed, (0.0, 1.0)), 100)
@@ -291,7 +313,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
     """Tasks that must never be trained on."""
-    return (*made.evaluation, *made.development)
+    return (*made.evaluation, *made.development, *made.challenge)
 
 
 def facts() -> dict[str, Any]:

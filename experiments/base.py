@@ -68,7 +68,16 @@ def get_config() -> ConfigDict:
 
     # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).
     config.evaluation = ConfigDict(
-        {"split": "eval", "tasks": 1000, "temperature": 0.0, "dev_split": "dev", "dev_tasks": 200, "every": 20}
+        {
+            "split": "eval",
+            "tasks": 1000,
+            "temperature": 0.0,
+            "dev_split": "dev",
+            "dev_tasks": 200,
+            "every": 20,
+            "challenge_split": "challenge",
+            "challenge_tasks": 0,
+        }
     )
     config.wandb = ConfigDict({"project": "", "name": "", "mode": "online"})
     return config

@@ -16,8 +16,8 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.workdir = "runs/desk"
     config.environment.name = "desk"
-    config.steps = 110
-    config.fresh_fraction = 0.6
+    config.steps = 100
+    config.fresh_fraction = 0.5
 
     config.policy.show_tools = False  # the warm start teaches the tools; a row stays near 200 tokens
     config.policy.model = ConfigDict(
@@ -31,11 +31,11 @@ def get_config() -> ConfigDict:
     )
     config.warm_start = ConfigDict(
         {
-            "steps": 500,
+            "steps": 450,
             "batch_size": 32,
             "lengthen": 200,
-            "check_every": 50,
-            "target": 0.25,
+            "check_every": 150,
+            "target": 0.40,
             "check_tasks": 200,
             "demonstrations": 8000,
             "noise_low": 0.10,
@@ -50,10 +50,9 @@ def get_config() -> ConfigDict:
     config.learner.row_length = 256
     config.learner.loss_settings.kl_coefficient = 0.0
     config.learner.micro_rows = 4
-    config.learner.updates_per_batch = 2  # sampling costs three times what an update does
     config.optimizer.learning_rate = 5e-4
     config.rare.pattern = "1"  # rarely used tools; nearly every whole sequence of calls is rare here
     config.rare.percent = 2.0
-    config.explorer.stretch = (-1, 0, 0, 1)
+    config.explorer.stretch = (-1, -1, 0, 1)
     config.synthesis.per_context = 1
     return config

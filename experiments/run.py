@@ -78,7 +78,8 @@ def run(config: ConfigDict) -> int:
     directory.claim(json.loads(json.dumps(config.to_dict())), assemble.facts())
     _log_to(directory.folder / "run.log")
     if (summary := directory.summary()) and summary["steps"] >= config.steps:
-        show_summary(summary, directory.folder / "report.html")
+        report = directory.folder / "report.html"
+        show_summary(summary, report if report.exists() else write_report(directory.folder))
         return 0
     stop, clock = Stop(), Clock()
     with clock("warm_start"):
@@ -92,7 +93,7 @@ def run(config: ConfigDict) -> int:
         zero_shot = _zero_shot(config, made, learner, untrained, clock, directory)
         state = _resume(loop, untrained, directory) or _begin(config, loop, untrained, directory)
         state = _train(config, loop, state, directory, stop)
-        if state.step < config.steps:
+        if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
         with clock("evaluation"):
             final = assemble.held_out_score(config, made, "evaluation")
@@ -177,9 +178,7 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
         metrics.close()
 
 
-def summarise(
-    steps: int, directory: RunDirectory, zero_shot: float, final: float, clock: Clock
-) -> dict[str, Any]:
+def summarise(steps: int, directory: RunDirectory, zero_shot: float, final: float, clock: Clock) -> dict[str, Any]:
     """summary.json: the result, what happened on the way, and where the time went."""
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -262,7 +261,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         sys.exit(preflight.check(config) if _CHECK.value else run(config))
     except EXPECTED as error:
-        _LOG.debug("the run ended", exc_info=True)
+        _LOG.info("the run ended", exc_info=True)
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
 

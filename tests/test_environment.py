@@ -1,7 +1,7 @@
 """play(): what an environment or engine does becomes a typed outcome."""
 
 import pytest
-from shelf import CounterEnvironment
+from shelf import CounterEnvironment, CounterEpisode
 
 from cojax.environment import EngineError, Episode, OutOfContext, play
 from cojax.types import Action, Call, Message, Task, Turn
@@ -87,9 +87,37 @@ def test_ten_megabytes_are_capped_and_say_so():
     assert content == "x" * 16_000 + "\n[9984000 characters cut]"
 
 
-def test_a_reward_outside_the_unit_interval_is_an_environment_error(monkeypatch):
-    from shelf import CounterEpisode
+@pytest.mark.parametrize(
+    ("method", "value", "said"),
+    [
+        ("reset", None, "TypeError"),
+        ("reset", (Message("user", 3),), "expected a Message with role and content as text"),
+        ("step", None, "step returned NoneType"),
+        ("evaluate", None, "evaluate returned NoneType"),
+        ("evaluate", 1.0, "evaluate returned float"),
+    ],
+)
+def test_the_wrong_shape_is_an_environment_error(method, value, said, monkeypatch):
+    monkeypatch.setattr(CounterEpisode, method, lambda self, *_: value)
+    trajectory = play(CounterEnvironment(), TASK, script(FINISH))
+    assert trajectory.outcome == "environment_error"
+    assert said in trajectory.error
 
+
+def test_an_environment_cannot_end_the_process():
+    def leave(task: Task, step: int) -> None:
+        raise SystemExit(0)
+
+    trajectory = play(CounterEnvironment(leave), TASK, script(ADD))
+    assert (trajectory.outcome, trajectory.error) == ("environment_error", "step: SystemExit: 0")
+
+
+def test_half_a_surrogate_pair_becomes_text():
+    trajectory = play(CounterEnvironment(lambda task, step: "a\ud800b"), TASK, script(ADD, FINISH))
+    assert trajectory.turns[0].observation.text == "a?b"
+
+
+def test_a_reward_outside_the_unit_interval_is_an_environment_error(monkeypatch):
     from cojax.types import Evaluation
 
     monkeypatch.setattr(CounterEpisode, "evaluate", lambda self: Evaluation(float("nan")))

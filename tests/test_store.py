@@ -158,11 +158,14 @@ def test_retention_keeps_the_newest_and_what_is_pending(tmp_path):
     episodes = Episodes(tmp_path, keep=2)
     for step in range(1, 5):
         episodes.write(step, [])
+        episodes.prune(step + 1)
     assert episodes.steps() == [3, 4]
     for step in range(5, 9):
-        episodes.write(step, [], pending=4)
+        episodes.write(step, [])
+        episodes.prune(4)
     assert episodes.steps() == [4, 5, 6, 7, 8]
-    episodes.write(9, [], pending=9)
+    episodes.write(9, [])
+    episodes.prune(9)
     assert episodes.steps() == [8, 9]
 
 
@@ -170,6 +173,7 @@ def test_steps_are_ordered_as_numbers(tmp_path):
     episodes = Episodes(tmp_path, keep=2)
     for step in (999_999, 1_000_000, 1_000_001):
         episodes.write(step, [])
+    episodes.prune(1_000_002)
     assert episodes.steps() == [1_000_000, 1_000_001]
 
 

@@ -53,7 +53,7 @@ class NonFiniteUpdate(RuntimeError):
         super().__init__(
             f"step {int(state.step)}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected finite "
             "numbers. The parameters are unchanged. Look at the saved batch; if its log-probs are sound, "
-            "lower learning_rate or importance_cap."
+            "lower learning_rate or importance_cap, in a new workdir."
         )
 
     def save(self, path: Path) -> None:

@@ -8,7 +8,9 @@ by a copy of the tokenizer that has none, so a literal `<|im_end|>` in an observ
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +27,7 @@ _STUB = (Message("user", "x"), Message("assistant", "y"))
 # Private-use characters that stand for control literals while the template runs.
 _PRIVATE = 0xF0000
 _TEXT_CHARACTERS = 100_000
+_DEPTH = 32
 
 
 class Chat:
@@ -46,8 +49,8 @@ class Chat:
         self._split = re.compile("(" + "|".join(map(re.escape, self._controls)) + ")")
         specification = json.loads(tokenizer.backend_tokenizer.to_str())
         self._plain = Tokenizer.from_str(json.dumps({**specification, "added_tokens": [], "post_processor": None}))
-        self.extend = functools.lru_cache(maxsize=65_536)(self._extend)
-        self.open = functools.lru_cache(maxsize=4_096)(self._open)
+        self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
+        self.open = functools.lru_cache(maxsize=1_024)(self._open)
         self._check()
 
     def _open(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
@@ -135,9 +138,11 @@ def parse(text: str) -> Action:
     calls = []
     for body in found:
         try:
-            value = json.loads(body, parse_constant=_reject)
+            value = json.loads(body, parse_constant=_reject, parse_float=_finite)
         except (ValueError, RecursionError):
             return Action(text, (), "tool call is not valid JSON")
+        if _depth(body) > _DEPTH:
+            return Action(text, (), "tool call is nested too deeply")
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return Action(text, (), "tool call needs a name")
         arguments = value.get("arguments", {})
@@ -149,6 +154,19 @@ def parse(text: str) -> Action:
 
 def _reject(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    """JSON has no infinity, though 1e999 reads as one."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value
+
+
+def _depth(body: str) -> int:
+    """How deep brackets nest; those inside strings count too, so it is never too small."""
+    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in body), default=0)
 
 
 class PolicyActor:

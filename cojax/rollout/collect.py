@@ -58,6 +58,7 @@ class _Job:
     episode: str
     seed: tuple[int, ...]
     attempt: int = 0
+    hung: bool = False  # the attempt before hung inside `step`
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     @property
@@ -139,6 +140,9 @@ class _Floor:
                     raise result
                 if self._again(job, result):
                     continue
+                if result.outcome == "timeout" and not job.hung:
+                    # Only a hang that comes again is put down to the action.
+                    result = dataclasses.replace(result, outcome="environment_error")
                 results[job.index] = result
                 self.on_episode(result)
         finally:
@@ -149,6 +153,7 @@ class _Floor:
         """Plays a lost or hanging episode once more, with the same seeds, while retries are left."""
         if result.outcome not in INFRASTRUCTURE | {"timeout"} or job.attempt >= self.limits.retries:
             return False
+        job.hung = result.outcome == "timeout"
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
         job.attempt += 1
         job.progress = Progress()
@@ -198,6 +203,10 @@ class _Floor:
         for job in late:
             phase, progress = job.progress.phase, job.progress
             self.engine.release(job.session)
+            self._hire()
+            if progress.result is not None:  # only closing hangs: the verdict stands
+                self.done.put((job, progress, progress.result))
+                continue
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
                 error += ADVICE
@@ -205,7 +214,6 @@ class _Floor:
             turns = tuple(progress.turns)
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
             self.done.put((job, progress, lost))
-            self._hire()
 
     def _deadline(self, job: _Job) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline

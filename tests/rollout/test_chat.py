@@ -113,6 +113,11 @@ def test_reading_arbitrary_tokens_never_raises(tokens):
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", "no tool call found"),
         ("<tool_call>" + "[" * 50_000 + "</tool_call>", "tool call is not valid JSON"),
         ("<tool_call>[1]</tool_call>", "tool call needs a name"),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>', "tool call is not valid JSON"),
+        (
+            '<tool_call>{"name": "f", "arguments": ' + '{"a":' * 60 + "1" + "}" * 60 + "}</tool_call>",
+            "tool call is nested too deeply",
+        ),
         ('<tool_call>{"name": 3}</tool_call>', "tool call needs a name"),
         ('<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments must be an object"),
     ],
