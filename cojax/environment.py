@@ -150,8 +150,8 @@ def play(
 
     try:
         progress.enter("reset")
-        running = _ask(environment.start, task)
-        progress.opening = messages = _ask(_opening, running, max_observation)
+        running = ask(environment.start, task)
+        progress.opening = messages = ask(_opening, running, max_observation)
         outcome: Outcome = "truncated"
         while outcome == "truncated" and len(turns) < max_turns:
             progress.enter("act")
@@ -162,13 +162,13 @@ def play(
             turns.append(turn)
             progress.enter("step")
             began = time.perf_counter()
-            observation = _ask(_observation, running, turn.action, max_observation)
+            observation = ask(_observation, running, turn.action, max_observation)
             seconds = time.perf_counter() - began
             messages = observation.messages
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
-        verdict = _ask(_verdict, running)
+        verdict = ask(_verdict, running)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
         return result("environment_error", f"{progress.phase}: {error}")
@@ -181,10 +181,11 @@ def play(
 
 def affordances(episode: Episode) -> tuple[Action, ...]:
     """The episode's affordances, for an actor: what the environment raises becomes `EnvironmentFailure`."""
-    return _ask(episode.affordances)
+    return ask(episode.affordances)
 
 
-def _ask(call: Callable[..., _T], *args: Any) -> _T:
+def ask(call: Callable[..., _T], *args: Any) -> _T:
+    """Calls the environment: whatever it raises becomes `EnvironmentFailure`."""
     try:
         return call(*args)
     except EnvironmentFailure:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cojax.environment import Environment, EnvironmentFailure
+from cojax.environment import Environment, EnvironmentFailure, ask
 from cojax.explorer import Explorer
 from cojax.types import (
     ExplorationContext,
@@ -225,7 +225,7 @@ def fresh_places(environment: Environment, split: str, count: int, seed: tuple) 
     """Setups of `count` tasks of the split, without their queries and solutions; the seed alone decides which."""
     number = int(content_hash(["places", repr(seed)]), 16) % 2**31
     return tuple(
-        dataclasses.replace(task, query="", solution=()) for task in environment.tasks(split, count, seed=number)
+        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
     )
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment, EnvironmentFailure
+from cojax.environment import Environment, ask
 from cojax.explorer.walk import tool_of, values
 from cojax.types import Action, Call, Message, Observation, Triplet
 
@@ -46,12 +46,7 @@ def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
 
 def phrased(environment: Environment, steps: Sequence[Triplet]) -> str | None:
     """The environment's words for these steps. Whatever it raises becomes EnvironmentFailure."""
-    try:
-        return environment.phrase(steps)
-    except EnvironmentFailure:
-        raise
-    except Exception as error:
-        raise EnvironmentFailure(f"phrase: {type(error).__name__}: {error}"[:500]) from error
+    return ask(environment.phrase, steps)
 
 
 def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:

@@ -77,5 +77,5 @@ def test_the_ending_is_read_from_the_documentation() -> None:
 
 
 def test_a_breaking_grammar_is_an_environment_failure() -> None:
-    with pytest.raises(EnvironmentFailure, match="phrase: OSError: phrase is on fire"):
+    with pytest.raises(EnvironmentFailure, match="OSError: phrase is on fire"):
         phrased(BrokenDesk(on=always("phrase")), [MOVE])
