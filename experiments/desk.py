@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.workdir = "runs/desk"
     config.environment.name = "desk"
-    config.steps = 100
+    config.steps = 90
     config.fresh_fraction = 0.5
 
     config.policy.show_tools = False  # the warm start teaches the tools; a row stays near 200 tokens

@@ -101,7 +101,7 @@ def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callabl
 
 
 SKILLS: tuple[Skill, ...] = (
-    Skill("move {file} to {folder}", "files_move(file, folder)", "files_copy"),
+    Skill("move {file} to {folder}", "files_move(file, folder)", "files_write"),
     Skill("add note {new_note} saying {text}", "notes_add(new_note, text)", "notes_write"),
     Skill("schedule {new_event} on {day}", "calendar_add(new_event, day)", "calendar_move"),
     Skill("mail {text} to {person}", "contacts_find(person) > found; mail_send(found, text)", "mail_forward"),
@@ -116,17 +116,17 @@ SKILLS: tuple[Skill, ...] = (
     Skill(
         "schedule {new_event} on the day of {event}",
         "calendar_day(event) > found; calendar_add(new_event, found)",
-        "calendar_move",
+        "notes_add",
     ),
     Skill(
         "forward mail from {sender} to {person}",
         "contacts_find(person) > found; mail_forward(sender, found)",
-        "calendar_invite",
+        "contacts_add",
     ),
     Skill(
         "share {folder} with {person}", "contacts_find(person) > found; folders_share(folder, found)", "calendar_invite"
     ),
-    Skill("put {file} beside {file2}", "files_find(file2) > found; files_move(file, found)", "files_copy"),
+    Skill("put {file} beside {file2}", "files_find(file2) > found; files_move(file, found)", "files_write"),
     Skill("tell the mail from {sender}", "mail_read(sender) > found; finish(found)", "contacts_find"),
     Skill("delete file {file}", "files_delete(file)", "notes_delete"),
     Skill("flag mail from {sender}", "mail_flag(sender)", "mail_read"),
@@ -134,7 +134,7 @@ SKILLS: tuple[Skill, ...] = (
     Skill("make folder {new_folder}", "folders_create(new_folder)", "files_find"),
     Skill("delete note {note}", "notes_delete(note)", "files_delete"),
     Skill("postpone {event} to {day}", "calendar_move(event, day)", "calendar_add"),
-    Skill("delete mail from {sender}", "mail_delete(sender)", "contacts_delete"),
+    Skill("delete mail from {sender}", "mail_delete(sender)", "notes_delete"),
     Skill(
         "if {event} is on {day} cancel it otherwise postpone it to {day2}",
         "calendar_day(event) > found",
@@ -142,10 +142,10 @@ SKILLS: tuple[Skill, ...] = (
         then="calendar_cancel(event)",
         otherwise="calendar_move(event, day2)",
     ),
-    Skill("change note {note} to {text}", "notes_write(note, text)", "notes_add"),
-    Skill("rename {file} to {new_file}", "files_rename(file, new_file)", "files_write"),
+    Skill("change note {note} to {text}", "notes_write(note, text)", "calendar_move"),
+    Skill("rename {file} to {new_file}", "files_rename(file, new_file)", "notes_write"),
     Skill("add {new_person} with address {new_address}", "contacts_add(new_person, new_address)", "mail_forward"),
-    Skill("copy {file} to {folder}", "files_copy(file, folder)", "files_move"),
+    Skill("copy {file} to {folder}", "files_copy(file, folder)", "files_rename"),
     Skill("remove {person} from contacts", "contacts_delete(person)", "mail_delete"),
     Skill(
         "if {file} is in {folder} delete it otherwise move it to {folder2}",
@@ -157,6 +157,6 @@ SKILLS: tuple[Skill, ...] = (
     Skill(
         "mail note {note} to {person}",
         "notes_read(note) > text; contacts_find(person) > address; mail_send(address, text)",
-        "notes_write",
+        "calendar_add",
     ),
 )
