@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -122,18 +122,6 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
     yield advance
     spent = duration(time.monotonic() - began)
     console.print(f"{description}: {done}{_of(total)} in {spent}", soft_wrap=True)
-
-
-def progress(
-    items: Iterable[_T], description: str, total: int | None = None, console: Console = CONSOLE
-) -> Iterator[_T]:
-    """Yields the items behind a progress bar; `total` is their number, known by itself when they have a length."""
-    if total is None and isinstance(items, Sequence):
-        total = len(items)
-    with bar(description, total, console) as advance:
-        for item in items:
-            yield item
-            advance()
 
 
 def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:

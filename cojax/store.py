@@ -131,18 +131,6 @@ class Episodes:
         except (EOFError, ValueError, OSError) as error:
             raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy, or delete it.") from error
 
-    def find(self, episodes: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Episode id → record, each step read once. Ids no longer kept are absent."""
-        wanted: dict[int, set[str]] = {}
-        for episode in episodes:
-            wanted.setdefault(step_of(episode), set()).add(episode)
-        return {
-            record["episode"]: record
-            for step in sorted(wanted)
-            for record in self.read(step)
-            if record["episode"] in wanted[step]
-        }
-
     def truncate(self, step: int) -> None:
         """Drops the episodes of every step later than `step`."""
         self._drop(later for later in self.steps() if later > step)
@@ -158,14 +146,6 @@ class Episodes:
     def _drop(self, steps: Iterable[int]) -> None:
         for step in list(steps):
             self._path(step).unlink(missing_ok=True)
-
-
-def step_of(episode: str) -> int:
-    """The step in an episode id. Raises ValueError for another format."""
-    step, dash, _ = episode.partition("-")
-    if not (dash and step.isdigit()):
-        raise ValueError(f"episode id {episode!r}; expected STEP-TASK-SAMPLE, as in '12-ab34cd56ef78ab90-3'")
-    return int(step)
 
 
 def write_json(path: Path, value: Any) -> None:

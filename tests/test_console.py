@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from cojax.console import bar, duration, progress, seconds_left, show_step, show_summary, step_line
+from cojax.console import bar, duration, seconds_left, show_step, show_summary, step_line
 
 RECORD = {
     "step": 7,
@@ -71,12 +71,6 @@ def test_an_evolution_and_an_evaluation_have_lines_of_their_own() -> None:
 def test_the_estimate_leaves_the_compiling_step_out() -> None:
     assert seconds_left([60.0, 2.0], 10) is None
     assert seconds_left([60.0, 2.0, 4.0], 10) == 30.0
-
-
-def test_progress_yields_everything_and_says_so_in_a_log_file() -> None:
-    console, file = plain_console()
-    assert list(progress([3, 1, 2], "demonstrations", console=console)) == [3, 1, 2]
-    assert file.getvalue() == "demonstrations: 3/3 in 0.0 s\n"
 
 
 def test_a_bar_counts_what_it_is_told() -> None:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from cojax.store import Episodes, Log, StorageError, explain, step_of, write_json
+from cojax.store import Episodes, Log, StorageError, explain, write_json
 
 
 @pytest.fixture
@@ -144,16 +144,6 @@ def test_episodes_come_back_in_order_and_equal_records_give_equal_bytes(tmp_path
     assert content[3:8] == b"\0\0\0\0\0"
 
 
-def test_find_reads_only_what_is_kept(tmp_path):
-    episodes = Episodes(tmp_path)
-    episodes.write(1, [_record("1-ab-0"), _record("1-ab-1")])
-    episodes.write(2, [_record("2-cd-0")])
-    assert episodes.find(["2-cd-0", "1-ab-1", "3-ef-0", "2-zz-0"]) == {
-        "1-ab-1": {"episode": "1-ab-1"},
-        "2-cd-0": {"episode": "2-cd-0"},
-    }
-
-
 def test_retention_keeps_the_newest_and_what_is_pending(tmp_path):
     episodes = Episodes(tmp_path, keep=2)
     for step in range(1, 5):
@@ -195,12 +185,6 @@ def test_a_damaged_episode_file_is_a_clear_error(tmp_path):
     path.write_bytes(gzip.compress(b"{\n"))
     with pytest.raises(StorageError, match=r"000001.jsonl.gz cannot be read"):
         episodes.read(1)
-
-
-def test_step_of_reads_an_episode_id():
-    assert step_of("12-ab34cd56ef78ab90-3") == 12
-    with pytest.raises(ValueError, match="'x-1'; expected STEP-TASK-SAMPLE"):
-        step_of("x-1")
 
 
 def test_text_that_is_not_unicode_is_kept(tmp_path):

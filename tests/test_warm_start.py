@@ -1,0 +1,105 @@
+"""The warm start's schedule, its demonstrations, and its cache."""
+
+import json
+
+import pytest
+
+import environments
+from cojax import warm_start
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import initialize
+from cojax.rollout.chat import Chat
+from cojax.rollout.export import load_params
+from cojax.rollout.vocabulary import word_tokenizer
+from cojax.warm_start import Check, Schedule, cached, demonstrate
+
+DESK = environments.load("desk")
+NAMES, TEXTS = DESK.lexicon()
+TOKENIZER = word_tokenizer(NAMES, [*TEXTS, *(task.query for task in DESK.tasks("seed", 300))], DESK.tools())
+CHAT = Chat(TOKENIZER)
+SMALL = ModelConfig(
+    vocab_size=448,
+    hidden_size=16,
+    intermediate_size=32,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+
+
+def test_batches_begin_with_the_shortest_and_reach_all():
+    schedule = Schedule(steps=100, batch_size=32, lengthen=50)
+    assert schedule.reach(1, 1000) == 216  # 0.2 + 0.8 / 50 of them
+    assert schedule.reach(25, 1000) == 600
+    assert schedule.reach(50, 1000) == 1000
+    assert schedule.reach(1, 40) == 32  # never less than a batch
+
+
+def test_demonstrations_are_what_a_policy_would_have_seen_and_said():
+    task, actions = next(iter(DESK.demonstrations(1, 0, (0.0, 0.0))))
+    tokens, mask = next(demonstrate(DESK, CHAT, [(task, actions)]))
+    said = [token for token, learned in zip(tokens, mask, strict=True) if learned]
+    assert said == [token for action in actions for token in CHAT.encode_action(action)]
+    assert tokens[: len(tokens) - 1].count(CHAT.end) == 2 * len(actions) - 1  # each turn ends twice, but the last
+    assert not mask[0]
+
+
+def test_no_word_of_the_desk_is_unknown():
+    for split in ("seed", "dev", "eval", "challenge"):
+        for task in DESK.tasks(split, 200):
+            tokens, _ = next(demonstrate(DESK, CHAT, [(task, task.solution)]))
+            assert TOKENIZER.unk_token_id not in tokens
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def make():
+    return initialize(SMALL, 0), [Check(1, 0.5, 0.25)]
+
+
+def test_a_model_is_made_once_for_a_key(cache):
+    folder, made = cached({"seed": 0}, make, SMALL, TOKENIZER)
+    assert made
+    assert json.loads((folder / "warm_start.json").read_text())["checks"] == [{"step": 1, "loss": 0.5, "success": 0.25}]
+    assert (load_params(folder, SMALL)["embed"]["embedding"] == initialize(SMALL, 0)["embed"]["embedding"]).all()
+
+    def never():
+        raise AssertionError("made twice")
+
+    assert cached({"seed": 0}, never, SMALL, TOKENIZER) == (folder, False)
+    other, made = cached({"seed": 1}, make, SMALL, TOKENIZER)
+    assert made
+    assert other != folder
+
+
+def test_an_interrupted_warm_start_leaves_nothing(cache):
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached({"seed": 0}, stop, SMALL, TOKENIZER)
+    assert list((cache / "warm-start").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch):
+    monkeypatch.setenv("COJAX_CACHE", "/proc/cojax")
+    with pytest.raises(OSError, match="Set COJAX_CACHE to a writable folder"):
+        cached({"seed": 0}, make, SMALL, TOKENIZER)
+
+
+def test_a_damaged_model_says_what_to_delete(cache):
+    folder, _ = cached({"seed": 0}, make, SMALL, TOKENIZER)
+    (folder / "model.safetensors").write_bytes(b"\x00" * 20)
+    with pytest.raises(ValueError, match=f"Delete {folder}"):
+        load_params(folder, SMALL)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+        load_params(folder, SMALL)
+
+
+def test_the_fingerprint_is_stable():
+    assert warm_start.fingerprint() == warm_start.fingerprint()
