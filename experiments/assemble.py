@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import optax
 from ml_collections import ConfigDict
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -314,48 +309,6 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
     """Tasks that must never be trained on."""
     return (*made.evaluation, *made.development, *made.challenge)
-
-
-def facts() -> dict[str, Any]:
-    """What config.json says beside the settings, so that one folder is a bug report."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return {
-        "versions": versions,
-        "commit": _commit(),
-        "hardware": {
-            "machine": platform.machine(),
-            "processor": _processor(),
-            "cores": os.cpu_count(),
-            "devices": [str(device.device_kind) for device in jax.devices()],
-        },
-    }
-
-
-def _commit() -> str:
-    """The checkout's commit, marked where it has uncommitted changes; "unknown" outside a checkout."""
-    folder = Path(__file__).parent
-    try:
-        run = [
-            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return run[0].strip() + (" with changes" if run[1].strip() else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _round_up(count: int, multiple: int) -> int:

@@ -38,6 +38,7 @@ from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import initial_tasks
 from experiments import assemble, preflight
+from experiments.facts import facts
 
 _LOG = logging.getLogger("cojax")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
@@ -75,7 +76,7 @@ def run(config: ConfigDict) -> int:
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
-    directory.claim(json.loads(json.dumps(config.to_dict())), assemble.facts())
+    directory.claim(json.loads(json.dumps(config.to_dict())), facts())
     _log_to(directory.folder / "run.log")
     if (summary := directory.summary()) and summary["steps"] >= config.steps:
         report = directory.folder / "report.html"

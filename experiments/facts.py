@@ -1,0 +1,54 @@
+"""Versions, commit and hardware: what config.json says beside the settings."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def facts() -> dict[str, Any]:
+    """What config.json says beside the settings, so that one folder is a bug report."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "versions": versions,
+        "commit": _commit(),
+        "hardware": {
+            "machine": platform.machine(),
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "devices": [str(device.device_kind) for device in jax.devices()],
+        },
+    }
+
+
+def _commit() -> str:
+    """The checkout's commit, marked where it has uncommitted changes; "unknown" outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        run = [
+            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return run[0].strip() + (" with changes" if run[1].strip() else "")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
