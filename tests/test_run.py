@@ -182,7 +182,7 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environ
 
 def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     """Killed in step 5, resumed at 4: the evolution of step 6 needs episodes that the killed run saw as old."""
-    settings = ("evolve_every=3", "episodes_kept=1", "evolve=trajectory")
+    settings = ("evolve_every=3", "episodes_kept=1", "checkpoints_kept=1", "evolve=trajectory")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert run(straight, environment, *settings).returncode == 0
     moment = killed / "episodes/000005.jsonl.gz"
@@ -191,7 +191,7 @@ def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 4" in done.stdout
     assert_same_run(killed, straight)
-    assert "000001.jsonl.gz" not in episodes(straight)
+    assert list(episodes(straight)) == ["000006.jsonl.gz"]
 
 
 def test_two_runs_of_one_seed_are_the_same(reference, environment, tmp_path):
