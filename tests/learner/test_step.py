@@ -140,6 +140,9 @@ def test_micro_batches_add_up_to_the_full_batch(micro_rows):
     whole, whole_metrics = gradient(12)
     parts, metrics = gradient(micro_rows)
     np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-7)
+    # The sampler is the policy itself here: what is left of the mismatch is rounding, which no sum keeps.
+    rounding = {"logprob_mismatch", "logprob_mismatch_max"}
+    assert all(metrics.pop(name) < 1e-5 and whole_metrics.pop(name) < 1e-5 for name in sorted(rounding))
     assert metrics == pytest.approx(whole_metrics, rel=1e-4, abs=1e-7)
 
 
