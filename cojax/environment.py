@@ -21,6 +21,9 @@ class Episode(Protocol):
     def reset(self) -> tuple[Message, ...]:
         """The messages that open the episode."""
 
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools on offer when the episode opens, OpenAI function format with JSON-schema parameters."""
+
     def step(self, action: Action) -> Observation:
         """Carries the action out. A bad action is answered with an observation, never an exception."""
 
@@ -43,7 +46,7 @@ class Environment(Protocol):
     name: str
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools' documentation, OpenAI function format with JSON-schema parameters."""
+        """Every tool that some episode offers, OpenAI function format with JSON-schema parameters."""
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """`count` distinct tasks of a split; a larger count extends a smaller one."""
@@ -81,6 +84,14 @@ class Demonstrated(Environment, Protocol):
 
 class EnvironmentFailure(RuntimeError):
     """The environment broke: says nothing about the policy."""
+
+
+class LimitExceeded(EnvironmentFailure):
+    """An episode ran into a deadline or a resource limit, or its process died, while a call was under way.
+
+    Inside `step` that may be the action's doing: the outcome is `timeout`, which whoever plays the episode believes
+    only when it happens again. Anywhere else it is a failure like any other.
+    """
 
 
 class EngineError(RuntimeError):
@@ -133,8 +144,9 @@ def play(
     """Plays one episode and returns what happened.
 
     `max_turns` counts actions, `max_observation` characters of one observation; what is cut says so. An exception of
-    the environment becomes the outcome environment_error and `EngineError` becomes engine_error; `OutOfContext` and too
-    many turns become truncated. Any other exception of the actor is a programming error and is raised.
+    the environment becomes the outcome environment_error, but `LimitExceeded` inside `step` becomes timeout;
+    `EngineError` becomes engine_error; `OutOfContext` and too many turns become truncated. Any other exception of the
+    actor is a programming error and is raised.
     """
     progress = progress or Progress()
     turns = progress.turns
@@ -171,7 +183,10 @@ def play(
         verdict = ask(_verdict, running)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
-        return result("environment_error", f"{progress.phase}: {error}")
+        hung = isinstance(error, LimitExceeded) and progress.phase == "step"
+        if hung:
+            turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
+        return result("timeout" if hung else "environment_error", f"{progress.phase}: {error}")
     except EngineError as error:
         return result("engine_error", str(error))
     finally:

@@ -77,6 +77,9 @@ class _FilmedEpisode:
         self.states.append(self.episode.state())
         return opening
 
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self.episode.tools()
+
     def step(self, action: Action) -> Observation:
         observation = self.episode.step(action)
         self.states.append(self.episode.state())

@@ -93,7 +93,7 @@ def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, t
 
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
         place = next(places)
-        prompt = chat.extend(messages, True) if place else chat.open(messages)
+        prompt = chat.extend(messages, True) if place else chat.open(messages, episode.tools())
         action = dataclasses.replace(actions[place], text=chat.write(actions[place].calls))
         return Turn(action, prompt_tokens=prompt, action_tokens=chat.encode_action(action))
 

@@ -23,7 +23,7 @@ from cojax.learner.step import Learner, adamw
 from cojax.metrics import Clock
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
-from cojax.rollout.chat import Chat
+from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.rollout.export import load_params
@@ -80,7 +80,7 @@ def parts(config: ConfigDict) -> Parts:
     else:
         tokenizer = closed_world(environment)
         model = ModelConfig(vocab_size=_round_up(len(tokenizer), 16), **settings(config.policy.model))
-    chat = Chat(tokenizer, environment.tools() if config.policy.show_tools else ())
+    chat = Chat(tokenizer, choose(SHOWN, config.policy.tools, "policy.tools"))
     engine = choose(ENGINES, config.engine.name, "engine")(model, **settings(config.engine, "name"))
     held_out = config.evaluation
     return Parts(

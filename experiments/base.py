@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
     config.environment = ConfigDict({"name": ""})
 
     # A folder in HF format, or "" to train `model` from scratch on demonstrations.
-    config.policy = ConfigDict({"path": "", "show_tools": True})
+    config.policy = ConfigDict({"path": "", "tools": "full"})
 
     config.engine = ConfigDict({"name": "local", "slots": 128, "max_length": 4096})
     config.sampling = ConfigDict({"temperature": 0.9, "max_tokens": 4096})

@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.steps = 90
     config.fresh_fraction = 0.5
 
-    config.policy.show_tools = False  # the warm start teaches the tools; a row stays near 200 tokens
+    config.policy.tools = "none"  # the warm start teaches the tools; a row stays near 200 tokens
     config.policy.model = ConfigDict(
         {
             "hidden_size": 128,

@@ -81,7 +81,7 @@ def _environment(state: dict[str, Any]) -> str:
 def _template(state: dict[str, Any]) -> str:
     made = _parts(state)
     episode = made.environment.start(made.development[0])
-    tokens = made.chat.open(episode.reset())
+    tokens = made.chat.open(episode.reset(), episode.tools())
     episode.close()
     return f"extends turn by turn; an episode opens with {len(tokens)} tokens"
 

@@ -10,6 +10,12 @@ from typing import Any
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
 
 
+_TOOLS = tuple(
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("add", "finish")
+)
+
+
 class CounterEpisode:
     def __init__(self, task: Task, on_step: Callable[[Task, int], str | None], on_start: Callable[[Task], None]):
         on_start(task)
@@ -18,6 +24,9 @@ class CounterEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         return (Message("user", self.task.query),)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return _TOOLS
 
     def step(self, action: Action) -> Observation:
         said = self.on_step(self.task, self.steps)
@@ -52,10 +61,7 @@ class CounterEnvironment:
     name: str = "counter"
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(
-            {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-            for name in ("add", "finish")
-        )
+        return _TOOLS
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return tuple(Task("counter", f"count to {number}", {"target": number}) for number in range(1, count + 1))

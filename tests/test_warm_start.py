@@ -8,7 +8,7 @@ import environments
 from cojax import warm_start
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
-from cojax.rollout.chat import Chat
+from cojax.rollout.chat import Chat, none
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.warm_start import Check, Schedule, cached, demonstrate
@@ -16,7 +16,7 @@ from cojax.warm_start import Check, Schedule, cached, demonstrate
 DESK = environments.load("desk")
 NAMES, TEXTS = DESK.lexicon()
 TOKENIZER = word_tokenizer(NAMES, [*TEXTS, *(task.query for task in DESK.tasks("seed", 300))], DESK.tools())
-CHAT = Chat(TOKENIZER)
+CHAT = Chat(TOKENIZER, none)
 SMALL = ModelConfig(
     vocab_size=448,
     hidden_size=16,

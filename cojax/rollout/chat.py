@@ -12,13 +12,13 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from cojax.environment import Episode
+from cojax.environment import Episode, ask
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import Action, Call, Message, Turn
 
@@ -28,20 +28,41 @@ _STUB = (Message("user", "x"), Message("assistant", "y"))
 _PRIVATE = 0xF0000
 _TEXT_CHARACTERS = 100_000
 _DEPTH = 32
+Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
+
+
+def full(tool: Tool) -> Tool | None:
+    """The documentation as the environment gives it."""
+    return tool
+
+
+def brief(tool: Tool) -> Tool | None:
+    """The tool's name and the names of its arguments, for a policy with little room."""
+    function = tool["function"]
+    return {"name": function["name"], "arguments": list(function.get("parameters", {}).get("properties", {}))}
+
+
+def none(tool: Tool) -> Tool | None:
+    """Nothing: the policy knows its tools by training."""
+    return None
+
+
+# How much of a tool's documentation the policy is shown.
+SHOWN: dict[str, Callable[[Tool], Tool | None]] = {"full": full, "brief": brief, "none": none}
 
 
 class Chat:
-    """Renders messages with one tokenizer and its template; `tools` are documented in the opening if given.
+    """Renders messages with one tokenizer and its template; `shown` is the entry of `SHOWN` for an episode's tools.
 
     Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
     tokenizer's own rendering.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Mapping[str, Any]] = ()):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Callable[[Tool], Tool | None] = full):
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat_template; save one in its tokenizer_config.json")
         self.tokenizer = tokenizer
-        self.tools = tuple(tools)
+        self.shown = shown
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
         controls = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
@@ -50,13 +71,18 @@ class Chat:
         specification = json.loads(tokenizer.backend_tokenizer.to_str())
         self._plain = Tokenizer.from_str(json.dumps({**specification, "added_tokens": [], "post_processor": None}))
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
-        self.open = functools.lru_cache(maxsize=1_024)(self._open)
+        self._opened = functools.lru_cache(maxsize=1_024)(self._open)
         self._check()
 
-    def _open(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """Tokens of the opening messages and the generation prompt."""
-        safe, restore = self._protect(messages)
-        return self._encode(self._template(safe, generate=True, tools=True), restore)
+    def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
+        # The order of keys is the environment's: a model was trained to read them in that order.
+        documents = [shown for tool in tools if (shown := self.shown(tool)) is not None]
+        return self._opened(messages, json.dumps(documents, ensure_ascii=False))
+
+    def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
+        (*safe, documents), restore = self._protect((*messages, Message("tools", tools)))
+        return self._encode(self._template(safe, generate=True, tools=json.loads(documents.content)), restore)
 
     def _extend(self, messages: tuple[Message, ...], ended: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: new messages and the generation prompt.
@@ -82,10 +108,10 @@ class Chat:
         text = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return parse(str(text))
 
-    def _template(self, messages: Sequence[Message], *, generate: bool, tools: bool) -> str:
+    def _template(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
         rendered = self.tokenizer.apply_chat_template(
             [{"role": message.role, "content": message.content} for message in messages],
-            tools=[dict(tool) for tool in self.tools] if tools and self.tools else None,
+            tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             add_generation_prompt=generate,
         )
@@ -93,11 +119,11 @@ class Chat:
         return rendered
 
     def _difference(self, messages: Sequence[Message]) -> str:
-        head = self._template(_STUB, generate=False, tools=False)
-        full = self._template((*_STUB, *messages), generate=True, tools=False)
-        if not full.startswith(head):
+        head = self._template(_STUB, generate=False)
+        whole = self._template((*_STUB, *messages), generate=True)
+        if not whole.startswith(head):
             raise ValueError("the chat template rewrites earlier turns when a message is added; cannot extend it")
-        return full[head.rindex(self._end_text) + len(self._end_text) :]
+        return whole[head.rindex(self._end_text) + len(self._end_text) :]
 
     def _protect(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, str]]:
         """Messages with control literals replaced by private-use characters, and the table to restore them."""
@@ -123,7 +149,7 @@ class Chat:
         opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
         self._difference(reply)
         ours = self.open(opening)
-        theirs = self.tokenizer(self._template(opening, generate=True, tools=True), add_special_tokens=False).input_ids
+        theirs = self.tokenizer(self._template(opening, generate=True), add_special_tokens=False).input_ids
         if list(ours) != list(theirs):
             raise ValueError(f"the template renders to {list(ours)} here but to {list(theirs)} by the tokenizer itself")
         if self.extend(reply, False)[0] != self.end:
@@ -182,7 +208,7 @@ class PolicyActor:
         if self.tokens:
             new = self.chat.extend(messages, self.tokens[-1] == self.chat.end)
         else:
-            new = self.chat.open(messages)
+            new = self.chat.open(messages, ask(episode.tools))
         prompt = self.tokens + new
         done = self.engine.generate(prompt, self.sampling, session=self.session, seed=(*self.seed, self.turns))
         self.tokens = prompt + done.tokens

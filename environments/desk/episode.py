@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from environments.desk import office
 from environments.desk.office import Refused
-from environments.desk.tools import FINISH, TOOLS, perform, words
+from environments.desk.tools import FINISH, TOOLS, documentation, perform, words
 from environments.desk.words import WORDS, kind
 
 _T = TypeVar("_T")
@@ -34,6 +34,9 @@ class DeskEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         return (Message("user", self._task.query),)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return documentation()
 
     def step(self, action: Action) -> Observation:
         """Carries the calls out in order up to the first that is refused; one message for each call tried."""

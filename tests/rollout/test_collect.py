@@ -11,13 +11,13 @@ from shelf import CounterEnvironment, hang
 from cojax.environment import EngineError
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.rollout.chat import Chat
+from cojax.rollout.chat import Chat, none
 from cojax.rollout.collect import Limits, RolloutError, collect
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
 
-CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()))
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), none)
 TASKS = CounterEnvironment().tasks("train", 4)
 SAMPLING = Sampling(max_tokens=32)
 
