@@ -9,7 +9,6 @@ from typing import Any
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
 
-
 _TOOLS = tuple(
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
     for name in ("add", "finish")

@@ -73,7 +73,8 @@ def test_tools_are_documented_through_the_template():
     assert json.dumps(TOOLS[0]["function"]["name"]) in shown
     assert shown.count("{") == 6 + 5  # every level of both schemas
     names = TOKENIZER.decode(Chat(TOKENIZER, brief).open(opening, TOOLS))
-    assert '{"name":"files_move","arguments":["file","folder"]}' in names.replace(" ", "")
+    assert names.replace(" ", "").count('{"name":"files_move",') == 1
+    assert names.count("{") == 2
     assert Chat(TOKENIZER, none).open(opening, TOOLS) == CHAT.open(opening)
 
 
