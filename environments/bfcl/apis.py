@@ -1,0 +1,75 @@
+"""The instances of one episode, and calls run on them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cojax.types import Call
+from environments.bfcl.calls import ERROR, examine, failed, render
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a call gave: the text shown, whether it worked, and the value behind the text."""
+
+    text: str
+    ok: bool
+    value: Any = None
+
+
+class Apis:
+    """Instances by class, and for each tool the class that has it. Only these tools can be run."""
+
+    def __init__(self, instances: Mapping[str, Any], classes: Mapping[str, str]):
+        self.instances = dict(instances)
+        self.classes = {tool: name for tool, name in classes.items() if name in instances}
+
+    def run(self, call: Call, on: Any = None) -> Result:
+        """The result of the call, on `on` instead of the own instance where given. Never raises an API's error."""
+        if call.name not in self.classes:
+            return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
+        if reason := examine(call.arguments):
+            return Result(f"{ERROR}{reason}", ok=False)
+        instance = self.instances[self.classes[call.name]] if on is None else on
+        method = vars(type(instance))[call.name]
+        try:
+            # Copies: an API may keep what it is given, and a default list must not be shared between calls.
+            value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
+            return Result(render(value), not failed(value), value)
+        except Exception as error:
+            return Result(render(f"{ERROR}{_said(error)}"), ok=False)
+
+    def photograph(self) -> bytes:
+        """All instances as they are now, to be developed later. Raises RecursionError for folders without end."""
+        return pickle.dumps(self.instances)
+
+    def trial(self, classes: Iterable[str]) -> Callable[[Call], Result]:
+        """Runs calls on copies of these classes' instances, each from the present state."""
+        copies = {name: pickle.dumps(self.instances[name]) for name in classes if name in self.instances}
+        return lambda call: self.run(call, on=pickle.loads(copies[self.classes[call.name]]))
+
+
+def develop(photograph: bytes) -> dict[str, Any]:
+    """The instances of a photograph that this process took."""
+    return pickle.loads(photograph)
+
+
+def _changeable(method: Callable[..., Any]) -> dict[str, Any]:
+    """Default arguments that a call could change for all later ones."""
+    return {
+        name: parameter.default
+        for name, parameter in inspect.signature(method).parameters.items()
+        if isinstance(parameter.default, (list, dict, set))
+    }
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except ValueError:
+        return type(error).__name__

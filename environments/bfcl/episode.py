@@ -1,0 +1,194 @@
+"""One dialogue: user turns, calls, force-quit and the official verdict turn by turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task
+from environments.bfcl.apis import Apis, Result, develop
+from environments.bfcl.calls import brief
+from environments.bfcl.offers import offers
+from environments.bfcl.official import Official
+from environments.bfcl.scene import Scene
+from environments.bfcl.state import portrait
+
+# Stands between the turns of a query. An empty turn announces functions withheld so far.
+SEPARATOR = "\n\n[next turn]\n\n"
+
+# An action of more calls than this is answered for the first ones only; the longest official turn has 34.
+_CALLS = 64
+# Results that the next affordances draw on.
+_REMEMBERED = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ended:
+    """A turn that is over: the instances then (None where they cannot be kept), and the outputs of its calls."""
+
+    photograph: bytes | None
+    outputs: tuple[str, ...]
+
+
+def turns_of(actions: Sequence[Action]) -> list[tuple[Call, ...]]:
+    """The calls of each turn; an action without calls ends one."""
+    turns: list[tuple[Call, ...]] = []
+    calls: tuple[Call, ...] = ()
+    for action in actions:
+        calls += tuple(action.calls)
+        if not action.calls:
+            turns.append(calls)
+            calls = ()
+    return [*turns, calls] if calls else turns
+
+
+class Dialogue:
+    """The episode of one task. Raises ValueError for a setup that the APIs do not load."""
+
+    def __init__(self, official: Official, classes: Mapping[str, str], task: Task):
+        self._official, self._task, self._classes = official, task, classes
+        self._said = task.query.split(SEPARATOR)
+        self._apis = self._fresh()
+        self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
+        self._ended: list[_Ended] = []
+        self._outputs: list[str] = []
+        self._worked: list[Any] = []
+        self._seen: list[Any] = []
+        self._steps = 0
+        self._done = False
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", self._said[0]),)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._documented(self._offered(turn=0))
+
+    def step(self, action: Action) -> Observation:
+        """Runs all calls in order, or ends the user's turn where there are none.
+
+        The dialogue is over after its last turn, and when a turn takes 21 steps with calls.
+        """
+        if self._done:
+            return Observation((Message("tool", "The dialogue is over."),), ok=False, done=True)
+        if not action.calls:
+            self._end_turn()
+            return self._next_turn(ok="<tool_call>" not in action.text)
+        offered = self._offered(len(self._ended))
+        results = [self._run(call, offered) for call in action.calls[:_CALLS]]
+        messages = [Message("tool", result.text) for result in results]
+        if len(action.calls) > _CALLS:
+            messages.append(
+                Message("tool", f"Error during execution: only {_CALLS} calls at once; the rest were not run")
+            )
+        self._steps += 1
+        if self._steps >= self._official.limit:
+            self._end_turn()
+            self._done = True
+        ok = all(result.ok for result in results) and len(action.calls) <= _CALLS
+        return Observation(tuple(messages), ok=ok, done=self._done)
+
+    def state(self) -> Mapping[str, Any]:
+        """Public attributes of all instances, the outputs of calls that worked (in no order), and the turn."""
+        return {
+            "instances": {name: portrait(instance) for name, instance in self._apis.instances.items()},
+            "responses": sorted(self._worked),
+            "turn": len(self._ended),
+            "done": self._done,
+        }
+
+    def affordances(self) -> tuple[Action, ...]:
+        """Calls that work now, and last the action that ends the turn."""
+        if self._done:
+            return ()
+        scene = Scene(self._apis.instances, self._seen[-_REMEMBERED:])
+        calls = offers(self._apis, scene, self._offered(len(self._ended)), salt=repr(self.state()))
+        return (*(Action(calls=(call,)) for call in calls), Action())
+
+    def evaluate(self) -> Evaluation:
+        """The official checks of each turn, against fresh instances that the task's solution is run on.
+
+        A turn that was not ended fails; one without an answer is not checked, but what was called there stands. The
+        reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0.
+        """
+        if not self._task.solution:
+            return Evaluation(0.0)
+        reference = self._fresh()
+        checks: list[Check] = []
+        for number, answer in enumerate(turns_of(self._task.solution)):
+            outputs = [reference.run(call).text for call in answer]
+            reached = number < len(self._ended)
+            checks.append(Check(f"turn {number + 1}", reached and self._holds(number, outputs, reference)))
+        through = self._done and len(self._ended) == len(self._said) == len(checks)
+        return Evaluation(float(through and all(check.passed for check in checks)), tuple(checks))
+
+    def close(self) -> None:
+        pass
+
+    def _holds(self, number: int, expected: list[str], reference: Apis) -> bool:
+        """Whether an ended turn passes: calls were made where some are expected, same state, outputs found so far."""
+        ended = self._ended[number]
+        if not expected:
+            return True
+        if not ended.outputs or ended.photograph is None:
+            return False
+        so_far = [output for turn in self._ended[: number + 1] for output in turn.outputs]
+        try:
+            state = self._official.same_state(develop(ended.photograph), reference.instances)
+            return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
+        except Exception:
+            # The checker cannot compare what has no end.
+            return False
+
+    def _fresh(self) -> Apis:
+        setup = self._task.setup
+        try:
+            instances = self._official.instances(setup["classes"], setup["config"], setup["long"])
+        except KeyError as error:
+            raise ValueError(f"setup lacks {error}; expected classes, config and long") from error
+        return Apis(instances, self._classes)
+
+    def _run(self, call: Call, offered: Sequence[str]) -> Result:
+        if call.name in offered:
+            result = self._apis.run(call)
+        else:
+            result = Result(f"Error during execution: there is no function {call.name!r:.100}", ok=False)
+        self._outputs.append(result.text)
+        if result.ok:
+            self._worked.append(brief(result.text))
+            self._seen.append(result.value)
+        return result
+
+    def _offered(self, turn: int) -> tuple[str, ...]:
+        """The tools of the involved classes, less those withheld until a later turn."""
+        later = {tool for start, tools in self._withheld.items() if int(start) > turn for tool in tools}
+        return tuple(tool for tool in self._apis.classes if tool not in later)
+
+    def _documented(self, tools: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+        return tuple(
+            entry
+            for name in self._apis.instances
+            for entry in self._official.documentation[name]
+            if entry["function"]["name"] in tools
+        )
+
+    def _end_turn(self) -> None:
+        try:
+            photograph = self._apis.photograph() if self._task.solution else None
+        except RecursionError:
+            photograph = None
+        self._ended.append(_Ended(photograph, tuple(self._outputs)))
+        self._outputs, self._steps = [], 0
+
+    def _next_turn(self, ok: bool) -> Observation:
+        turn = len(self._ended)
+        if turn == len(self._said):
+            self._done = True
+            return Observation((), ok=ok, done=True)
+        said = self._said[turn]
+        if new := self._withheld.get(str(turn), ()):
+            lines = [json.dumps(entry) for entry in self._documented(new)]
+            announced = "\n".join(("More functions are available from now on:", *lines, "Does this help?"))
+            said = f"{announced}\n\n{said}" if said else announced
+        return Observation((Message("user", said),), ok=ok)

@@ -1,0 +1,142 @@
+"""BFCL multi-turn as it runs inside the wheel's own virtual environment; the trainer reaches it through a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action, Call, Task, Triplet, normalise
+from environments.bfcl import calls, official, wordings
+from environments.bfcl.episode import SEPARATOR, Dialogue
+from environments.bfcl.official import CATEGORIES, Entry, Official
+
+NAME = "bfcl"
+SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")
+
+# The r-th tool in the documentation of its class weighs r ** -POPULARITY for an explorer that nobody guides.
+POPULARITY = 1.3
+# The same split into development and held-out parts for ever.
+_SPLIT_SEED = 20_260_323
+# Calls in one action of a reference solution at least; longer turns are spread evenly over the steps there are.
+_STEPS = 20
+
+
+def make(category: str = "base", dev_fraction: float = 0.5) -> Bfcl:
+    """The environment. `category` is what the split `eval` holds, `dev_fraction` the share of base that is `dev`.
+
+    Reads everything from disk now. Raises ValueError for an unknown category or a fraction outside [0, 1].
+    """
+    if category not in CATEGORIES:
+        raise ValueError(f"category {category!r} not found; available: {', '.join(CATEGORIES)}")
+    if not 0.0 <= dev_fraction <= 1.0:
+        raise ValueError(f"dev_fraction is {dev_fraction}; expected a number in [0, 1]")
+    return Bfcl(official.load(), category, dev_fraction)
+
+
+class Bfcl:
+    """The environment: official tasks, scenarios to synthesize from, dialogues, and a language for what was done."""
+
+    name = NAME
+    splits = SPLITS
+
+    def __init__(self, benchmark: Official, category: str, dev_fraction: float):
+        self._official = benchmark
+        self._classes = {
+            entry["function"]["name"]: name for name, entries in benchmark.documentation.items() for entry in entries
+        }
+        self._parameters = {tool: benchmark.parameters(tool) for tool in self._classes}
+        tasks = {name: tuple(self._task(entry) for entry in entries) for name, entries in benchmark.entries.items()}
+        self._names = {
+            task.id: entry.id
+            for name, entries in benchmark.entries.items()
+            for task, entry in zip(tasks[name], entries, strict=True)
+        }
+        mixed = list(tasks["base"])
+        random.Random(_SPLIT_SEED).shuffle(mixed)
+        dev = round(dev_fraction * len(mixed))
+        self._splits = {
+            **tasks,
+            "eval": tasks[category],
+            "dev": tuple(mixed[:dev]),
+            "held_out": tuple(mixed[dev:]),
+            "challenge": tasks["long_context"],
+        }
+        bare = (dataclasses.replace(task, query="", solution=()) for task in tasks["base"])
+        self._places = tuple({task.id: task for task in bare}.values())
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(entry for entries in self._official.documentation.values() for entry in entries)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        """The first `count` tasks of a split, fewer where it has fewer; `seed` orders the split `seed` only.
+
+        That split holds the scenarios of base, without question or answer. Raises ValueError for an unknown split.
+        """
+        if split == "seed":
+            places = list(self._places)
+            random.Random(repr(("places", seed))).shuffle(places)
+            return tuple(places[:count])
+        if split not in self._splits:
+            raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
+        return self._splits[split][:count]
+
+    def start(self, task: Task) -> Dialogue:
+        return Dialogue(self._official, self._classes, task)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        turns = wordings.phrase(steps)
+        return None if turns is None else SEPARATOR.join(turns)
+
+    def popularity(self) -> Mapping[str, float]:
+        """Tool → (its rank in the documentation of its class) ** -POPULARITY."""
+        return {
+            entry["function"]["name"]: rank**-POPULARITY
+            for entries in self._official.documentation.values()
+            for rank, entry in enumerate(entries, start=1)
+        }
+
+    def neighbours(self, tool: str) -> tuple[str, ...]:
+        """The other tools of the same class. Raises KeyError for an unknown tool."""
+        home = self._classes[tool]
+        return tuple(other for other, name in self._classes.items() if name == home and other != tool)
+
+    def names(self) -> Mapping[str, str]:
+        """Task id → the benchmark's own id, for reports."""
+        return self._names
+
+    def _task(self, entry: Entry) -> Task:
+        setup: dict[str, Any] = {"classes": list(entry.classes), "config": entry.config, "long": entry.long}
+        if withheld := _withheld(entry):
+            setup["withheld"] = withheld
+        if any(normalise(SEPARATOR) in normalise(turn) for turn in entry.turns):
+            raise ValueError(f"{entry.id} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
+        solution = tuple(action for answer in entry.answers for action in self._answer(answer))
+        return Task(NAME, SEPARATOR.join(entry.turns), setup, solution)
+
+    def _answer(self, texts: Sequence[str]) -> list[Action]:
+        """One action a call, several calls an action where there are more than steps, and the end of the turn."""
+        made = [self._call(text) for text in texts]
+        steps = min(len(made), _STEPS)
+        bounds = [round(step * len(made) / steps) for step in range(steps + 1)] if steps else []
+        chunks = [made[start:stop] for start, stop in itertools.pairwise(bounds)]
+        return [*(Action(calls=tuple(chunk)) for chunk in chunks), Action()]
+
+    def _call(self, text: str) -> Call:
+        name, positional, named = calls.read(text)
+        return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **named})
+
+
+def _withheld(entry: Entry) -> dict[str, list[str]]:
+    """Turn → the functions announced there, less those that the official answer itself calls before.
+
+    Officially these are undocumented but run all the same; really withheld, the task would have no solution.
+    """
+    withheld = {}
+    for turn, tools in entry.withheld.items():
+        early = {calls.read(text)[0] for answer in entry.answers[: int(turn)] for text in answer}
+        if left := [tool for tool in tools if tool not in early]:
+            withheld[turn] = left
+    return withheld

@@ -1,0 +1,172 @@
+"""What the wheel holds: tasks, documentation, APIs and checker. The only module that imports it.
+
+Everything is read by `load`, so that children forked afterwards open no file. The official store of instances is never
+used: it is not cleared between visits, and judged right replays wrong on a second one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CATEGORIES = ("base", "miss_func", "miss_param", "long_context")
+CLASSES = (
+    "GorillaFileSystem",
+    "MathAPI",
+    "MessageAPI",
+    "TwitterAPI",
+    "TicketAPI",
+    "TradingBot",
+    "TravelAPI",
+    "VehicleControlAPI",
+)
+_SCHEMA = {"dict": "object", "float": "number", "tuple": "array"}
+_WHEEL = "bfcl_eval.eval_checker.multi_turn_eval"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """One official task: the user's turns ("" where functions are announced) and the calls that answer each."""
+
+    id: str
+    turns: tuple[str, ...]
+    answers: tuple[tuple[str, ...], ...]
+    classes: tuple[str, ...]
+    config: Mapping[str, Any]
+    withheld: Mapping[str, tuple[str, ...]]
+    long: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Official:
+    """The wheel, read once. `documentation` is by class and in the official order, OpenAI function format."""
+
+    documentation: Mapping[str, tuple[Mapping[str, Any], ...]]
+    entries: Mapping[str, tuple[Entry, ...]]
+    apis: Mapping[str, type]
+    limit: int  # steps with calls in a turn before the dialogue is cut
+    same_state: Callable[[dict, dict], Mapping[str, Any]]
+    same_responses: Callable[[list, list, int], Mapping[str, Any]]
+
+    def instances(self, classes: Sequence[str], config: Mapping[str, Any], long: bool) -> dict[str, Any]:
+        """Fresh instances of these classes. Raises ValueError for an unknown class or one that cannot be loaded."""
+        if unknown := set(classes) - set(self.apis):
+            raise ValueError(f"setup names the classes {sorted(unknown)}; the benchmark has {', '.join(CLASSES)}")
+        made = {}
+        for name in classes:
+            instance = self.apis[name]()
+            if name != "MathAPI":
+                try:
+                    instance._load_scenario(copy.deepcopy(config.get(name, {})), long_context=long)
+                except Exception as error:
+                    raise ValueError(f"{name} does not load the setup's configuration: {error}") from error
+            made[name] = instance
+        # Long scenarios hand out objects of the module: a booking in one episode would show in the next.
+        return copy.deepcopy(made)
+
+    def parameters(self, tool: str) -> tuple[str, ...]:
+        """The tool's parameters in the order of its signature. Raises ValueError for an unknown tool."""
+        for name, entries in self.documentation.items():
+            if any(entry["function"]["name"] == tool for entry in entries):
+                return tuple(inspect.signature(vars(self.apis[name])[tool]).parameters)[1:]
+        raise ValueError(f"tool {tool!r} is not documented by the benchmark")
+
+
+def load() -> Official:
+    """Reads the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
+    with _elsewhere():
+        try:
+            checker = importlib.import_module(f"{_WHEEL}.multi_turn_checker")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error}: this runs inside the benchmark's virtual environment; python -m environments.install bfcl"
+            ) from error
+        places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
+        prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
+        apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
+    data = Path(inspect.getfile(checker)).parents[2] / "data"
+    folder = data / "multi_turn_func_doc"
+    return Official(
+        documentation={
+            name: tuple(map(_tool, _lines(folder / places.MULTI_TURN_FUNC_DOC_FILE_MAPPING[name]))) for name in CLASSES
+        },
+        entries={category: _entries(data, category) for category in CATEGORIES},
+        apis=apis,
+        limit=prompts.MAXIMUM_STEP_LIMIT + 1,
+        same_state=checker.state_checker,
+        same_responses=checker.response_checker,
+    )
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Folders that the wheel makes on import lie in a temporary place and not among the installed packages."""
+    before = os.environ.get("BFCL_PROJECT_ROOT")
+    with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
+        os.environ["BFCL_PROJECT_ROOT"] = root
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["BFCL_PROJECT_ROOT"]
+            else:
+                os.environ["BFCL_PROJECT_ROOT"] = before
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _entries(data: Path, category: str) -> tuple[Entry, ...]:
+    name = f"BFCL_v4_multi_turn_{category}.json"
+    questions, answers = _lines(data / name), _lines(data / "possible_answer" / name)
+    return tuple(
+        Entry(
+            id=question["id"],
+            turns=tuple(_said(messages) for messages in question["question"]),
+            answers=tuple(map(tuple, answer["ground_truth"])),
+            classes=tuple(question["involved_classes"]),
+            config={k: v for k, v in question["initial_config"].items() if k in question["involved_classes"]},
+            withheld={turn: tuple(tools) for turn, tools in question.get("missed_function", {}).items() if tools},
+            long=category == "long_context",
+        )
+        for question, answer in zip(questions, answers, strict=True)
+    )
+
+
+def _said(messages: Sequence[Mapping[str, str]]) -> str:
+    """What the user says in a turn. Raises ValueError where somebody else speaks: the protocol has no place for it."""
+    if any(message["role"] != "user" for message in messages):
+        raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
+    return "\n".join(message["content"] for message in messages)
+
+
+def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The documentation as an OpenAI function; what it says of the response is left out, as officially."""
+    function = {
+        "name": entry["name"],
+        "description": entry["description"],
+        "parameters": _schema(entry["parameters"]),
+    }
+    return {"type": "function", "function": function}
+
+
+def _schema(node: Mapping[str, Any]) -> dict[str, Any]:
+    schema = dict(node)
+    kind = schema.pop("type", None)
+    if kind is not None and kind != "any":
+        schema["type"] = _SCHEMA.get(kind, kind)
+    if "properties" in schema:
+        schema["properties"] = {name: _schema(inner) for name, inner in schema["properties"].items()}
+    if "items" in schema:
+        schema["items"] = _schema(schema["items"])
+    return schema

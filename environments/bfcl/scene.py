@@ -1,0 +1,152 @@
+"""What an episode makes known, and where values for arguments come from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+# An option of a parameter: leave it out.
+OMIT = object()
+
+
+class Scene:
+    """What can be known: what the instances hold, and what results of this episode told, by key."""
+
+    def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
+        self.instances = instances
+        self.told: dict[str, list[Any]] = {}
+        for result in seen:
+            for key, value in _leaves(result, ""):
+                self.told.setdefault(key, []).append(value)
+
+    def of(self, name: str, attribute: str) -> Any:
+        """A public attribute, or nothing where the class is not involved."""
+        instance = self.instances.get(name)
+        return () if instance is None else vars(instance)[attribute]
+
+    def here(self, kind: str) -> list[str]:
+        """Names of the files or directories in the current directory."""
+        system = self.instances.get("GorillaFileSystem")
+        return [] if system is None else _named(system._current_dir, kind)
+
+
+Source = Callable[[Scene], Iterable[Any]]
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Short values in a result with the key they stand under; those in lists under the list's key."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _leaves(inner, str(name))
+    elif isinstance(value, (list, tuple)):
+        for inner in value[:20]:
+            yield from _leaves(inner, key)
+    elif (isinstance(value, str) and 0 < len(value) <= 80) or type(value) in (int, float):
+        yield key, value
+
+
+def _named(directory: Any, kind: str) -> list[str]:
+    return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
+
+
+def words(*values: Any) -> Source:
+    return lambda scene: values
+
+
+def told(*keys: str) -> Source:
+    return lambda scene: [value for key in keys for value in scene.told.get(key, ())]
+
+
+def either(*sources: Source) -> Source:
+    return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
+
+
+def held(name: str, attribute: str) -> Source:
+    """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
+
+    def source(scene: Scene) -> Iterable[Any]:
+        value = scene.of(name, attribute)
+        if isinstance(value, (Mapping, list, tuple, set)):
+            return list(value)
+        return [] if value is None else [value]
+
+    return source
+
+
+def field(name: str, attribute: str, key: str) -> Source:
+    """The entry `key` of every record in a list, or among a dict's values."""
+
+    def source(scene: Scene) -> Iterable[Any]:
+        records = scene.of(name, attribute)
+        records = records.values() if isinstance(records, Mapping) else records
+        return [record[key] for record in records if isinstance(record, Mapping) and key in record]
+
+    return source
+
+
+def files(scene: Scene) -> list[str]:
+    return scene.here("File")
+
+
+def folders(scene: Scene) -> list[str]:
+    return scene.here("Directory")
+
+
+def names_below(scene: Scene) -> list[str]:
+    """Names of all files, wherever they lie."""
+    system = scene.instances.get("GorillaFileSystem")
+    names: list[str] = []
+    open_ = [] if system is None else [system.root]
+    while open_ and len(names) < 200:
+        directory = open_.pop()
+        names += _named(directory, "File")
+        open_ += [directory.contents[name] for name in _named(directory, "Directory")]
+    return names
+
+
+def words_here(scene: Scene) -> list[str]:
+    """Words that stand in the files of the current directory."""
+    system = scene.instances.get("GorillaFileSystem")
+    contents = [] if system is None else [system._current_dir.contents[name].content for name in files(scene)]
+    return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
+
+
+def messages(scene: Scene) -> list[str]:
+    return [str(text) for record in scene.of("MessageAPI", "inbox") for text in record.values()]
+
+
+def receivers(scene: Scene) -> list[str]:
+    users = scene.of("MessageAPI", "user_map")
+    return list(users.values()) if isinstance(users, Mapping) else []
+
+
+def prices(scene: Scene) -> list[float]:
+    stocks = scene.of("TradingBot", "stocks")
+    return [record["price"] for record in stocks.values() if "price" in record] if isinstance(stocks, Mapping) else []
+
+
+def first_words(source: Source) -> Source:
+    return lambda scene: [word.strip(".,!?") for text in source(scene) for word in str(text).split() if len(word) > 4]
+
+
+def stocks(scene: Scene) -> list[list[str]]:
+    symbols = list(scene.of("TradingBot", "stocks"))
+    return [symbols[start : start + size] for size in (2, 3, 4) for start in range(0, max(0, len(symbols) - size), 2)]
+
+
+def told_numbers(scene: Scene) -> list[float]:
+    return [value for values in scene.told.values() for value in values if type(value) in (int, float)][-8:]
+
+
+def number_lists(scene: Scene) -> list[list[float]]:
+    numbers = told_numbers(scene)
+    lists: list[list[float]] = [
+        [4, 8, 15, 16],
+        [120, 75, 300],
+        [2.5, 7.5, 10.0],
+        [61, 88, 93, 79, 54],
+        [1500, 2250],
+        [9, 27, 81],
+    ]
+    return [*lists, numbers[-3:], numbers[-2:]] if len(numbers) >= 3 else lists
