@@ -12,7 +12,7 @@ from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.walk import Walk
-from cojax.explorer.windows import Ending, documented, lengths, phrased, windows
+from cojax.explorer.windows import Ending, cut, documented, lengths, phrased, windows
 from cojax.replay import Play, follow
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -32,10 +32,12 @@ class ScriptedExplorer:
     `runs` independent episodes a context, of at most `steps` actions each and little longer than a draft may be. A
     guided run rehearses the task's own solution with steps dropped, replaced or added, or wanders among the tools in
     focus and those beside them; an unguided one chooses a tool by weight, then an action of it. `ending` is the tool
-    that ends an episode.
+    that ends an episode; where it is empty, an action without calls does, or ends one of several user turns.
 
     A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
     shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
+    With chance `cut` a turn ends after each step of a draft but the last, so that drafts have several user turns.
+    Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the episode.
     """
 
     runs: int = 4
@@ -45,11 +47,18 @@ class ScriptedExplorer:
     stretch: tuple[int, ...] = (-1, 0, 1, 2)
     short: int = 3
     tries: int = 12
+    cut: float = 0.0
     chase: float = 0.7
     focus_weight: float = 8.0
     neighbour_weight: float = 3.0
     play: Play = world.play
     name: str = "scripted"
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.cut <= 1.0:
+            raise ValueError(f"cut is {self.cut}; expected a chance in [0, 1]")
+        if self.cut and self.ending:
+            raise ValueError(f'cut is {self.cut}, but the tool {self.ending!r} ends the episode; set ending to ""')
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
         return context_of(trajectory, kind, signal, self.ending)
@@ -95,8 +104,11 @@ class ScriptedExplorer:
         base, stretch = (len(self._tools(task)), self.stretch) if context else (0, range(1, self.short + 1))
         wanted = lengths(base, stretch, self._longest(task, context), rng)
         found = windows(triplets, wanted, context.focus_patterns if context else (), rng)
+        # A stream of its own: where nothing is cut, the others give what they always gave.
+        cuts = random.Random(repr(("cut", seed)))
         queries: set[str] = set()
-        for window in itertools.islice(found, self.tries * limit):
+        for whole in itertools.islice(found, self.tries * limit):
+            window = cut(whole, self.cut, cuts)
             draft = self._draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
@@ -108,11 +120,13 @@ class ScriptedExplorer:
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The window done again from a fresh start and worded by the grammar; None where either fails."""
-        last = next((last for last in ending.after(window[-1]) if phrased(environment, (*window, last))), None)
-        if last is None:
+        worded = ((last, phrased(environment, (*window, last))) for last in ending.after(window[-1]))
+        last, first = next(((last, words) for last, words in worded if words), (None, None))
+        if last is None or first is None:
             return None
         actions = tuple(step.action for step in (*window, last))
-        place = dataclasses.replace(task, solution=())
+        # The query says how many turns the user takes.
+        place = dataclasses.replace(task, query=first, solution=())
         again = self.play(environment, place, follow(actions), max_turns=len(actions))
         if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
             return None

@@ -47,7 +47,7 @@ class Walk:
         names = {line.partition("(")[0] for line in self.avoided}
         options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
         # The opening words are the task's, not the answer to an action.
-        told = {word for message in messages for word in message.content.split()} if self.touched else set[str]()
+        told = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
         action = self._choose(options, told)
         self.avoided.add(signature(action))
         self.touched = values(action)
@@ -83,6 +83,12 @@ def tool_of(action: Action) -> str:
 def values(action: Action) -> frozenset[str]:
     """The values of the action's arguments, as text."""
     return frozenset(str(value) for call in action.calls for value in call.arguments.values())
+
+
+def words_of(text: str) -> set[str]:
+    """The words of an observation, also without the punctuation that JSON puts around them."""
+    words = text.split()
+    return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
 
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:

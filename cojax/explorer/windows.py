@@ -8,13 +8,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, ask
-from cojax.explorer.walk import tool_of, values
+from cojax.explorer.walk import tool_of, values, words_of
 from cojax.types import Action, Call, Message, Observation, Triplet
 
 
 @dataclasses.dataclass(frozen=True)
 class Ending:
-    """The tool that ends an episode, and the parameter that carries the answer, if it has one."""
+    """The tool that ends an episode, and the parameter that carries the answer, if it has one.
+
+    An empty `tool` means that an action without calls ends it, or the user's turn where there are several.
+    """
 
     tool: str
     parameter: str | None = None
@@ -22,6 +25,8 @@ class Ending:
     @classmethod
     def of(cls, environment: Environment, tool: str) -> Ending:
         """Read from the tool's documentation. Raises ValueError where the environment has no such tool."""
+        if not tool:
+            return cls(tool)
         tools = documented(environment)
         if tool not in tools:
             raise ValueError(
@@ -32,6 +37,9 @@ class Ending:
 
     def after(self, step: Triplet) -> Iterator[Triplet]:
         """The ways to end after this step: without a word, or answering what it observed; the reply is yet to come."""
+        if not self.tool:
+            yield Triplet(Action(), Observation(done=True), step.run)
+            return
         answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
         for arguments in answers:
             yield Triplet(
@@ -53,6 +61,16 @@ def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random)
     """For ever: `base` plus one of `stretch`, kept within 1 and `longest`."""
     while True:
         yield min(longest, max(1, base + rng.choice(stretch)))
+
+
+def cut(window: Sequence[Triplet], chance: float, rng: random.Random) -> tuple[Triplet, ...]:
+    """The window with the user's turn ended after each step but the last with this chance."""
+    steps: list[Triplet] = []
+    for step in window[:-1]:
+        steps.append(step)
+        if rng.random() < chance:
+            steps.append(Triplet(Action(), Observation(), step.run))
+    return (*steps, *window[-1:])
 
 
 def windows(
@@ -98,7 +116,7 @@ def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
     sources: list[set[int]] = []
     for i, step in enumerate(steps):
         sources.append({told[value] for value in values(step.action) if value in told})
-        told |= dict.fromkeys(step.observation.text.split(), i)
+        told |= dict.fromkeys(words_of(step.observation.text), i)
     return sources
 
 
