@@ -140,6 +140,8 @@ def _results(summary: Mapping[str, Any]) -> Table:
         table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
     if final is not None:
         table.add_row("held-out success, final", f"{100 * final:.1f} %")
+    for name, success in summary.get("final_by", {}).items():
+        table.add_row(f"  {name}", f"{100 * success:.1f} %")
     if zero_shot is not None and final is not None:
         table.add_row("gain", Text(f"{100 * (final - zero_shot):+.1f} points", style="bold green"))
     table.add_row("steps", str(summary["steps"]))

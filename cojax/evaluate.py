@@ -65,6 +65,25 @@ def score(groups: Sequence[Group]) -> Score:
     return Score(mean, math.sqrt(variance / len(means)), sum(partial) / len(partial), len(means), outcomes)
 
 
+def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
+    """avg@k over the tasks of each kind, by the names that `key` of a task's setup holds: a string, or a list of them.
+
+    A task of several kinds counts in each; names are sorted. Raises ValueError for a task whose setup has no such key.
+    """
+    means: dict[str, list[float]] = {}
+    for group in groups:
+        if key not in group.task.setup:
+            raise ValueError(
+                f"task {group.task.id} has no {key!r} in its setup to score it by; it has "
+                f"{', '.join(sorted(group.task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
+            )
+        names = group.task.setup[key]
+        for name in {names} if isinstance(names, str) else set(names):
+            if group.valid:
+                means.setdefault(name, []).append(group.score)
+    return {name: sum(means[name]) / len(means[name]) for name in sorted(means)}
+
+
 def pass_at_k(successes: int, samples: int, k: int) -> float:
     """Unbiased chance that one of k samples succeeds, 1 − C(n−c, k)/C(n, k) (Chen et al. 2021, Eq. 1)."""
     if not 0 < k <= samples:

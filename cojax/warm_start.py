@@ -10,6 +10,7 @@ import dataclasses
 import importlib.metadata
 import inspect
 import itertools
+import json
 import logging
 import os
 import random
@@ -69,6 +70,17 @@ class Check:
     step: int
     loss: float
     success: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """What a warm start gives: the parameters, the checks made on the way, how many demonstrations were played, and
+    how many of them were left out because no row holds them."""
+
+    params: Params
+    checks: Sequence[Check]
+    demonstrations: int
+    dropped: int = 0
 
 
 def demonstrate(
@@ -137,7 +149,7 @@ def train(
 
 def cached(
     key: Mapping[str, Any],
-    make: Callable[[], tuple[Params, list[Check]]],
+    make: Callable[[], Trained],
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
@@ -158,9 +170,15 @@ def cached(
             f"cannot write the cache {part.parent}: {error}. Set COJAX_CACHE to a writable folder."
         ) from error
     try:
-        params, checks = make()
-        save_model(part, config, params, tokenizer)
-        write_json(part / "warm_start.json", {"key": key, "checks": [dataclasses.asdict(check) for check in checks]})
+        trained = make()
+        save_model(part, config, trained.params, tokenizer)
+        record = {
+            "key": key,
+            "checks": [dataclasses.asdict(check) for check in trained.checks],
+            "demonstrations": trained.demonstrations,
+            "dropped": trained.dropped,
+        }
+        write_json(part / "warm_start.json", record)
         sync_folder(part)
         try:
             part.rename(folder)
@@ -171,6 +189,17 @@ def cached(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return folder, True
+
+
+def describe(folder: Path) -> str:
+    """One line on a cached model: what it learned from, what was left out, how its last check went."""
+    record = json.loads((folder / "warm_start.json").read_text())
+    last = record["checks"][-1]
+    dropped = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
+    return (
+        f"{record['demonstrations']} demonstrations{dropped}, {last['step']} batches, loss {last['loss']:.3f}, "
+        f"dev success {100 * last['success']:.1f} %"
+    )
 
 
 def cache() -> Path:

@@ -28,8 +28,41 @@ def get_config() -> ConfigDict:
 
     config.environment = ConfigDict({"name": ""})
 
-    # A folder in HF format, or "" to train `model` from scratch on demonstrations.
-    config.policy = ConfigDict({"path": "", "tools": "full"})
+    # A preset of experiments/presets.py, or "": it sets what follows, but never what a flag sets.
+    config.policy = ""
+    config.model = ConfigDict(
+        {
+            "path": "",  # a folder in HF format; "" is a policy of `shape` from scratch
+            "tools": "full",  # documentation the policy is shown: full | brief | none
+            "tokenizer": "words",  # of a policy from scratch: words | bytes
+            "vocabulary": 4096,  # entries of the tokenizer `bytes`
+            "shape": ConfigDict(
+                {
+                    "hidden_size": 0,
+                    "intermediate_size": 0,
+                    "num_hidden_layers": 0,
+                    "num_attention_heads": 0,
+                    "num_key_value_heads": 0,
+                }
+            ),
+        }
+    )
+    # Supervised steps of a policy from scratch on the environment's demonstrator, or on the solutions of `split`.
+    config.warm_start = ConfigDict(
+        {
+            "steps": 0,
+            "split": "",
+            "batch_size": 32,
+            "lengthen": 200,
+            "check_every": 150,
+            "target": 1.0,
+            "check_tasks": 200,
+            "demonstrations": 8000,
+            "noise_low": 0.10,
+            "noise_high": 0.85,
+            "learning_rate": 3e-3,
+        }
+    )
 
     config.engine = ConfigDict({"name": "local", "slots": 128, "max_length": 4096})
     config.sampling = ConfigDict({"temperature": 0.9, "max_tokens": 4096})
@@ -63,7 +96,9 @@ def get_config() -> ConfigDict:
     config.boundary = ConfigDict({"threshold": 0.5})
     config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
-    config.explorer = ConfigDict({"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2)})
+    config.explorer = ConfigDict(
+        {"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2), "ending": "finish"}
+    )
     config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2})
 
     # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).
@@ -77,6 +112,7 @@ def get_config() -> ConfigDict:
             "every": 20,
             "challenge_split": "challenge",
             "challenge_tasks": 0,
+            "by": "",  # a key of a task's setup: success is also told by what it holds
         }
     )
     config.wandb = ConfigDict({"project": "", "name": "", "mode": "online"})

@@ -20,30 +20,14 @@ def get_config() -> ConfigDict:
     config.steps = 90
     config.fresh_fraction = 0.5
 
-    config.policy.tools = "none"  # the warm start teaches the tools; a row stays near 200 tokens
-    config.policy.model = ConfigDict(
-        {
-            "hidden_size": 128,
-            "intermediate_size": 384,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-        }
-    )
-    config.warm_start = ConfigDict(
-        {
-            "steps": 450,
-            "batch_size": 32,
-            "lengthen": 200,
-            "check_every": 150,
-            "target": 0.40,
-            "check_tasks": 200,
-            "demonstrations": 8000,
-            "noise_low": 0.10,
-            "noise_high": 0.85,
-            "learning_rate": 3e-3,
-        }
-    )
+    config.model.tools = "none"  # the warm start teaches the tools; a row stays near 200 tokens
+    config.model.shape.hidden_size = 128
+    config.model.shape.intermediate_size = 384
+    config.model.shape.num_hidden_layers = 4
+    config.model.shape.num_attention_heads = 4
+    config.model.shape.num_key_value_heads = 2
+    config.warm_start.steps = 450
+    config.warm_start.target = 0.40
     config.engine.max_length = 256
     config.sampling.temperature = 1.0
     config.sampling.max_tokens = 24

@@ -21,7 +21,7 @@ from cojax.replay import follow
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
-from experiments import assemble
+from experiments import assemble, policies
 
 # A checkpoint holds parameters and two moments; one more is written before the oldest goes.
 _COPIES = 3
@@ -34,7 +34,7 @@ def check(config: ConfigDict) -> int:
     examinations: list[tuple[str, Callable[[], str]]] = [
         ("configuration", lambda: _configuration(config, state)),
         ("environment", lambda: _environment(state)),
-        ("template", lambda: _template(state)),
+        ("template", lambda: _template(config, state)),
         ("policy", lambda: _policy(config, state)),
         ("engine", lambda: _engine(config, state)),
         ("disk", lambda: _disk(config, state)),
@@ -61,7 +61,8 @@ def _parts(state: dict[str, Any]) -> assemble.Parts:
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     made = state["parts"] = assemble.parts(config)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
-    return f"{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
+    policy = f"preset {config.policy}, " if config.policy else ""
+    return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
 
 
 def _environment(state: dict[str, Any]) -> str:
@@ -78,21 +79,33 @@ def _environment(state: dict[str, Any]) -> str:
     return f"{len(made.evaluation)} evaluation tasks; a solution of {len(task.solution)} actions replays with reward 1"
 
 
-def _template(state: dict[str, Any]) -> str:
+def _template(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     episode = made.environment.start(made.development[0])
     tokens = made.chat.open(episode.reset(), episode.tools())
     episode.close()
-    return f"extends turn by turn; an episode opens with {len(tokens)} tokens"
+    if len(tokens) >= config.engine.max_length:
+        raise ValueError(
+            f"an episode opens with {len(tokens)} tokens, engine.max_length is {config.engine.max_length}: no room to "
+            "act. Raise engine.max_length and learner.row_length, or cut the documentation by model.tools=brief"
+        )
+    return (
+        f"{len(made.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens, "
+        f"tools shown: {config.model.tools}"
+    )
 
 
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
-    if config.policy.path:
-        params: Params = load_params(Path(config.policy.path), made.model)
-        origin = f"from {config.policy.path}"
+    if config.model.path:
+        params: Params = load_params(Path(config.model.path), made.model)
+        origin = f"from {config.model.path}"
     else:
-        params, origin = initialize(made.model, config.seed), "to be warm-started from scratch"
+        params, origin = initialize(made.model, config.seed), "random parameters"
+        if config.warm_start.steps:
+            # Raises where there is nothing to learn from.
+            policies.demonstrations(config, made.environment, (0.0, 0.0))
+            origin = f"to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     state["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -37,12 +37,15 @@ from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import initial_tasks
-from experiments import assemble, preflight
+from experiments import assemble, preflight, presets
 from experiments.facts import facts
+from experiments.settings import check, settings
 
 _LOG = logging.getLogger("cojax")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
+# What a reader of the figures must know of the tools' documentation.
+_CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError)
 
 
@@ -72,7 +75,7 @@ class Stop:
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     _keep_compiled()
-    assemble.check(config)
+    check(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
@@ -85,6 +88,8 @@ def run(config: ConfigDict) -> int:
     stop, clock = Stop(), Clock()
     with clock("warm_start"):
         made = assemble.parts(config)
+        if config.model.tools in _CUT:
+            CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
         params = assemble.initial_params(config, made)
         made.chat.tokenizer.save_pretrained(directory.folder / "tokenizer")
     try:
@@ -97,8 +102,8 @@ def run(config: ConfigDict) -> int:
         if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
         with clock("evaluation"):
-            final = assemble.held_out_score(config, made, "evaluation")
-        summary = summarise(state.step, directory, zero_shot, final.success, clock)
+            final, by = assemble.held_out_score(config, made, "evaluation")
+        summary = summarise(state.step, directory, zero_shot, final.success, by, clock)
         write_json(directory.folder / "summary.json", summary)
     finally:
         made.engine.close()
@@ -115,8 +120,8 @@ def _zero_shot(
         return float(json.loads(path.read_text())["success"])
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
-        score = assemble.held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, {"success": score.success, "error": score.error, "partial": score.partial})
+        score, by = assemble.held_out_score(config, made, "zero-shot evaluation")
+    write_json(path, {"success": score.success, "error": score.error, "partial": score.partial, "by": by})
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success
 
@@ -156,7 +161,7 @@ def _resume(loop: Loop, learned: Any, directory: RunDirectory) -> State | None:
 
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
     """The loop, with its metrics written and shown."""
-    wandb = Wandb(**assemble.settings(config.wandb)) if config.wandb.project else None
+    wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
     metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=config.to_dict())
     spent: list[float] = []
     loop.clock.lap()
@@ -179,8 +184,13 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
         metrics.close()
 
 
-def summarise(steps: int, directory: RunDirectory, zero_shot: float, final: float, clock: Clock) -> dict[str, Any]:
-    """summary.json: the result, what happened on the way, and where the time went."""
+def summarise(
+    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Clock
+) -> dict[str, Any]:
+    """summary.json: the result, what happened on the way, and where the time went.
+
+    `final_by` is the final success by kind of task, where the experiment names a key to tell kinds by.
+    """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
     trained = sum(record["tokens_trained"] for record in records)
@@ -190,6 +200,7 @@ def summarise(steps: int, directory: RunDirectory, zero_shot: float, final: floa
     return {
         "zero_shot": zero_shot,
         "final": final,
+        **({"final_by": by} if by else {}),
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
@@ -258,8 +269,8 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
-    config = _CONFIG.value
     try:
+        config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
         sys.exit(preflight.check(config) if _CHECK.value else run(config))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)

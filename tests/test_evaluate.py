@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluate import pass_at_k, score
+from cojax.evaluate import pass_at_k, score, success_by
 from cojax.types import Check, Group, Task, Trajectory
 
 
@@ -45,3 +45,19 @@ def test_pass_at_k(successes, samples, k, expected):
 def test_pass_at_k_needs_k_samples():
     with pytest.raises(ValueError, match="0 < k ≤ samples"):
         pass_at_k(1, 4, 5)
+
+
+def kind(names: str | list[str], *rewards: float | None) -> Group:
+    made = group(0, *rewards)
+    return Group(Task("desk", "x", {"classes": names}), made.trajectories)
+
+
+def test_success_is_told_by_what_a_key_of_the_setup_holds():
+    groups = [kind(["b", "a"], 1.0, 0.0), kind(["a"], 0.0), kind("c", 1.0), kind("d", None)]
+    assert success_by(groups, "classes") == {"a": 0.25, "b": 0.5, "c": 1.0}
+    assert list(success_by(groups, "classes")) == ["a", "b", "c"]
+
+
+def test_a_key_that_no_setup_has_is_named():
+    with pytest.raises(ValueError, match="no 'room' in its setup to score it by; it has classes"):
+        success_by([kind("a", 1.0)], "room")

@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SMALL = (
     "steps=6", "evolve_every=2", "checkpoint_every=2", "batch_size=4", "group_size=4", "initial_tasks=12",
-    "policy.model.hidden_size=64", "policy.model.intermediate_size=128", "policy.model.num_hidden_layers=2",
+    "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
     "warm_start.steps=200", "warm_start.check_every=100", "warm_start.demonstrations=2000",
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005",
@@ -277,10 +277,10 @@ def test_every_task_has_its_lineage(reference):
         (("nonsense=1",), "'nonsense' is not a setting"),
         (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
         (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
-        (("environment.name=atlantis",), "environment 'atlantis' not found; available: desk"),
+        (("environment.name=atlantis",), "environment 'atlantis' not found; available: bfcl, desk"),
         (("engine.name=warp",), "engine 'warp' not found; available: local"),
         (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
-        (("policy.path=/nowhere",), "policy.path '/nowhere' is no folder"),
+        (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
         (("group_size=1",), "group_size is 1; expected at least 2"),
         (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
         (("sampling.temperature=0.0",), "training samples need one above 0"),

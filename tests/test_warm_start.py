@@ -11,7 +11,7 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.warm_start import Check, Schedule, cached, demonstrate
+from cojax.warm_start import Check, Schedule, Trained, cached, demonstrate, describe
 
 DESK = environments.load("desk")
 NAMES, TEXTS = DESK.lexicon()
@@ -58,7 +58,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def make():
-    return initialize(SMALL, 0), [Check(1, 0.5, 0.25)]
+    return Trained(initialize(SMALL, 0), [Check(1, 0.5, 0.25)], 100, 3)
 
 
 def test_a_model_is_made_once_for_a_key(cache):

@@ -93,7 +93,8 @@ class Chat:
         text = self._difference(safe)
         return (() if ended else (self.end,)) + self._encode(text, restore)
 
-    def write(self, calls: Iterable[Call]) -> str:
+    @staticmethod
+    def write(calls: Iterable[Call]) -> str:
         """The text by which the policy makes these calls."""
         bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
         return "\n".join(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>" for body in bodies)

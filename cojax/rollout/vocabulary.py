@@ -1,8 +1,11 @@
-"""A word-level tokenizer in HF format for small closed worlds, with the ChatML template that Qwen uses.
+"""Tokenizers in HF format for policies from scratch, with the ChatML template that Qwen uses.
 
-One token stands for each word and for each fixed run of punctuation and keys around a tool call, so that a call costs
-about nine tokens. Names of things are bare tokens wherever they stand, in a sentence or in JSON, so that a small
-policy can copy them; other words carry the spaces around them. A word it does not know is one `<unk>`.
+`word_tokenizer`, for small closed worlds: one token stands for each word and for each fixed run of punctuation and keys
+around a tool call, so that a call costs about nine tokens. Names of things are bare tokens wherever they stand, in a
+sentence or in JSON, so that a small policy can copy them; other words carry the spaces around them. A word it does not
+know is one `<unk>`.
+
+`byte_tokenizer`, for any world: byte-pair encoding over bytes, so that every text has tokens and comes back unchanged.
 """
 
 from __future__ import annotations
@@ -12,12 +15,14 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 CONTROLS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
+# One digit | a name or word with the space before it | punctuation as JSON runs it together | white space.
+_PIECES = r"\p{N}| ?[\p{L}\p{M}_]+| ?[^\s\p{L}\p{M}\p{N}_]+(?: [^\s\p{L}\p{M}\p{N}_]+)*|\s"
 _ROLES = ("system\n", "user\n", "assistant\n")
 
 CHATML = """
@@ -70,6 +75,40 @@ def word_tokenizer(
         pad_token="<|endoftext|>",
         eos_token="<|im_end|>",
         chat_template=CHATML,
+    )
+
+
+def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
+    """Byte-pair encoding over bytes, trained on `texts`: lossless on any text, the same for the same texts.
+
+    `size` counts all entries: the 256 bytes, the controls and what is merged from the texts, which may be less. Digits
+    stand alone, so that numbers are copied digit by digit. Raises ValueError for a size without room for the bytes.
+    """
+    least = 256 + len(CONTROLS)
+    if size < least:
+        raise ValueError(f"a byte-level vocabulary of {size} entries; expected at least {least}: bytes and controls")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - len(CONTROLS),
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(control, special=True, normalized=False) for control in CONTROLS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        chat_template=CHATML,
+        clean_up_tokenization_spaces=False,
     )
 
 

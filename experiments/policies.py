@@ -1,0 +1,217 @@
+"""The policy before the first step: its tokenizer, its shape, its parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import optax
+from ml_collections import ConfigDict
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from cojax import warm_start
+from cojax.console import CONSOLE, bar, percent
+from cojax.environment import Demonstrated, Environment, play
+from cojax.learner.step import Learner, adamw
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import Params, initialize
+from cojax.replay import follow
+from cojax.rollout.chat import Chat, brief, full
+from cojax.rollout.engine import Engine
+from cojax.rollout.export import load_params
+from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.types import Action, Task
+from experiments.settings import choose, settings
+
+# Tasks of the training split whose wording teaches the word-level tokenizer.
+_SAMPLE = 500
+Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
+
+
+def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
+    """Those of the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
+    if config.model.path:
+        folder = Path(config.model.path)
+        if not folder.is_dir():
+            raise ValueError(
+                f"model.path {str(folder)!r} is no folder; expected a model in HF format. Get one, for example by "
+                "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, and name its folder in "
+                "--config.model.path, or choose a small policy from scratch with --config.policy=tiny"
+            )
+        return AutoTokenizer.from_pretrained(folder), ModelConfig.from_hf(folder)
+    make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
+    tokenizer = make(config, environment)
+    # Products of whole sixteens run faster.
+    return tokenizer, ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **settings(config.model.shape))
+
+
+def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+    """The word-level tokenizer of an environment that can name its words."""
+    if not isinstance(environment, Demonstrated):
+        raise ValueError(
+            f"environment {environment.name!r} offers no lexicon, so its words cannot be the tokens; "
+            "set --config.model.tokenizer=bytes, or --config.model.path to a model folder"
+        )
+    names, texts = environment.lexicon()
+    queries = [task.query for task in environment.tasks("seed", _SAMPLE)]
+    return word_tokenizer(names, [*texts, *queries], environment.tools())
+
+
+def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
+    """The byte-level tokenizer, trained on the environment's documentation and its development tasks."""
+    tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
+    with bar("tokenizer: replays", len(tasks)) as advance:
+        return byte_tokenizer(said(environment, tasks, advance), config.model.vocabulary)
+
+
+TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {
+    "words": closed_world,
+    "bytes": open_world,
+}
+
+
+def said(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """What is said in an environment: its tools' documentation, full and brief, and these tasks as they are solved.
+
+    A task without a solution gives its query alone.
+    """
+    for tool in environment.tools():
+        yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (full, brief))
+    for task in tasks:
+        if task.solution:
+            trajectory = play(environment, task, follow(task.solution), max_turns=len(task.solution))
+            yield from (message.content for message in trajectory.opening)
+            for turn in trajectory.turns:
+                yield Chat.write(turn.action.calls)
+                yield from (message.content for message in turn.observation.messages)
+        else:
+            yield task.query
+        advance()
+
+
+def initial_params(
+    config: ConfigDict,
+    environment: Environment,
+    chat: Chat,
+    model: ModelConfig,
+    engine: Engine,
+    score: Callable[[int], float],
+) -> Params:
+    """π_θ before the first step: read from model.path, drawn at random, or warm-started once and cached.
+
+    `score(step)` is the success on the development split of the policy that `engine` holds.
+    """
+    if config.model.path:
+        return load_params(Path(config.model.path), model)
+    section = config.warm_start
+    if not section.steps:
+        CONSOLE.print("policy: random parameters, no warm start (warm_start.steps=0)", soft_wrap=True)
+        return initialize(model, config.seed)
+
+    def make() -> warm_start.Trained:
+        return _train(config, environment, chat, model, engine, score)
+
+    key = {
+        "environment": environment.name,
+        "environment_settings": settings(config.environment, "name"),
+        "seed": config.seed,
+        "settings": section.to_dict(),
+        "model": dataclasses.asdict(model),
+        "tools": config.model.tools,
+        "row_length": config.learner.row_length,
+        "max_length": config.engine.max_length,
+        "tokenizer": chat.tokenizer.get_vocab(),
+        "template": chat.tokenizer.chat_template,
+        "demonstrations": [
+            [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
+            for task, actions in itertools.islice(demonstrations(config, environment, (0.0, 1.0)), 100)
+        ],
+        "code": warm_start.fingerprint(),
+    }
+    folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
+    CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
+    return load_params(folder, model)
+
+
+def demonstrations(config: ConfigDict, environment: Environment, noise: tuple[float, float]) -> Demonstrations:
+    """The reference solutions of the split warm_start.split, or where that is "" the environment's own demonstrator.
+
+    Raises ValueError where there is neither, and for a split that shares a task with the evaluation.
+    """
+    section = config.warm_start
+    if not section.split:
+        if isinstance(environment, Demonstrated):
+            return environment.demonstrations(section.demonstrations, config.seed, noise)
+        raise ValueError(
+            f"environment {environment.name!r} offers no demonstrations, so no policy can be trained from scratch in "
+            "it; name a split with solutions in --config.warm_start.split, start from random parameters with "
+            "--config.warm_start.steps=0, or set --config.model.path to a model folder"
+        )
+    tasks = environment.tasks(section.split, section.demonstrations)
+    if not tasks or not all(task.solution for task in tasks):
+        raise ValueError(
+            f"split {section.split!r} of environment {environment.name!r} brings no solutions to learn from; "
+            "name another in --config.warm_start.split, or set --config.warm_start.steps=0"
+        )
+    held_out = {task.id for task in environment.tasks(config.evaluation.split, config.evaluation.tasks)}
+    if shared := sum(task.id in held_out for task in tasks):
+        raise ValueError(
+            f"{shared} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
+            f"{config.evaluation.split!r}: what was learned by heart cannot be evaluated. Choose another "
+            "--config.evaluation.split"
+        )
+    return [(task, task.solution) for task in tasks]
+
+
+def _train(
+    config: ConfigDict,
+    environment: Environment,
+    chat: Chat,
+    model: ModelConfig,
+    engine: Engine,
+    score: Callable[[int], float],
+) -> warm_start.Trained:
+    section = config.warm_start
+    schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
+    pairs = demonstrations(config, environment, (section.noise_low, section.noise_high))
+    with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
+        played = []
+        for demonstration in warm_start.demonstrate(environment, chat, pairs):
+            played.append(demonstration)
+            advance()
+    # A longer one could neither be packed nor played by the policy.
+    room = config.engine.max_length
+    fitting = [demonstration for demonstration in played if len(demonstration[0]) <= room]
+    if len(fitting) < schedule.batch_size:
+        raise ValueError(
+            f"{len(fitting)} of {len(played)} demonstrations fit the {room} tokens of engine.max_length (the longest "
+            f"has {max(len(tokens) for tokens, _ in played)}), a batch needs {schedule.batch_size}; raise "
+            "engine.max_length and learner.row_length, or lower warm_start.batch_size"
+        )
+    with bar("warm start", schedule.steps) as advance:
+        params, checks = warm_start.train(
+            model,
+            Learner(
+                config=model,
+                optimizer=adamw(
+                    optax.linear_schedule(section.learning_rate, 0.05 * section.learning_rate, schedule.steps),
+                    warmup_steps=50,
+                ),
+                loss="sft",
+                row_length=config.learner.row_length,
+                micro_rows=config.learner.micro_rows,
+            ),
+            engine,
+            fitting,
+            score,
+            schedule,
+            seed=config.seed,
+            advance=advance,
+            on_check=lambda done: CONSOLE.print(
+                f"warm start: batch {done.step}, loss {done.loss:.3f}, dev success {percent(done.success)}"
+            ),
+        )
+    return warm_start.Trained(params, checks, len(played), len(played) - len(fitting))

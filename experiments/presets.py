@@ -1,0 +1,84 @@
+"""Presets: `--config.policy=NAME` sets what belongs to one size of policy; a flag of its own wins over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments.settings import choose
+
+# A policy from scratch that two CPU cores can carry through every part of the loop; it starts at random.
+_TINY: dict[str, Any] = {
+    "model.path": "",
+    "model.tools": "brief",
+    "model.tokenizer": "bytes",
+    "model.vocabulary": 4096,
+    "model.shape.hidden_size": 128,
+    "model.shape.intermediate_size": 384,
+    "model.shape.num_hidden_layers": 2,
+    "model.shape.num_attention_heads": 4,
+    "model.shape.num_key_value_heads": 2,
+    "warm_start.steps": 0,
+    "batch_size": 4,
+    "group_size": 4,
+    "initial_tasks": 8,
+    "evolve_every": 1,
+    "checkpoint_every": 1,
+    "synthesis.contexts": 4,
+    "synthesis.budget": 4,
+    "engine.slots": 16,
+    "engine.max_length": 2048,
+    "limits.concurrency": 16,
+    "limits.max_turns": 20,
+    "sampling.max_tokens": 64,
+    "learner.row_length": 2048,
+    "learner.micro_rows": 1,
+    "optimizer.learning_rate": 1e-4,
+}
+
+# Name → dotted setting → value. No tuples: absl does not say which of those a flag has set.
+PRESETS: dict[str, dict[str, Any]] = {
+    "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
+    "tiny": _TINY,
+    # The same policy, which has learned the solutions of the development part by heart.
+    "tiny-warm": {
+        **_TINY,
+        "warm_start.steps": 400,
+        "warm_start.split": "dev",
+        "warm_start.batch_size": 8,
+        "warm_start.lengthen": 0,
+        "warm_start.check_every": 100,
+        "evaluation.split": "held_out",
+    },
+}
+
+
+def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
+    """The configuration with the settings of its preset `policy` written in, but for those that `flags` name.
+
+    Raises ValueError for an unknown preset and for one that names a setting this experiment does not have.
+    """
+    resolved = config.copy_and_resolve_references()
+    if not config.policy:
+        return resolved
+    own = tuple(flags)
+    preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
+    for name, value in preset.items():
+        if any(name == flag or name.startswith(f"{flag}.") for flag in own):
+            continue
+        *sections, leaf = name.split(".")
+        place = resolved
+        try:
+            for section in sections:
+                place = place[section]
+            if leaf not in place:
+                raise KeyError(f"no {leaf!r} there")
+            place[leaf] = value
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"preset {config.policy!r} sets {name} to {value!r}, which this experiment does not take: {error}. "
+                "Correct it in experiments/presets.py"
+            ) from error
+    return resolved

@@ -1,0 +1,77 @@
+"""Reading a configuration: entries of registries, sections as keywords, and what only makes sense together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.rollout.chat import SHOWN
+from cojax.signals import SIGNALS
+from cojax.synthesis import EVOLUTIONS
+from cojax.types import SignalKind
+
+# The least value of settings that count something. An advantage relative to a group needs a group of two.
+_BOUNDS = {
+    "batch_size": 1, "group_size": 2, "evolve_every": 1, "initial_tasks": 1, "checkpoint_every": 1,
+    "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
+    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "evaluation.tasks": 1,
+    "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
+    "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
+    "learner.updates_per_batch": 1, "warm_start.steps": 0, "warm_start.batch_size": 1, "warm_start.check_every": 1,
+    "warm_start.check_tasks": 1, "warm_start.demonstrations": 1, "model.vocabulary": 1,
+}  # fmt: skip
+
+
+def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:
+    """The entry of a registry. Raises ValueError, which lists the others."""
+    if name not in table:
+        raise ValueError(f"{kind} {name!r} not found; available: {', '.join(table)}")
+    return table[name]
+
+
+def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
+    """A section of the configuration as keywords."""
+    return {name: value for name, value in config.to_dict().items() if name not in without}
+
+
+def kinds(config: ConfigDict) -> list[SignalKind]:
+    """The signals switched on, from "forgetting,boundary,rare"."""
+    named = [kind.strip() for kind in config.signals.split(",") if kind.strip()]
+    for kind in named:
+        choose(SIGNALS, kind, "signal")
+    return [kind for kind in SIGNALS if kind in named]
+
+
+def check(config: ConfigDict) -> None:
+    """Settings that only make sense together or within bounds. Raises ValueError."""
+    choose(EVOLUTIONS, config.evolve, "evolve")
+    choose(SHOWN, config.model.tools, "model.tools")
+    kinds(config)
+    for name, least in _BOUNDS.items():
+        section, _, leaf = name.rpartition(".")
+        value = config[section][leaf] if section else config[leaf]
+        if value < least:
+            raise ValueError(f"{name} is {value}; expected at least {least}")
+    if not config.workdir:
+        raise ValueError("workdir is empty; name a folder for the run")
+    if config.sampling.temperature <= 0:
+        raise ValueError(f"sampling.temperature is {config.sampling.temperature}; training samples need one above 0")
+    if not 0.0 <= config.fresh_fraction <= 1.0:
+        raise ValueError(f"fresh_fraction is {config.fresh_fraction}; expected a share from 0 to 1")
+    if config.learner.row_length < config.engine.max_length:
+        raise ValueError(
+            f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "
+            "a row must hold the longest episode, so make row_length at least max_length"
+        )
+    if config.warm_start.steps and config.warm_start.demonstrations < config.warm_start.batch_size:
+        raise ValueError(
+            f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
+            f"{config.warm_start.batch_size}"
+        )
+    if not config.model.path and not config.model.shape.num_hidden_layers:
+        raise ValueError(
+            "no policy: set --config.model.path to a folder in HF format, or choose a small one from scratch with "
+            "--config.policy=tiny, or give every size of model.shape"
+        )

@@ -1,0 +1,171 @@
+"""Tokenizers and warm starts made from an environment's own documentation and solutions."""
+
+import dataclasses
+
+import pytest
+from ml_collections import ConfigDict
+
+from cojax.environment import play
+from cojax.policy.transformer import initialize
+from cojax.replay import follow
+from cojax.rollout.chat import Chat, brief
+from cojax.types import Action, Call, Message, Observation, Task
+from cojax.warm_start import Check, demonstrate
+from experiments import bfcl, policies
+from experiments.policies import closed_world, demonstrations, initial_params, open_world, said, tokenizer_and_shape
+from experiments.presets import resolve
+from tests.shelf import CounterEnvironment, CounterEpisode
+
+ADD, FINISH = Action(calls=(Call("add", {"by": 1}),)), Action(calls=(Call("finish"),))
+SPLITS = {"dev": (1, 2, 3), "held_out": (4, 5), "eval": (3, 4), "bare": (6,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Splits(CounterEnvironment):
+    """Counts in splits of its own, with solutions but in the split `bare`."""
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        targets = SPLITS[split][:count]
+        solve = split != "bare"
+        return tuple(
+            Task("counter", f"count to {split} {n}", {"target": n}, (ADD,) * (n * solve) + (FINISH,) * solve)
+            for n in targets
+        )
+
+
+def config(**warm_start) -> ConfigDict:
+    made = bfcl.get_config()
+    made.policy = "tiny"
+    made = resolve(made)
+    made.evaluation.split = "held_out"
+    made.model.vocabulary = 300
+    made.warm_start.update(warm_start)
+    return made
+
+
+def test_what_is_said_is_documentation_and_solved_tasks():
+    texts = list(said(Splits(), Splits().tasks("dev", 2)))
+    assert texts[1] == '{"name": "add", "arguments": []}'
+    assert texts[4:] == [
+        "count to dev 1", '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "1",
+        '<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>', "ok",
+        "count to dev 2", '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "1",
+        '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "2",
+        '<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>', "ok",
+    ]  # fmt: skip
+    assert list(said(Splits(), Splits().tasks("bare", 2)))[4:] == ["count to bare 6"]
+
+
+def test_no_held_out_query_reaches_the_trainer(monkeypatch):
+    seen: list[str] = []
+
+    def train(texts, size):
+        seen.extend(texts)
+        return "tokenizer"
+
+    monkeypatch.setattr(policies, "byte_tokenizer", train)
+    assert open_world(config(), Splits()) == "tokenizer"
+    assert sum(text.startswith("count to dev") for text in seen) == 3
+    assert not [text for text in seen if "held_out" in text or "eval" in text or "bare" in text]
+
+
+def test_a_policy_from_scratch_has_a_vocabulary_of_whole_sixteens():
+    tokenizer, shape = tokenizer_and_shape(config(), Splits())
+    assert len(tokenizer) <= 300
+    assert shape.vocab_size == 16 * (1 + (len(tokenizer) - 1) // 16)
+    assert (shape.hidden_size, shape.num_hidden_layers) == (128, 2)
+
+
+def test_an_environment_without_a_lexicon_has_no_words():
+    with pytest.raises(ValueError, match=r"offers no lexicon.*--config\.model\.tokenizer=bytes"):
+        closed_world(config(), Splits())
+
+
+def test_demonstrations_are_the_solutions_of_a_split():
+    found = demonstrations(config(split="dev", demonstrations=2), Splits(), (0.0, 0.0))
+    assert [(task.query, len(actions)) for task, actions in found] == [("count to dev 1", 2), ("count to dev 2", 3)]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        ("", r"offers no demonstrations.*--config\.warm_start\.split.*--config\.warm_start\.steps=0"),
+        ("bare", r"split 'bare' of environment 'counter' brings no solutions"),
+        ("held_out", r"2 of the 2 tasks of warm_start\.split 'held_out' are also in evaluation\.split"),
+    ],
+)
+def test_what_cannot_be_learned_from_is_refused(split, message):
+    with pytest.raises(ValueError, match=message):
+        demonstrations(config(split=split), Splits(), (0.0, 0.0))
+
+
+@dataclasses.dataclass
+class TurnEpisode(CounterEpisode):
+    """An action without calls is the end of a turn, as in a dialogue with a user."""
+
+    def step(self, action: Action) -> Observation:
+        if action.calls:
+            return super().step(action)
+        self.steps += 1
+        return Observation((Message("user", "and now?"),)) if self.steps < 3 else Observation(done=True)
+
+
+def test_the_end_of_a_turn_is_demonstrated_by_the_end_token_alone():
+    environment = Splits()
+    tokenizer, _ = tokenizer_and_shape(config(), environment)
+    chat = Chat(tokenizer, brief)
+    task = Task("counter", "x", {"target": 1}, (ADD, Action(), Action()))
+    turns = _Turns()
+    tokens, mask = next(demonstrate(turns, chat, [(task, task.solution)]))
+    assert play(turns, task, follow(task.solution), max_turns=3).outcome == "finished"
+    learned = [token for token, own in zip(tokens, mask, strict=True) if own]
+    assert learned == [*chat.encode_action(ADD), chat.end, chat.end]
+
+
+class _Turns(Splits):
+    def start(self, task: Task) -> TurnEpisode:
+        episode = TurnEpisode.__new__(TurnEpisode)
+        CounterEpisode.__init__(episode, task, self.on_step, self.on_start)
+        return episode
+
+
+def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path))
+    settings = config(split="dev", steps=1, batch_size=2, check_every=1)
+    settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
+    environment = Splits()
+    tokenizer, shape = tokenizer_and_shape(settings, environment)
+    chat = Chat(tokenizer, brief)
+    solved = [(task, task.solution) for task in environment.tasks("dev", 3)]
+    lengths = [len(tokens) for tokens, _ in demonstrate(environment, chat, solved)]
+    settings.engine.max_length = settings.learner.row_length = lengths[1]
+    assert lengths[2] > lengths[1] > lengths[0]
+    learned = []
+
+    def train(model, learner, engine, demonstrations, *rest, **settings):
+        learned.append([len(tokens) for tokens, _ in demonstrations])
+        return initialize(model, 0), [Check(1, 0.5, 0.25)]
+
+    monkeypatch.setattr(policies.warm_start, "train", train)
+    made = [initial_params(settings, environment, chat, shape, _Engine(), lambda step: 0.25) for _ in range(2)]
+    assert learned == [lengths[:2]]  # once: the second time it comes from the cache
+    assert (made[0]["embed"]["embedding"] == made[1]["embed"]["embedding"]).all()
+    line = "3 demonstrations (1 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
+    assert capsys.readouterr().out.count(line) == 2
+    settings.engine.max_length = lengths[0]
+    with pytest.raises(ValueError, match=f"1 of 3 demonstrations fit the {lengths[0]} tokens"):
+        initial_params(settings, environment, chat, shape, _Engine(), lambda step: 0.25)
+
+
+class _Engine:
+    def load(self, weights) -> None:
+        pass
+
+
+def test_without_steps_the_policy_is_random(capsys):
+    settings = config(steps=0)
+    settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
+    tokenizer, shape = tokenizer_and_shape(settings, Splits())
+    first, again = (initial_params(settings, Splits(), Chat(tokenizer), shape, _Engine(), float) for _ in range(2))
+    assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
+    assert "random parameters" in capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""Presets: what they write into a configuration, what wins over them, what they refuse."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from experiments import base, bfcl, desk, presets
+from experiments.presets import PRESETS, resolve
+from experiments.settings import check
+
+
+def test_a_preset_is_written_into_the_configuration():
+    config = bfcl.get_config()
+    config.policy = "tiny"
+    resolved = resolve(config)
+    assert (resolved.policy, resolved.model.path, resolved.model.tools) == ("tiny", "", "brief")
+    assert (resolved.batch_size, resolved.group_size, resolved.evolve_every) == (4, 4, 1)
+    assert resolved.model.shape.num_hidden_layers == 2
+    assert resolved.learner.loss_settings.clip_high == 0.28  # the paper's, which no preset names
+    assert config.batch_size == 32  # the argument stays as it was
+
+
+def test_explicit_flags_win():
+    config = bfcl.get_config()
+    config.policy = "tiny"
+    config.model.tools = "full"
+    config.batch_size = 7
+    config.model.shape = ConfigDict({"hidden_size": 64})
+    resolved = resolve(config, ["policy", "model.tools", "batch_size", "model.shape"])
+    assert (resolved.model.tools, resolved.batch_size, resolved.group_size) == ("full", 7, 4)
+    assert resolved.model.shape.to_dict() == {"hidden_size": 64}
+
+
+def test_no_preset_changes_nothing():
+    assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
+
+
+@pytest.mark.parametrize("experiment", [base, bfcl, desk])
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_fits_every_experiment(name, experiment):
+    config = experiment.get_config()
+    config.policy = name
+    resolved = resolve(config)
+    check(resolved)
+    leaves = {path for path, _ in _leaves(resolved)}
+    assert set(PRESETS[name]) <= leaves
+    assert not any(isinstance(value, tuple) for value in PRESETS[name].values())
+
+
+def _leaves(config, prefix=""):
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def test_an_unknown_preset_lists_the_others():
+    config = desk.get_config()
+    config.policy = "huge"
+    with pytest.raises(ValueError, match="policy 'huge' not found; available: qwen3-4b, tiny, tiny-warm"):
+        resolve(config)
+
+
+@pytest.mark.parametrize("wrong", [{"model.colour": "red"}, {"paint.colour": "red"}, {"batch_size": "many"}])
+def test_a_preset_that_does_not_fit_is_named(wrong, monkeypatch):
+    monkeypatch.setitem(presets.PRESETS, "tiny", wrong)
+    config = desk.get_config()
+    config.policy = "tiny"
+    with pytest.raises(ValueError, match=f"preset 'tiny' sets {next(iter(wrong))} to .*presets.py"):
+        resolve(config)
+
+
+def test_an_experiment_without_a_policy_says_what_to_give():
+    with pytest.raises(ValueError, match=r"no policy: set --config\.model\.path .*--config\.policy=tiny"):
+        check(base.get_config())
