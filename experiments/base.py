@@ -96,8 +96,10 @@ def get_config() -> ConfigDict:
     config.boundary = ConfigDict({"threshold": 0.5})
     config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
+    # `ending` is the tool that ends an episode, "" where an action without a call does; `cut` the chance that a user
+    # turn ends after a step of a draft.
     config.explorer = ConfigDict(
-        {"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2), "ending": "finish"}
+        {"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2), "ending": "finish", "cut": 0.0}
     )
     config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2})
 

@@ -33,6 +33,7 @@ def get_config() -> ConfigDict:
     config.learner.row_length = 16_384
     config.learner.micro_rows = 1
     config.explorer.ending = ""  # a turn, and with the last one the episode, ends by an action without a call
+    config.explorer.cut = 0.5
     config.evaluation.tasks = 200
     config.evaluation.dev_tasks = 100
     config.evaluation.by = "classes"

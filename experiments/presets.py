@@ -24,16 +24,17 @@ _TINY: dict[str, Any] = {
     "batch_size": 4,
     "group_size": 4,
     "initial_tasks": 8,
+    "evolve": "trajectory",  # a policy that makes no call raises no signal for feedback to follow
     "evolve_every": 1,
     "checkpoint_every": 1,
     "synthesis.contexts": 4,
     "synthesis.budget": 4,
     "engine.slots": 16,
-    "engine.max_length": 2048,
+    "engine.max_length": 1536,
     "limits.concurrency": 16,
     "limits.max_turns": 20,
-    "sampling.max_tokens": 64,
-    "learner.row_length": 2048,
+    "sampling.max_tokens": 80,
+    "learner.row_length": 1536,
     "learner.micro_rows": 1,
     "optimizer.learning_rate": 1e-4,
 }
@@ -45,6 +46,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The same policy, which has learned the solutions of the development part by heart.
     "tiny-warm": {
         **_TINY,
+        "evolve": "feedback",
         "warm_start.steps": 400,
         "warm_start.split": "dev",
         "warm_start.batch_size": 8,

@@ -67,6 +67,9 @@ def test_a_model_is_made_once_for_a_key(cache):
     assert json.loads((folder / "warm_start.json").read_text())["checks"] == [{"step": 1, "loss": 0.5, "success": 0.25}]
     assert (load_params(folder, SMALL)["embed"]["embedding"] == initialize(SMALL, 0)["embed"]["embedding"]).all()
 
+    line = "100 demonstrations (3 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
+    assert describe(folder) == line
+
     def never():
         raise AssertionError("made twice")
 
