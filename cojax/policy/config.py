@@ -1,4 +1,4 @@
-"""The shape of a decoder, in the field names of a Hugging Face config.json (Qwen2, Qwen2.5, Qwen3)."""
+"""The shape of a decoder, in the field names of a Hugging Face config.json (Qwen2, Qwen2.5, Qwen3, Qwen3-MoE)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.policy.rope import RopeScaling, read_rope, write_rope
+
 _DTYPES = ("float32", "bfloat16", "float16")
 # Fields that change the arithmetic, with the only value this decoder computes.
 _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
+_FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_FAMILIES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+_SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+_QWEN3_HEAD_DIM = 128  # where a qwen3 file names none: its class fixes it, the others divide the width
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A dense decoder. `dtype` is computed in, `param_dtype` stored; head_dim 0 means hidden_size / heads.
+    """A decoder. `dtype` is computed in, `param_dtype` stored; head_dim 0 means hidden_size / heads.
 
     `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
-    (Qwen3).
+    (Qwen3). With `num_experts`, every layer sends each token through `num_experts_per_tok` experts of width
+    `moe_intermediate_size`, and intermediate_size is not used; `norm_topk_prob` makes the chosen experts' weights sum
+    to 1. `rope_scaling` None is plain rotary embedding.
     """
 
     vocab_size: int
@@ -36,6 +44,16 @@ class ModelConfig:
     max_position_embeddings: int = 32_768
     dtype: str = "float32"
     param_dtype: str = "float32"
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    rope_scaling: RopeScaling | None = None
+
+    @property
+    def sparse(self) -> bool:
+        """Whether the feed-forward parts are mixtures of experts."""
+        return self.num_experts > 0
 
     def __post_init__(self) -> None:
         if not self.head_dim:
@@ -47,7 +65,8 @@ class ModelConfig:
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0:
+            optional = field.name in _SPARSE_FIELDS and value == 0 and not self.sparse
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 and not optional:
                 raise ValueError(f"{field.name} is {value}; expected a positive number")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
@@ -56,6 +75,11 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd; rotary embedding turns pairs, give an even one")
+        if self.num_experts_per_tok > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}; "
+                "a token cannot visit more experts than there are"
+            )
         for name in (self.dtype, self.param_dtype):
             if name not in _DTYPES:
                 raise ValueError(f"dtype {name!r} is not supported; available: {', '.join(_DTYPES)}")
@@ -69,58 +93,77 @@ class ModelConfig:
         """
         hf = source if isinstance(source, Mapping) else json.loads((Path(source) / "config.json").read_text())
         family = hf.get("model_type")
-        if family not in ("qwen2", "qwen3"):
-            raise ValueError(f"model_type {family!r} is not supported; available: qwen2, qwen3")
+        if family not in _FAMILIES:
+            raise ValueError(f"model_type {family!r} is not supported; available: {', '.join(_FAMILIES)}")
         _refuse_unsupported(hf)
         fields = {field.name for field in dataclasses.fields(cls)}
         values = {name: hf[name] for name in fields if hf.get(name) is not None}
-        values["rope_theta"] = _rope_theta(hf)
+        values["rope_theta"], values["rope_scaling"] = read_rope(hf)
         values["attention_bias"] = family == "qwen2"
-        values["qk_norm"] = family == "qwen3"
-        values["tie_word_embeddings"] = hf.get("tie_word_embeddings", False)
+        values["qk_norm"] = family != "qwen2"
+        values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
         values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
+        if family == "qwen3":
+            values.setdefault("head_dim", _QWEN3_HEAD_DIM)
+        if family == "qwen3_moe":
+            values.update(_sparse_fields(hf))
+        else:
+            values = {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
         try:
             return cls(**{**values, **overrides})
         except TypeError as error:
             raise ValueError(f"config.json is incomplete: {error}") from error
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers reads as Qwen3ForCausalLM or Qwen2ForCausalLM.
+        """A config.json that transformers reads as Qwen3MoeForCausalLM, Qwen3ForCausalLM or Qwen2ForCausalLM.
 
-        Raises ValueError for a combination of bias and norm that neither family has.
+        Raises ValueError for a combination of bias, norm and experts that no family has.
         """
         if self.qk_norm == self.attention_bias:
             raise ValueError(
                 f"qk_norm={self.qk_norm} with attention_bias={self.attention_bias} has no Hugging Face class; "
                 "Qwen3 has the norm alone, Qwen2 the bias alone"
             )
-        values = dataclasses.asdict(self)
-        del values["qk_norm"], values["param_dtype"]
-        family = "qwen3" if self.qk_norm else "qwen2"
+        if self.sparse and not self.qk_norm:
+            raise ValueError("experts with attention_bias have no Hugging Face class; Qwen3-MoE has qk_norm instead")
+        family = ("qwen3_moe" if self.sparse else "qwen3") if self.qk_norm else "qwen2"
+        left_out = ("qk_norm", "param_dtype", "rope_theta", "rope_scaling", *(() if self.sparse else _SPARSE_FIELDS))
         return {
-            "architectures": ["Qwen3ForCausalLM" if self.qk_norm else "Qwen2ForCausalLM"],
+            "architectures": [_FAMILIES[family]],
             "model_type": family,
-            **values,
+            **{name: value for name, value in dataclasses.asdict(self).items() if name not in left_out},
             "dtype": self.param_dtype,
             "torch_dtype": self.param_dtype,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            **write_rope(self.rope_theta, self.rope_scaling),
             **{name: value for name, value in _FIXED.items() if name != "mlp_bias"},
+            **(_FIXED_SPARSE if self.sparse else {}),
         }
 
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    for name, expected in _FIXED.items():
-        if hf.get(name, expected) != expected:
-            raise ValueError(f"config.json has {name}={hf[name]!r}; only {expected!r} is supported")
-    if hf["model_type"] == "qwen3" and hf.get("attention_bias", False):
-        raise ValueError("config.json has attention_bias=True; for qwen3 only False is supported")
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = hf.get(name) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise ValueError(f"config.json has {name} of type {kind!r}; only plain rotary embedding is supported")
+    """Raises ValueError, naming the field, where a value changes what is computed and this decoder does not follow."""
+    fixed = {**_FIXED, **(_FIXED_SPARSE if hf["model_type"] == "qwen3_moe" else {})}
+    for name, expected in fixed.items():
+        found = hf.get(name)
+        if found is not None and found != expected:
+            raise ValueError(f"config.json has {name}={found!r}; only {expected!r} is supported")
+    has_bias = hf["model_type"] == "qwen2"
+    if hf.get("attention_bias") not in (None, has_bias):
+        raise ValueError(
+            f"config.json has attention_bias={hf['attention_bias']!r}; "
+            f"for {hf['model_type']} only {has_bias} is supported"
+        )
+    if unlike := sorted(set(hf.get("layer_types") or ()) - {"full_attention"}):
+        raise ValueError(f"config.json has layer_types with {unlike[0]!r}; only 'full_attention' is supported")
+    if hf.get("quantization_config"):
+        raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 
 
-def _rope_theta(hf: Mapping[str, Any]) -> float:
-    """Newer files keep it inside rope_parameters, older ones at the top."""
-    return float((hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta") or 10_000.0)
+def _sparse_fields(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The experts' fields. Raises ValueError for one that is missing."""
+    # transformers 5 writes the number of experts under another name.
+    values = {**hf, "num_experts": hf.get("num_experts") or hf.get("num_local_experts")}
+    values["norm_topk_prob"] = bool(hf.get("norm_topk_prob"))
+    if missing := [name for name in _SPARSE_FIELDS if values.get(name) is None]:
+        raise ValueError(f"config.json is incomplete: {missing[0]} is missing; qwen3_moe needs it")
+    return {name: values[name] for name in _SPARSE_FIELDS}

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import Params, hidden_states, logits
+from cojax.policy.parameters import Params
+from cojax.policy.transformer import hidden_states, logits
 
 
 class TokenScores(NamedTuple):
@@ -28,15 +30,17 @@ def token_logprobs(
     temperature: float = 1.0,
     chunk: int = 256,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """log π(tokens[t] | earlier tokens of its segment) of logits / temperature, float32[B, T].
 
     tokens, positions, segment_ids are int32[B, T], segment 0 is padding; the entry is 0 at padding and at the first
     token of a segment, which nothing predicts. Logits are made for `chunk` positions of every row at a time, and made
-    again in the backward pass, so that memory is B · chunk · V. Raises ValueError unless temperature > 0.
+    again in the backward pass, so that memory is B · chunk · V.
+    `mesh` is as in `hidden_states`. Raises ValueError unless temperature > 0.
     """
     scores = token_scores(
-        config, params, tokens, positions, segment_ids, temperature=temperature, chunk=chunk, remat=remat
+        config, params, tokens, positions, segment_ids, temperature=temperature, chunk=chunk, remat=remat, mesh=mesh
     )
     return scores.logprobs
 
@@ -51,11 +55,12 @@ def token_scores(
     temperature: float = 1.0,
     chunk: int = 256,
     remat: bool = False,
+    mesh: Mesh | None = None,
 ) -> TokenScores:
     """`token_logprobs` together with the entropy at the same places."""
     if not isinstance(temperature, jax.core.Tracer) and temperature <= 0:
         raise ValueError(f"temperature {temperature}; log-probabilities of greedy decoding are those at temperature 1")
-    hidden = hidden_states(config, params, tokens, positions, segment_ids, remat=remat)
+    hidden = hidden_states(config, params, tokens, positions, segment_ids, remat=remat, mesh=mesh)
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
 
     @jax.checkpoint

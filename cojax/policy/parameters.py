@@ -6,23 +6,27 @@ Loading, export, shapes and sharding all read this table and nothing else.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import Params
+
+Params = dict[str, Any]  # a nested dict of arrays, layer leaves stacked [L, ...] and experts' [L, E, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One leaf. `axes` are logical; "layers" leads where the leaf is stacked, and then `hf` holds a {layer}.
+    """One leaf. `axes` are logical; leading "layers" and "experts" are stacked: Hugging Face has an array for each.
 
-    `inputs` counts the axes, after "layers", that a matrix product sums over: Hugging Face stores (out, in) matrices,
-    so those axes are flattened and moved last. None means stored as it is, 0 a flattened vector.
+    `hf` then holds a {layer} and an {expert}. `inputs` counts the axes, after the stacked ones, that a matrix product
+    sums over: Hugging Face stores (out, in) matrices, so those axes are flattened and moved last. None means stored as
+    it is, 0 a flattened vector.
     """
 
     path: tuple[str, ...]
@@ -31,8 +35,9 @@ class Parameter:
     inputs: int | None = None
 
     @property
-    def stacked(self) -> bool:
-        return self.axes[0] == "layers"
+    def stacked(self) -> tuple[str, ...]:
+        """The leading axes that Hugging Face does not have."""
+        return tuple(itertools.takewhile(lambda axis: axis in ("layers", "experts"), self.axes))
 
     @property
     def name(self) -> str:
@@ -42,24 +47,35 @@ class Parameter:
         sizes = axis_sizes(config)
         return tuple(sizes[axis] for axis in self.axes)
 
+    def pieces(self, config: ModelConfig) -> Iterator[tuple[tuple[int, ...], str]]:
+        """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
+        stacked = self.stacked
+        for index in np.ndindex(*self.shape(config)[: len(stacked)]):
+            places = dict(zip(stacked, index, strict=True))
+            yield index, self.hf.format(layer=places.get("layers"), expert=places.get("experts"))
+
+    def piece_shape(self, config: ModelConfig) -> tuple[int, ...]:
+        """Shape of one such array in our layout."""
+        return self.shape(config)[len(self.stacked) :]
+
     def hf_shape(self, config: ModelConfig) -> tuple[int, ...]:
-        """Shape in a Hugging Face file, of one layer where stacked."""
-        shape = self.shape(config)[1:] if self.stacked else self.shape(config)
+        """Shape of one such array in a Hugging Face file."""
+        shape = self.piece_shape(config)
         if self.inputs is None:
             return shape
         summed, kept = math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])
         return (kept, summed) if self.inputs else (kept,)
 
     def to_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-        """One layer's array in Hugging Face layout: a C-contiguous copy, since a view might alias a donated buffer."""
+        """One array in Hugging Face layout: a C-contiguous copy, since a view might alias a donated buffer."""
         shape = self.hf_shape(config)
         return np.array(array.reshape(shape[::-1]).T if self.inputs else array.reshape(shape), order="C")
 
     def from_hf(self, array: np.ndarray, config: ModelConfig) -> np.ndarray:
-        """Inverse of `to_hf`; raises ValueError for another shape."""
+        """Inverse of `to_hf`, a view; raises ValueError for another shape."""
         if array.shape != self.hf_shape(config):
             raise ValueError(f"has shape {tuple(array.shape)}, expected {self.hf_shape(config)}")
-        return (array.T if self.inputs else array).reshape(self.shape(config)[1 if self.stacked else 0 :])
+        return (array.T if self.inputs else array).reshape(self.piece_shape(config))
 
 
 def _p(path: str, axes: str, hf: str, inputs: int | None = None) -> Parameter:
@@ -77,10 +93,18 @@ _CORE = (
     _p("layers/attention/value/kernel",  "layers embed kv_heads head_dim", "self_attn.v_proj.weight", 1),
     _p("layers/attention/output/kernel", "layers heads head_dim embed",    "self_attn.o_proj.weight", 2),
     _p("layers/feed_forward_norm/scale", "layers embed",                   "post_attention_layernorm.weight"),
+    _p("final_norm/scale",               "embed",                          "model.norm.weight"),
+)
+_DENSE = (
     _p("layers/feed_forward/gate/kernel", "layers embed mlp",              "mlp.gate_proj.weight", 1),
     _p("layers/feed_forward/up/kernel",  "layers embed mlp",               "mlp.up_proj.weight", 1),
     _p("layers/feed_forward/down/kernel", "layers mlp embed",              "mlp.down_proj.weight", 1),
-    _p("final_norm/scale",               "embed",                          "model.norm.weight"),
+)
+_SPARSE = (
+    _p("layers/feed_forward/router",     "layers embed router",            "mlp.gate.weight", 1),
+    _p("layers/feed_forward/gate",       "layers experts embed mlp",       "mlp.experts.{expert}.gate_proj.weight", 1),
+    _p("layers/feed_forward/up",         "layers experts embed mlp",       "mlp.experts.{expert}.up_proj.weight", 1),
+    _p("layers/feed_forward/down",       "layers experts mlp embed",       "mlp.experts.{expert}.down_proj.weight", 1),
 )
 _HEAD = (
     _p("head/kernel",                    "embed vocabulary",               "lm_head.weight", 1),
@@ -101,6 +125,7 @@ def parameters(config: ModelConfig) -> tuple[Parameter, ...]:
     """The table's rows that a model of this config has."""
     return (
         *_CORE,
+        *(_SPARSE if config.sparse else _DENSE),
         *(() if config.tie_word_embeddings else _HEAD),
         *(_QK_NORM if config.qk_norm else ()),
         *(_BIAS if config.attention_bias else ()),
@@ -113,7 +138,9 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
         "layers": config.num_hidden_layers,
         "vocabulary": config.vocab_size,
         "embed": config.hidden_size,
-        "mlp": config.intermediate_size,
+        "mlp": config.moe_intermediate_size if config.sparse else config.intermediate_size,
+        "experts": config.num_experts,
+        "router": config.num_experts,
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads,
         "head_dim": config.head_dim,
@@ -121,48 +148,66 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array under its Hugging Face name and in its layout, one layer at a time, in the table's order.
+    """Every array under its Hugging Face name and in its layout, in the table's order.
 
-    Each leaf is fetched to the host when its turn comes; bfloat16 stays bfloat16 (ml_dtypes).
+    Arrays on an accelerator or a mesh are fetched to the host one at a time; bfloat16 stays bfloat16 (ml_dtypes).
     """
     for row in parameters(config):
-        leaf = np.asarray(jax.device_get(leaf_of(params, row)))
-        if row.stacked:
-            for layer in range(config.num_hidden_layers):
-                yield row.hf.format(layer=layer), row.to_hf(leaf[layer], config)
-        else:
-            yield row.hf, row.to_hf(leaf, config)
+        leaf = leaf_of(params, row)
+        # On one CPU device this is a view, and much cheaper to cut than an array of JAX.
+        near = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
+        source = np.asarray(leaf) if near or not row.stacked else leaf
+        for index, name in row.pieces(config):
+            yield name, row.to_hf(np.asarray(source[index]), config)
 
 
 def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> Params:
     """Parameters from Hugging Face arrays, cast to `config.param_dtype`.
 
-    Raises ValueError that names every missing, unexpected and misshapen array. A tied `lm_head.weight` is ignored.
+    Only the pieces of unfinished leaves are held besides the leaves. Raises ValueError that names every missing,
+    unexpected and misshapen array. A tied `lm_head.weight` is ignored.
     """
-    given = dict(arrays)
-    if config.tie_word_embeddings:
-        given.pop("lm_head.weight", None)
+    wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
+    counts = {row.path: math.prod(row.shape(config)[: len(row.stacked)]) for row in parameters(config)}
+    pending: dict[tuple[str, ...], dict[tuple[int, ...], np.ndarray]] = {path: {} for path in counts}
     faults: list[str] = []
     params: Params = {}
-    for row in parameters(config):
-        layers = range(config.num_hidden_layers) if row.stacked else range(1)
-        pieces = []
-        for name in (row.hf.format(layer=layer) for layer in layers):
-            try:
-                pieces.append(row.from_hf(np.asarray(given.pop(name)), config))
-            except KeyError:
-                faults.append(f"{name} is missing")
-            except ValueError as fault:
-                faults.append(f"{name} {fault}")
-        if not faults:
-            leaf = np.stack(pieces) if row.stacked else pieces[0]
-            # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
-            params = with_leaf(params, row, jnp.array(leaf, jnp.dtype(config.param_dtype)))
-    faults += [f"{name} is not part of this model" for name in given]
+    for name, array in arrays.items() if isinstance(arrays, Mapping) else arrays:
+        if name == TIED_HEAD and config.tie_word_embeddings:
+            continue
+        if name not in wanted:
+            faults.append(f"{name} is not part of this model")
+            continue
+        row, index = wanted.pop(name)
+        try:
+            pending[row.path][index] = row.from_hf(np.asarray(array), config)
+        except ValueError as fault:
+            faults.append(f"{name} {fault}")
+        if len(pending[row.path]) == counts[row.path] and not faults:
+            params = with_leaf(params, row, _joined(row, config, pending.pop(row.path)))
+    raise_faults([f"{name} is missing" for name in wanted] + faults)
+    return params
+
+
+TIED_HEAD = "lm_head.weight"  # some files of tied models hold the embedding once more under this name
+
+
+def _joined(row: Parameter, config: ModelConfig, pieces: Mapping[tuple[int, ...], np.ndarray]) -> jax.Array:
+    dtype = jnp.dtype(config.param_dtype)
+    if not row.stacked:
+        # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
+        return jnp.array(pieces[()], dtype)
+    leaf = np.empty(row.shape(config), next(iter(pieces.values())).dtype)
+    for index, piece in pieces.items():
+        leaf[index] = piece
+    return jnp.asarray(leaf, dtype)
+
+
+def raise_faults(faults: list[str]) -> None:
+    """Raises ValueError that lists the first twenty faults of a set of arrays, if there are any."""
     if faults:
         shown = "; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else "")
         raise ValueError(f"weights do not fit the model's config: {shown}")
-    return params
 
 
 def leaf_of(params: Params, row: Parameter) -> jax.Array:

@@ -1,4 +1,4 @@
-"""How parameters and batches spread over devices: a mesh of four axes and one rule per logical axis."""
+"""How parameters, batches and activations spread over devices: a mesh of four axes and one rule per logical axis."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import Parameter, axis_sizes, leaf_of, parameters, with_leaf
-from cojax.policy.transformer import Params
+from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, parameters, with_leaf
 
 AXES = ("data", "fsdp", "tensor", "expert")
+ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
 
 # Logical axis → mesh axis. What is not listed is replicated.
 RULES: Mapping[str, str] = {
@@ -42,8 +42,8 @@ def partition(row: Parameter) -> PartitionSpec:
     return PartitionSpec(*(RULES.get(axis) for axis in row.axes))
 
 
-def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
-    """The parameters laid out over the mesh. Raises ValueError for an axis that its mesh axis does not divide."""
+def check_divides(config: ModelConfig, mesh: Mesh) -> None:
+    """Raises ValueError for a parameter axis that its mesh axis does not divide."""
     sizes = axis_sizes(config)
     for row in parameters(config):
         for axis in row.axes:
@@ -53,6 +53,11 @@ def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
                     f"{row.name} has {axis}={sizes[axis]}, which {RULES[axis]}={parts} does not divide; "
                     "choose a mesh size that does"
                 )
+
+
+def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
+    """The parameters laid out over the mesh. Raises ValueError for an axis that its mesh axis does not divide."""
+    check_divides(config, mesh)
     sharded: Params = {}
     for row in parameters(config):
         sharded = with_leaf(sharded, row, jax.device_put(leaf_of(params, row), NamedSharding(mesh, partition(row))))
@@ -61,4 +66,15 @@ def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Rows of [B, T] arrays over data and fsdp together; B must be a multiple of both sizes' product."""
-    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    return NamedSharding(mesh, PartitionSpec(ROWS))
+
+
+def spread(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
+    """An activation held to its place: axis 0 over the rows' mesh axes, each further one by its logical name's rule.
+
+    Without a mesh it is returned as it is.
+    """
+    if mesh is None:
+        return x
+    spec = PartitionSpec(ROWS, *(None if axis is None else RULES.get(axis) for axis in axes))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

@@ -45,7 +45,7 @@ def test_reads_qwen2_with_its_bias_and_default_head_size(tmp_path: Path) -> None
         ({"model_type": "llama"}, "model_type 'llama'"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling of type 'yarn'"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling of type 'dynamic'"),
         ({"attention_bias": True}, "attention_bias=True"),
         ({"vocab_size": None}, "incomplete: .*vocab_size"),
         ({"num_key_value_heads": 3}, "no multiple of num_key_value_heads 3"),

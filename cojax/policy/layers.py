@@ -1,0 +1,158 @@
+"""The modules of the decoder: what a layer and its surroundings compute, given their arrays.
+
+The block is written once. Where its keys come from is handed in as `attend`: the row itself in training, the row and a
+cache when sampling. A merged module lives within one trace; nothing here holds arrays longer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.moe import SparseFeedForward
+from cojax.policy.parameters import Params
+from cojax.policy.rope import frequencies
+from cojax.policy.sharding import spread
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # query, key, value → mixed values
+
+
+class Rotation(NamedTuple):
+    """cos and sin of every position's angles, float32[B, T, 1, head_dim]."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Rotates [B, T, heads, head_dim] in HF's layout: entry i pairs with i + head_dim / 2."""
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        return (x * self.cos + turned * self.sin).astype(x.dtype)
+
+
+def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
+    """Angles θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T].
+
+    With rope scaling the frequencies are stretched, and cos and sin carry its factor.
+    """
+    turns, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    angles = positions[..., None, None].astype(jnp.float32) * turns
+    angles = jnp.concatenate([angles, angles], axis=-1)
+    return Rotation(jnp.cos(angles) * factor, jnp.sin(angles) * factor)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention; query head h reads key head h // (heads / key heads)."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, size = config.hidden_size, config.head_dim
+
+        def project(heads: int) -> nnx.LinearGeneral:
+            bias = config.attention_bias
+            return nnx.LinearGeneral(width, (heads, size), use_bias=bias, **_linear(config, width), rngs=rngs)
+
+        self.query = project(config.num_attention_heads)
+        self.key = project(config.num_key_value_heads)
+        self.value = project(config.num_key_value_heads)
+        self.output = nnx.LinearGeneral(
+            (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
+            **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
+        )  # fmt: skip
+        if config.qk_norm:
+            self.query_norm, self.key_norm = _norm(config, size, rngs), _norm(config, size, rngs)
+        self.normed = config.qk_norm
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.normed:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return self.output(attend(rotate(query), rotate(key), value))
+
+
+class FeedForward(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        self.up = nnx.LinearGeneral(width, inner, use_bias=False, **_linear(config, width), rngs=rngs)
+        fan = inner * 2 * config.num_hidden_layers
+        self.down = nnx.LinearGeneral(inner, width, use_bias=False, **_linear(config, fan), rngs=rngs)
+
+    def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+        inner = jax.nn.silu(self.gate(x)) * self.up(x)
+        return self.down(spread(inner, mesh, "mlp"))
+
+
+class Block(nnx.Module):
+    """One pre-norm layer."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = _norm(config, config.hidden_size, rngs)
+        self.attention = Attention(config, rngs)
+        self.feed_forward_norm = _norm(config, config.hidden_size, rngs)
+        self.feed_forward = (SparseFeedForward if config.sparse else FeedForward)(config, rngs)
+
+    def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
+        x = self.attended(x, rotate, attend)
+        return x + self.feed_forward(self.feed_forward_norm(x), mesh)
+
+    def attended(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        """The first half: the residual stream after attention."""
+        return x + self.attention(self.attention_norm(x), rotate, attend)
+
+
+class Ends(nnx.Module):
+    """What surrounds the layers: embedding, final norm, and a head unless it is tied to the embedding."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        self.embed = nnx.Embed(
+            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(config.hidden_size**-0.5),
+            dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype), rngs=rngs,
+        )  # fmt: skip
+        self.final_norm = _norm(config, config.hidden_size, rngs)
+        if not config.tie_word_embeddings:
+            self.head = nnx.LinearGeneral(
+                config.hidden_size, config.vocab_size, use_bias=False, **_linear(config, config.hidden_size), rngs=rngs
+            )
+
+
+def ends_of(config: ModelConfig, params: Params) -> Ends:
+    """What surrounds the layers, of these parameters."""
+    ends, _ = _definitions(config)
+    return nnx.merge(ends, {name: arrays for name, arrays in params.items() if name != "layers"})
+
+
+def block_of(config: ModelConfig, arrays: Params) -> Block:
+    """One layer, of its own arrays."""
+    _, block = _definitions(config)
+    return nnx.merge(block, arrays)
+
+
+@functools.cache
+def _definitions(config: ModelConfig) -> tuple[Any, Any]:
+    """The modules without arrays: what merging needs, made once per config."""
+    abstract = nnx.eval_shape(lambda: (Ends(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
+
+
+def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
+    return nnx.RMSNorm(
+        size, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
+        rngs=rngs,
+    )  # fmt: skip
+
+
+def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:
+    return {
+        "kernel_init": nnx.initializers.normal(fan_in**-0.5),
+        "dtype": jnp.dtype(config.dtype),
+        "param_dtype": jnp.dtype(config.param_dtype),
+    }

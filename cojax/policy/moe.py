@@ -1,0 +1,149 @@
+"""The sparse feed-forward of Qwen3-MoE: every token visits the k experts that its router scores highest.
+
+No token is ever dropped: there is no capacity, so padding and other rows cannot push a token out.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import ROWS, RULES
+
+_EXPERT, _TENSOR = RULES["experts"], RULES["mlp"]
+
+
+class Routing(NamedTuple):
+    """Where N tokens go: `experts` int32[N, k], their weights float32[N, k], all probabilities float32[N, E]."""
+
+    experts: jax.Array
+    weights: jax.Array
+    probabilities: jax.Array
+
+
+class Kernels(NamedTuple):
+    """The SwiGLU matrices of E experts: gate and up [E, D, F], down [E, F, D]."""
+
+    gate: jax.Array
+    up: jax.Array
+    down: jax.Array
+
+
+class SparseFeedForward(nnx.Module):
+    """Σ over the chosen experts e of w_e · down_e(silu(gate_e(x)) · up_e(x)); router and weights in float32."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        width, inner, experts = config.hidden_size, config.moe_intermediate_size, config.num_experts
+
+        def draw(shape: tuple[int, ...], fan_in: int) -> nnx.Param:
+            init = nnx.initializers.normal(fan_in**-0.5)
+            return nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+
+        self.router = draw((width, experts), width)
+        self.gate = draw((experts, width, inner), width)
+        self.up = draw((experts, width, inner), width)
+        self.down = draw((experts, inner, width), inner * 2 * config.num_hidden_layers)
+        self.chosen, self.normalised = config.num_experts_per_tok, config.norm_topk_prob
+        self.dtype = jnp.dtype(config.dtype)
+
+    def route(self, x: jax.Array) -> Routing:
+        """The routing of [..., D], leading axes flattened to N."""
+        x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+        scores = jnp.dot(x, self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+        probabilities = jax.nn.softmax(scores, axis=-1)
+        weights, experts = jax.lax.top_k(probabilities, self.chosen)
+        if self.normalised:
+            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        return Routing(experts, weights, probabilities)
+
+    def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
+        """[..., D] → [..., D]; over a mesh each expert shard computes its own experts, and the sum is over shards."""
+        routing = self.route(x)
+        kernels = Kernels(*(matrix[...].astype(self.dtype) for matrix in (self.gate, self.up, self.down)))
+        flat = x.reshape(-1, x.shape[-1])
+        mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
+        return mixed.reshape(x.shape)
+
+
+def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0) -> jax.Array:
+    """The part of tokens [N, D] that the experts `first`, `first` + 1, … of these kernels contribute.
+
+    XLA for CPU writes ragged_dot as one product over all experts with every token copied k times, so there the products
+    go over all experts without the copies.
+    """
+    return jax.lax.platform_dependent(
+        x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32), cpu=mix_dense, default=mix_grouped
+    )
+
+
+def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
+    """`mix` by grouped products: the N · k visits sorted by expert, each through its own matrices."""
+    tokens, chosen = experts.shape
+    count = kernels.gate.shape[0]
+    local = experts.reshape(-1) - first
+    local = jnp.where((local >= 0) & (local < count), local, count)
+    order = jnp.argsort(local, stable=True)
+    sizes = jnp.bincount(local, length=count).astype(jnp.int32)
+    # Rows past the last group belong to other shards: what a grouped product leaves there is not defined.
+    here = (jnp.arange(tokens * chosen) < jnp.sum(sizes))[:, None]
+    visits = jnp.where(here, _permuted(jnp.repeat(x, chosen, axis=0), order), 0)
+    inner = jax.nn.silu(jax.lax.ragged_dot(visits, kernels.gate, sizes))
+    inner = jnp.where(here, inner * jax.lax.ragged_dot(visits, kernels.up, sizes), 0)
+    visited = jnp.where(here, jax.lax.ragged_dot(inner, kernels.down, sizes), 0)
+    visited = _permuted(visited, jnp.argsort(order)).reshape(tokens, chosen, -1)
+    return jnp.sum(visited.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
+
+
+def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
+    """`mix` by products over all experts, with weight 0 for those not chosen: a row involves no other row."""
+    count, width = kernels.gate.shape[0], x.shape[1]
+    slots = first + jnp.arange(count)
+    share = jnp.sum(jnp.where(experts[:, :, None] == slots, weights[:, :, None], 0.0), axis=1)
+    product = functools.partial(jnp.einsum, "nd,edf->nef", x)
+    inner = jax.nn.silu(product(kernels.gate)) * product(kernels.up)
+    # Selected, not only multiplied: what an expert not chosen makes of a token need not be finite.
+    inner = jnp.where(share[..., None] > 0, inner * share[..., None].astype(inner.dtype), 0)
+    return inner.reshape(x.shape[0], -1) @ kernels.down.reshape(-1, width)
+
+
+def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> jax.Array:
+    """`mix` with experts split over the expert axis and their inner width over the tensor axis."""
+
+    def part(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        first = jax.lax.axis_index(_EXPERT) * gate.shape[0]
+        # Partial sums meet in float32, as they do within one device.
+        mixed = mix(x, routing, Kernels(gate, up, down), first).astype(jnp.float32)
+        return jax.lax.psum(mixed, (_EXPERT, _TENSOR)).astype(x.dtype)
+
+    # Not check_vma=True: with it jax 0.10 drops part of ragged_dot's gradient where the experts are split.
+    rows, wide, tall = PartitionSpec(ROWS), PartitionSpec(_EXPERT, None, _TENSOR), PartitionSpec(_EXPERT, _TENSOR)
+    split = jax.shard_map(part, mesh=mesh, in_specs=(rows, rows, wide, wide, tall), out_specs=rows, check_vma=False)
+    return split(x, routing, *kernels)
+
+
+def _permuted(rows: jax.Array, order: jax.Array) -> jax.Array:
+    """rows[order] of a permutation, whose gradient writes each row once."""
+    return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+
+
+class RouterFacts(NamedTuple):
+    """Per layer: `load` float32[L, E], each expert's share of all visits; `entropy` float32[L], mean nats a token."""
+
+    load: jax.Array
+    entropy: jax.Array
+
+
+def facts(routing: Routing, real: jax.Array) -> RouterFacts:
+    """Of one layer; `real` bool[N] leaves padding out."""
+    counted = real.astype(jnp.float32)
+    tokens = jnp.maximum(jnp.sum(counted), 1.0)
+    chosen = jax.nn.one_hot(routing.experts, routing.probabilities.shape[-1]).sum(1)
+    surprise = -jnp.sum(jax.scipy.special.xlogy(routing.probabilities, routing.probabilities), axis=-1)
+    load = jnp.sum(chosen * counted[:, None], axis=0) / (tokens * routing.experts.shape[1])
+    return RouterFacts(load, jnp.sum(surprise * counted) / tokens)

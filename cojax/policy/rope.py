@@ -1,0 +1,154 @@
+"""Rotary frequencies: plain, linearly scaled, or by YaRN, as a Hugging Face config.json asks for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+# What a scaling's entry may hold; another name would change the arithmetic unseen.
+_KNOWN: Mapping[str, frozenset[str]] = {
+    "default": frozenset(),
+    "linear": frozenset({"factor"}),
+    "yarn": frozenset(
+        {
+            "factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow",
+            "mscale", "mscale_all_dim", "truncate",
+        }
+    ),
+}  # fmt: skip
+_NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+
+
+@dataclasses.dataclass(frozen=True)
+class RopeScaling:
+    """How frequencies are stretched to reach beyond the positions seen in pretraining.
+
+    `kind` "linear" divides all of them by `factor`. "yarn" (arXiv 2309.00071, §3) keeps those that turn more than
+    `beta_fast` times within `original_max_position_embeddings` positions, divides those that turn less than `beta_slow`
+    times, blends between, and multiplies cos and sin by `attention_factor`.
+    """
+
+    kind: str
+    factor: float
+    original_max_position_embeddings: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "yarn"):
+            raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn")
+        if self.factor < 1:
+            raise ValueError(f"rope scaling has factor {self.factor}; expected at least 1")
+        if self.kind == "yarn" and self.original_max_position_embeddings < 1:
+            raise ValueError("yarn needs original_max_position_embeddings, the positions seen in pretraining")
+
+
+def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
+    """Angle per position of each pair, float32[size / 2], and the factor on cos and sin.
+
+    Rounded to float32 where Hugging Face rounds: at position 30,000 one last bit more is an angle of 0.002.
+    """
+    exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
+    periods = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
+    plain = np.float32(1) / periods
+    if scaling is None:
+        return plain, 1.0
+    if scaling.kind == "linear":
+        return plain / np.float32(scaling.factor), 1.0
+    stretched = np.float32(1) / (np.float32(scaling.factor) * periods)
+    kept = np.float32(1) - _ramp(theta, size, scaling)
+    return stretched * (np.float32(1) - kept) + plain * kept, scaling.attention_factor
+
+
+def _ramp(theta: float, size: int, scaling: RopeScaling) -> np.ndarray:
+    """float32[size / 2]: 0 where a pair turns often enough to be kept, 1 where it is stretched."""
+
+    def pair(turns: float) -> float:
+        """The pair that makes so many turns within the original positions."""
+        return size * math.log(scaling.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    width = high - low or 0.001
+    return np.clip((np.arange(size // 2, dtype=np.float32) - np.float32(low)) / np.float32(width), 0, 1)
+
+
+def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """rope_theta and scaling of a config.json.
+
+    Newer files hold both in `rope_parameters`, older ones `rope_theta` at the top and the rest in `rope_scaling`.
+    Raises ValueError, naming field and value, for a scaling that `frequencies` does not compute.
+    """
+    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    entry = hf.get(name) or {}
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"config.json has {name}={entry!r}; expected an object")
+    # An inner theta counts for more; files of the change-over have both.
+    theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
+    kind = entry.get("rope_type") or entry.get("type") or "default"
+    if kind not in _KNOWN:
+        raise ValueError(f"config.json has {name} of type {kind!r}; only default, linear and yarn are supported")
+    if unknown := sorted(set(entry) - _KNOWN[kind] - _NAMES):
+        raise ValueError(f"config.json has {name}.{unknown[0]}={entry[unknown[0]]!r}, unknown for type {kind!r}")
+    partial = entry.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+    if partial != 1:
+        raise ValueError(f"config.json has partial_rotary_factor={partial!r}; only 1 is supported")
+    return float(theta or 10_000.0), None if kind == "default" else _scaling(kind, entry, name, hf)
+
+
+def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, Any]) -> RopeScaling:
+    reach = hf.get("max_position_embeddings") or 0
+    original = (
+        hf.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings") or reach
+        if kind == "yarn"
+        else 0
+    )
+    factor = entry.get("factor")
+    if factor is None and kind == "yarn" and original:
+        factor = reach / original
+    if not isinstance(factor, (int, float)):
+        raise ValueError(f"config.json has {name}.factor={factor!r}; expected a number")
+    if kind == "linear":
+        return RopeScaling("linear", float(factor))
+    return RopeScaling(
+        "yarn",
+        float(factor),
+        int(original),
+        _attention_factor(float(factor), entry),
+        float(entry.get("beta_fast") or 32),
+        float(entry.get("beta_slow") or 1),
+        bool(entry.get("truncate", True)),
+    )
+
+
+def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:
+    """As given, else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or a ratio of two such where both `mscale` are given."""
+    if entry.get("attention_factor") is not None:
+        return float(entry["attention_factor"])
+
+    def grown(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1.0
+
+    if entry.get("mscale") and entry.get("mscale_all_dim"):
+        return grown(entry["mscale"]) / grown(entry["mscale_all_dim"])
+    return grown(1.0)
+
+
+def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """What `read_rope` reads, for readers of `rope_parameters` and of `rope_theta` with `rope_scaling` alike."""
+    if scaling is None:
+        return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    values = dataclasses.asdict(scaling)
+    kind = values.pop("kind")
+    if kind == "linear":
+        values = {"factor": scaling.factor}
+    entry = {"rope_type": kind, **values}
+    return {"rope_theta": theta, "rope_scaling": entry, "rope_parameters": {**entry, "rope_theta": theta}}
