@@ -17,19 +17,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from cojax.environment import Environment
 from cojax.types import Action, Task, Triplet
 from environments.desk import demonstrator, generator, grammar, office, tools
 from environments.desk.episode import DeskEpisode
 from environments.desk.skills import SKILLS
 from environments.desk.words import WORDS
+from environments.worker import isolate
 
 # A tool of popularity rank r weighs r ** -POPULARITY for an explorer that nobody guides.
 POPULARITY = 1.3
 
 
-def make() -> Desk:
-    """The environment `desk`; it has no settings."""
-    return Desk()
+def make(isolated: bool = False) -> Environment:
+    """The environment `desk`, in this process or in workers."""
+    return isolate(__name__) if isolated else Desk()
 
 
 class Desk:

@@ -1,0 +1,48 @@
+"""Isolation for any environment: its own interpreter and packages, a process for every episode, limits from outside.
+
+    def make(**settings):
+        return isolate("environments.NAME.inside", python=interpreter("NAME"), **settings)
+
+trainer ── client ──socket── supervisor ──socket── fork server ──fork── one child an episode
+            (threads)         (deadlines,            (imports and         (confined, single-use)
+                               kills, relays)         makes once)
+
+wire.py         messages
+client.py       the supervisor process as the trainer's threads call it
+isolated.py     Environment and Episode on top of it
+supervisor.py   relays calls; enforces deadlines and sizes; ends with the trainer, however that ends
+forkserver.py   in the environment's interpreter: imports once, forks children, buries them
+child.py        serves the calls of one episode, or of the environment
+sandbox.py      what a child cannot do
+venv.py         virtual environments of environments
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from environments.worker.client import Client, Launch
+from environments.worker.isolated import IsolatedEnvironment, environment_of
+from environments.worker.sandbox import Bounds
+
+_BOUNDS = Bounds()
+
+__all__ = ["Bounds", "IsolatedEnvironment", "isolate"]
+
+
+def isolate(
+    module: str,
+    *,
+    python: str = sys.executable,
+    bounds: Bounds = _BOUNDS,
+    visible: tuple[str, ...] = (),
+    enclosed: bool = True,
+    **settings: Any,
+) -> IsolatedEnvironment:
+    """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
+
+    `visible` names further files and folders that it may read; see `Bounds` for what an episode may take. Raises
+    EnvironmentFailure where it cannot be made.
+    """
+    return environment_of(Client(Launch(module, python, settings, bounds, visible, enclosed)), bounds)

@@ -1,0 +1,218 @@
+"""The client: one supervisor process, and the calls of many threads over its socket."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib.util
+import itertools
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+from cojax.environment import EnvironmentFailure, LimitExceeded
+from environments.worker import wire
+from environments.worker.sandbox import Bounds
+
+_LOG = logging.getLogger(__name__)
+# Seconds the supervisor gets beyond a call's own deadline, which it enforces itself.
+_GRACE = 15.0
+# A supervisor that ends is replaced, but no more than so many times within so many seconds.
+_REPLACED, _WITHIN = 3, 60.0
+# Imports exactly our packages from where they lie, whatever else lies there, and leaves the rest to the interpreter.
+_BOOT = """
+import importlib.util, sys, types
+for name, origin, places in {roots!r}:
+    if origin is None:
+        module = types.ModuleType(name)
+        module.__path__ = places
+        sys.modules[name] = module
+        continue
+    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+import importlib
+importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[2]))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What an environment is made of: a module with `make(**settings)`, imported by `python`.
+
+    Of the file system, its process sees the system's libraries, Python, our packages, the module's and `visible`;
+    `enclosed` false leaves it everything (the limits of a child still hold).
+    """
+
+    module: str
+    python: str
+    settings: Mapping[str, Any]
+    bounds: Bounds
+    visible: tuple[str, ...] = ()
+    enclosed: bool = True
+
+
+class Client:
+    """The calls, and a supervisor that is replaced when it ends."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.lock = threading.Lock()
+        self.replaced: list[float] = []
+        self.connection = Connection(launch)
+
+    def connect(self) -> Connection:
+        """The live connection. Raises EnvironmentFailure where supervisors keep ending."""
+        with self.lock:
+            if self.connection.ended:
+                now = time.monotonic()
+                self.replaced = [moment for moment in self.replaced if now - moment < _WITHIN]
+                if len(self.replaced) >= _REPLACED:
+                    raise EnvironmentFailure(
+                        f"the worker of {self.launch.module} ended {_REPLACED} times within {_WITHIN:g} s; "
+                        "its last words are on stderr"
+                    )
+                self.replaced.append(now)
+                _LOG.warning("the worker of %s ended; starting another", self.launch.module)
+                self.connection.close()
+                self.connection = Connection(self.launch)
+            return self.connection
+
+
+class Connection:
+    """One supervisor process. Closed at the latest when the interpreter exits; it also ends when we are killed.
+
+    Raises EnvironmentFailure where the environment cannot be imported or made. `described` is what it says of itself.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        ours, theirs = socket.socketpair()
+        roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", launch.module.partition(".")[0]))]
+        boot = _BOOT.format(roots=roots)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.process, self.socket, self.bounds = process, ours, launch.bounds
+        self.sending = threading.Lock()
+        self.pending: dict[int, concurrent.futures.Future[dict[str, Any]]] = {0: concurrent.futures.Future()}
+        self.waiting = threading.Lock()
+        self.numbers, self.episodes = itertools.count(1), itertools.count(1)
+        self.ended = False
+        self.close = weakref.finalize(self, _shut, ours, process)
+        shown = [place for _, origin, places in roots for place in (places or [os.path.dirname(origin or "")])]
+        order = {
+            "module": launch.module,
+            "python": launch.python,
+            "settings": dict(launch.settings),
+            "bounds": dataclasses.asdict(launch.bounds),
+            "visible": [*shown, *launch.visible],
+            "enclosed": launch.enclosed,
+            "boot": boot,
+        }
+        first = self.pending[0]
+        threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
+        self._send(order)
+        self.described = self._value(first, launch.bounds.start_deadline, "start")
+
+    def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
+        """The value of one call. Raises LimitExceeded for a loss that may be the call's doing, else EnvironmentFailure.
+
+        `episode` 0 is the environment itself; any other number, from `episodes`, begins with `reset`.
+        """
+        with self.waiting:
+            number = next(self.numbers)
+            future = self.pending[number] = concurrent.futures.Future()
+        try:
+            self._send({"id": number, "episode": episode, "op": op, "arguments": arguments, "deadline": deadline})
+            return self._value(future, deadline, op)
+        finally:
+            with self.waiting:
+                self.pending.pop(number, None)
+
+    def dismiss(self, episode: int) -> None:
+        """Has the episode's child killed; never raises."""
+        with contextlib.suppress(EnvironmentFailure):
+            self._send({"id": -1, "episode": episode, "op": "close"})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        line = wire.encode(message)
+        if len(line) > wire.REQUEST:
+            raise EnvironmentFailure(f"{message['op']} has {len(line):,} bytes, more than the {wire.REQUEST:,} allowed")
+        try:
+            with self.sending:
+                self.socket.sendall(line)
+        except OSError as error:
+            self.fail()
+            raise EnvironmentFailure(f"the worker is gone: {error}") from error
+
+    def _value(self, future: concurrent.futures.Future[dict[str, Any]], deadline: float, op: str) -> Any:
+        try:
+            reply = future.result(deadline + _GRACE)
+        except concurrent.futures.TimeoutError:
+            raise EnvironmentFailure(f"the supervisor did not answer {op} within {deadline + _GRACE:g} s") from None
+        if "failure" in reply:
+            kind = LimitExceeded if reply["failure"] in wire.OF_THE_CALL else EnvironmentFailure
+            raise kind(f"{reply['failure']}: {reply['message']}")
+        return reply["value"]
+
+    def resolve(self, reply: dict[str, Any]) -> None:
+        """Hands a reply to the thread that waits for it."""
+        with self.waiting:
+            future = self.pending.get(reply["id"])
+        if future is not None:
+            future.set_result(reply)
+
+    def fail(self) -> None:
+        """The supervisor is gone: no call will be answered."""
+        with self.waiting:
+            self.ended = True
+            left = list(self.pending.values())
+        for future in left:
+            if not future.done():
+                future.set_result(wire.failed(wire.LOST, "the worker ended"))
+
+
+def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
+    """Replies to whom they concern, until the socket ends; holds no reference that would keep the connection alive."""
+    with contextlib.suppress(OSError, ValueError), source.makefile("rb") as lines:
+        for line in lines:
+            if (alive := connection()) is None:
+                return
+            alive.resolve(wire.decode(line))
+            del alive
+    if (alive := connection()) is not None:
+        alive.fail()
+
+
+def _shut(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """Ends the supervisor by ending its socket; it kills every child before it ends."""
+    with contextlib.suppress(OSError):
+        ours.shutdown(socket.SHUT_RDWR)
+    ours.close()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _root(package: str) -> tuple[str, str | None, list[str] | None]:
+    """Name, file and folders of a top-level package. Raises ValueError for one that cannot be found."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ValueError(f"no module {package!r} to isolate; expected one that can be imported from here")
+    places = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
+    return package, spec.origin, places

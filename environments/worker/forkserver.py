@@ -1,0 +1,205 @@
+"""The fork server: one process in the environment's own virtual environment that imports and makes it once, then forks
+a child for every episode. It is single-threaded and opens no episode itself.
+
+On its control socket, one message a packet: it gets {"spawn": number, "slot", "kind"} with the child's end of a socket
+pair, or {"kill": number}; it says {"ready"} or {"failure", "message"} once, then {"exited": number, "slot", "reason"}.
+A number is never used twice, a slot (and the user id that goes with it) once nothing of its last child is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import importlib
+import os
+import platform
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from environments.worker import child, wire
+from environments.worker.sandbox import Bounds, Layers, confine, die_with_parent, enclose, needed_files, separate, sweep
+
+# One message on the control socket, in bytes.
+PACKET = 64 * 2**10
+
+
+def main(descriptor: int) -> None:
+    """Serves until the control socket ends; then no child is left."""
+    control = socket.socket(fileno=descriptor)
+    order = wire.decode(control.recv(PACKET))
+    try:
+        bounds = Bounds(**order["bounds"])
+        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None)
+        environment = importlib.import_module(order["module"]).make(**order["settings"])
+        ready = {
+            **child.describe(environment),
+            "layers": dataclasses.asdict(layers),
+            "python": platform.python_version(),
+        }
+    except BaseException as error:
+        reason = "".join(traceback.format_exception(error))[-1_500:]
+        control.send(wire.encode(wire.failed(wire.START, reason)))
+        return
+    # Pages that nothing writes to stay shared with every child.
+    gc.collect()
+    gc.freeze()
+    control.send(wire.encode({"ready": ready}))
+    _Nursery(control, environment, bounds, layers).serve()
+
+
+class _Nursery:
+    """The children, and the watch over their ends."""
+
+    def __init__(self, control: socket.socket, environment: Any, bounds: Bounds, layers: Layers) -> None:
+        self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
+        self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
+
+    def serve(self) -> None:
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            selector.register(woken, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if woken in ready:
+                    woken.recv(4_096)
+                    self._reap()
+                if self.control in ready and not self._obey():
+                    break
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number, _ in list(self.born.values()):
+            self._kill(number)
+        while self.born:
+            self._buried(*os.waitpid(-1, 0))
+
+    def _obey(self) -> bool:
+        """Carries out one order; false where there will be no more."""
+        packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 1)
+        if not packet:
+            return False
+        order = wire.decode(packet)
+        if "kill" in order:
+            self._kill(order["kill"])
+        else:
+            with socket.socket(fileno=descriptors[0]) as connection:
+                self._spawn(connection, order["spawn"], order["slot"], order["kind"])
+        return True
+
+    def _spawn(self, connection: socket.socket, number: int, slot: int, kind: str) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell({"exited": number, "slot": slot, "reason": f"cannot fork: {error}"})
+            return
+        if pid:
+            self.born[pid] = (number, slot)
+            return
+        with _last_words():
+            die_with_parent()
+            separate(self.layers)
+            if self.layers.processes:
+                self._as_first_process(connection, slot, kind)
+            else:
+                self._become(connection, slot, kind)
+
+    def _as_first_process(self, connection: socket.socket, slot: int, kind: str) -> None:
+        """Forks once more: the first process of a namespace takes every other one with it when it ends."""
+        alive, held = os.pipe()
+        if inner := os.fork():
+            os.close(alive)
+            connection.close()
+            self.control.close()
+            # Ends after it, so that nothing of the child is left once this process is buried.
+            signal.signal(signal.SIGTERM, lambda number, frame: _end(inner))
+            _, status = os.waitpid(inner, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        with _last_words():
+            os.close(held)
+            self._become(connection, slot, kind, lambda: _ended(alive))
+
+    def _become(
+        self, connection: socket.socket, slot: int, kind: str, orphaned: Callable[[], bool] = lambda: False
+    ) -> None:
+        """The child: alone with its socket, confined, serving."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.setsid()
+        make = child.episode_operations if kind == "episode" else child.environment_operations
+        confine(self.bounds, self.layers, slot)
+        if orphaned():
+            return
+        connection = _only(connection)
+        child.serve(connection, make(self.environment))
+
+    def _kill(self, number: int) -> None:
+        for pid, (other, _) in self.born.items():
+            if other == number:
+                with contextlib.suppress(ProcessLookupError):
+                    if self.layers.processes:
+                        os.kill(pid, signal.SIGTERM)
+                    else:
+                        (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._buried(*ended)
+
+    def _buried(self, pid: int, status: int) -> None:
+        if pid not in self.born:
+            return  # an orphan, adopted
+        number, slot = self.born.pop(pid)
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+        sweep(self.layers, slot, set(self.born))
+        reason = f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"
+        self._tell({"exited": number, "slot": slot, "reason": reason})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self.control.send(wire.encode(message))
+
+
+@contextlib.contextmanager
+def _last_words():  # type: ignore[no-untyped-def]
+    """A forked process ends here, whatever happens; it never returns into the fork server's loop."""
+    try:
+        yield
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(70)
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _ended(pipe: int) -> bool:
+    """Whether the other end of the pipe is gone."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _only(connection: socket.socket) -> socket.socket:
+    """The connection as descriptor 3, silence as 0 to 2, and nothing else open."""
+    silence = os.open("/dev/null", os.O_RDWR)
+    kept = os.dup(connection.fileno())
+    for standard in (0, 1, 2):
+        os.dup2(silence, standard)
+    os.dup2(kept, 3)
+    os.closerange(4, 65_536)
+    return socket.socket(fileno=3)

@@ -1,0 +1,159 @@
+"""The environment and its episodes, as the trainer sees them: the usual protocols, carried out in other processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from cojax.environment import EnvironmentFailure, ask
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
+from environments.worker.client import Client, Connection
+from environments.worker.sandbox import Bounds
+
+# Demonstrations fetched at a time.
+_PAGE = 256
+_T = TypeVar("_T")
+
+
+class IsolatedEnvironment:
+    """Stands for an environment that lives in a worker; see `cojax.environment.Environment` for what it promises.
+
+    What goes wrong raises EnvironmentFailure, or LimitExceeded where the call under way may be to blame. `layers` says
+    which layers of isolation hold here.
+    """
+
+    def __init__(self, client: Client, bounds: Bounds) -> None:
+        self._client, self._bounds = client, bounds
+        described = client.connection.described
+        self.name: str = described["name"]
+        self.layers: Mapping[str, bool] = described["layers"]
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._tools
+
+    @functools.cached_property
+    def _tools(self) -> tuple[Mapping[str, Any], ...]:
+        return tuple(self._call("tools"))
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        """As the environment's; what it refuses is a ValueError here too."""
+        try:
+            found = self._call("tasks", split, count, seed)
+        except EnvironmentFailure as failure:
+            _, named, reason = str(failure).partition("ValueError: ")
+            raise ValueError(reason) if named else failure from None
+        return _read(tuple[Task, ...], found)
+
+    def start(self, task: Task) -> IsolatedEpisode:
+        return IsolatedEpisode(self._client.connect(), task, self._bounds)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return self._call("phrase", to_json(steps))
+
+    def close(self) -> None:
+        """Ends every process behind this environment."""
+        self._client.connection.close()
+
+    def _call(self, op: str, *arguments: Any) -> Any:
+        connection = self._client.connect()
+        try:
+            return connection.call(0, op, list(arguments), self._bounds.service_deadline)
+        except EnvironmentFailure:
+            if not connection.ended:
+                raise
+            # The supervisor was gone before the call or under it; these calls may be made twice.
+            return self._client.connect().call(0, op, list(arguments), self._bounds.service_deadline)
+
+
+class ChartedEnvironment(IsolatedEnvironment):
+    """One that the scripted explorer knows its way around in."""
+
+    def popularity(self) -> Mapping[str, float]:
+        return self._popularity
+
+    @functools.cached_property
+    def _popularity(self) -> Mapping[str, float]:
+        return self._call("popularity")
+
+    def neighbours(self, tool: str) -> tuple[str, ...]:
+        return self._neighbours(tool)
+
+    @functools.cached_property
+    def _neighbours(self) -> Any:
+        return functools.cache(lambda tool: tuple(self._call("neighbours", tool)))
+
+
+class DemonstratedEnvironment(IsolatedEnvironment):
+    """One from which a policy can be trained from scratch."""
+
+    def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        names, texts = self._call("lexicon")
+        return tuple(names), tuple(texts)
+
+    def demonstrations(
+        self, count: int, seed: int, noise: tuple[float, float]
+    ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
+        for start in itertools.count(0, _PAGE):
+            page = self._call("demonstrations", count, seed, noise, start, _PAGE)
+            for task, actions in page:
+                yield _read(Task, task), _read(tuple[Action, ...], actions)
+            if len(page) < _PAGE:
+                return
+
+
+class ChartedDemonstratedEnvironment(ChartedEnvironment, DemonstratedEnvironment):
+    """Both."""
+
+
+def environment_of(client: Client, bounds: Bounds) -> IsolatedEnvironment:
+    """The environment, with exactly the protocols that the one in the worker has."""
+    described = client.connection.described
+    kinds: dict[tuple[bool, bool], type[IsolatedEnvironment]] = {
+        (False, False): IsolatedEnvironment,
+        (True, False): ChartedEnvironment,
+        (False, True): DemonstratedEnvironment,
+        (True, True): ChartedDemonstratedEnvironment,
+    }
+    return kinds[described["charted"], described["demonstrated"]](client, bounds)
+
+
+class IsolatedEpisode:
+    """One episode in a child of its own, which is killed when the episode is closed."""
+
+    def __init__(self, connection: Connection, task: Task, bounds: Bounds) -> None:
+        self._connection, self._task, self._bounds = connection, task, bounds
+        self._number = next(connection.episodes)
+        self._tools: tuple[Mapping[str, Any], ...] = ()
+
+    def reset(self) -> tuple[Message, ...]:
+        opened = self._call("reset", to_json(self._task))
+        self._tools = tuple(opened["tools"])
+        return _read(tuple[Message, ...], opened["messages"])
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._tools
+
+    def step(self, action: Action) -> Observation:
+        return _read(Observation, self._call("step", to_json(action)))
+
+    def state(self) -> Mapping[str, Any]:
+        return self._call("state")
+
+    def affordances(self) -> tuple[Action, ...]:
+        return _read(tuple[Action, ...], self._call("affordances"))
+
+    def evaluate(self) -> Evaluation:
+        return _read(Evaluation, self._call("evaluate"))
+
+    def close(self) -> None:
+        self._connection.dismiss(self._number)
+
+    def _call(self, op: str, *arguments: Any) -> Any:
+        return self._connection.call(self._number, op, list(arguments), self._bounds.deadline)
+
+
+def _read(kind: Any, value: Any) -> Any:
+    """The record that a worker sent. Raises EnvironmentFailure where it is none: a worker is not trusted."""
+    return ask(from_json, kind, value)

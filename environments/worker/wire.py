@@ -1,0 +1,52 @@
+"""The wire format: one JSON object a line, over a socket pair that no path leads to.
+
+client → supervisor   {"id", "episode", "op", "arguments", "deadline"}   episode 0 is the environment itself
+supervisor → client   {"id", "value"} or {"id", "failure", "message"}
+supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "failure", "message"}
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+# Why a call got no value.
+TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
+WORKER_DIED = "WORKER_DIED"  # the child ended while the call was under way
+LIMIT = "LIMIT"  # the child ran out of memory, or its reply was too long
+LOST = "LOST"  # the child was gone before the call
+ENVIRONMENT = "ENVIRONMENT"  # the environment raised
+START = "START"  # the environment could not be imported or made
+
+# Failures that may be the doing of the action under way.
+OF_THE_CALL = frozenset({TIMEOUT, WORKER_DIED, LIMIT})
+
+# Longest message of a failure, in characters.
+_MESSAGE = 2_000
+# Longest request, in bytes: a task or an action, not yet judged by anyone.
+REQUEST = 256 * 2**20
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """The message as one line. Raises ValueError for what is not JSON."""
+    return json.dumps(message, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """The message of a line. Raises ValueError where it is not a JSON object."""
+    try:
+        message = json.loads(line, parse_constant=_reject)
+    except RecursionError:
+        raise ValueError("a message is nested too deeply") from None
+    if not isinstance(message, dict):
+        raise ValueError(f"a message is {type(message).__name__}; expected an object")
+    return message
+
+
+def failed(code: str, message: str) -> dict[str, str]:
+    """The part of a reply that says why there is no value."""
+    return {"failure": code, "message": message[:_MESSAGE]}
+
+
+def _reject(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,331 @@
+"""Isolation: what a hostile child tries is contained, lost children are told apart, and nothing outlives anyone."""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import environments
+from cojax.environment import EnvironmentFailure, LimitExceeded, play
+from cojax.replay import follow
+from cojax.types import Action, Call, Observation, Task, Triplet
+from environments.worker import Bounds, IsolatedEnvironment, isolate
+
+ROOT = Path(__file__).parents[2]
+BOUNDS = Bounds(deadline=1.5, output=2**20)
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[IsolatedEnvironment]:
+    environment = isolate("hostile", bounds=BOUNDS, greeting="hello")
+    yield environment
+    environment.close()
+
+
+def do(deed: str, argument: str = "") -> Action:
+    return Action(calls=(Call(deed, {"argument": argument}),))
+
+
+def task(**setup: object) -> Task:
+    return Task("hostile", str(setup.pop("query", "")), setup)
+
+
+def attempt(world: IsolatedEnvironment, deed: str, argument: str = ""):
+    """What the deed told, and the verdict on an episode right after it."""
+    trajectory = play(world, task(), follow([do(deed, argument)]), max_turns=1)
+    after = play(world, task(), follow([do("say", "still here")]), max_turns=1)
+    assert (after.turns[0].observation.text, after.reward) == ("still here", 0.25)
+    return trajectory
+
+
+def processes() -> dict[int, int]:
+    """Every process and its parent."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(ancestor: int) -> set[int]:
+    parents, found = processes(), {ancestor}
+    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return found - {ancestor}
+
+
+def gone(pids: set[int], seconds: float = 10.0) -> bool:
+    """Whether all of them end in time."""
+    deadline = time.monotonic() + seconds
+    while pids & processes().keys():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_an_episode_plays_as_it_would_here(world):
+    trajectory = attempt(world, "say", "hi")
+    assert trajectory.opening[0].content == "do as you like"
+    assert trajectory.turns[0].observation.text == "hi"
+    assert (trajectory.outcome, trajectory.reward, trajectory.checks[0].name) == ("truncated", 0.25, "said")
+    assert world.phrase([]) == "hello"
+    assert [t.setup["number"] for t in world.tasks("all", 3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="split 'none' not found; available: all"):
+        world.tasks("none", 1)
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("spin", "step took longer than 1.5 s"),
+        ("deaf", "step took longer than 1.5 s"),
+        ("allocate", "out of memory"),
+        ("flood", "the reply to step is no reply"),
+        ("exit", "the child died during step"),
+        ("forge", "the reply to step is no reply to this call"),
+    ],
+)
+def test_a_limit_inside_step_is_the_actions_own(world, deed, reason):
+    trajectory = attempt(world, deed)
+    assert (trajectory.outcome, trajectory.reward, trajectory.valid) == ("timeout", 0.0, True)
+    assert reason in trajectory.error
+    assert not trajectory.turns[0].observation.ok
+
+
+@pytest.mark.parametrize("where", ["reset", "evaluate"])
+@pytest.mark.parametrize("deed", ["spin", "exit", "allocate"])
+def test_the_same_elsewhere_is_an_environment_error(world, where, deed):
+    lost = task(query=deed) if where == "reset" else task(at_evaluation=deed)
+    trajectory = play(world, lost, follow([do("say", "x")]), max_turns=1)
+    assert (trajectory.outcome, trajectory.valid) == ("environment_error", False)
+    assert trajectory.error.startswith(where)
+
+
+def test_a_child_that_died_idle_is_not_the_next_actions_doing(world):
+    supervisor = world._client.connection.process.pid
+    world.phrase([])
+    before = descendants(supervisor)
+    episode = world.start(task())
+    episode.reset()
+    born = descendants(supervisor) - before
+    # It ends by itself half a second after it has answered.
+    episode.step(do("later"))
+    assert born
+    assert gone(born)
+    time.sleep(0.1)
+    with pytest.raises(EnvironmentFailure, match="LOST") as lost:
+        episode.step(do("say", "x"))
+    assert not isinstance(lost.value, LimitExceeded)
+    episode.close()
+
+
+@pytest.mark.parametrize("deed", ["raise", "leave"])
+def test_an_environment_that_raises_loses_the_episode_alone(world, deed):
+    assert attempt(world, deed).outcome == "environment_error"
+
+
+def test_the_file_system_shows_only_what_is_needed(world):
+    if not world.layers["files"]:
+        pytest.skip("no mount namespace here")
+    for secret in ("/etc/shadow", str(Path.home() / ".bashrc"), str(ROOT / "README.md"), str(ROOT / ".git" / "HEAD")):
+        assert "No such file" in attempt(world, "read", secret).turns[0].observation.text
+    assert "Read-only" in attempt(world, "write", "/usr/x").turns[0].observation.text
+    assert "too large" in attempt(world, "fill").turns[0].observation.text
+    assert attempt(world, "list", "/tmp").turns[0].observation.text == ""
+
+
+def test_there_is_no_network(world):
+    if not world.layers["network"]:
+        pytest.skip("no network namespace here")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        told = attempt(world, "connect", str(server.getsockname()[1])).turns[0].observation
+    assert not told.ok
+    assert told.text.startswith("refused")
+
+
+def test_there_are_no_secrets_in_the_surroundings(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    world = isolate("hostile", bounds=BOUNDS)
+    assert "OPENAI_API_KEY" not in attempt(world, "secrets").turns[0].observation.text.split()
+    world.close()
+
+
+def test_a_child_has_no_privileges(world):
+    assert not attempt(world, "mount").turns[0].observation.ok
+    assert not attempt(world, "signal", str(os.getpid())).turns[0].observation.ok
+    if os.geteuid() == 0:
+        assert "uid 0 " not in attempt(world, "identity").turns[0].observation.text
+
+
+@pytest.mark.parametrize("deed", ["bomb", "orphan"])
+def test_nothing_that_a_child_starts_outlives_it(world, deed):
+    before = set(processes())
+    assert attempt(world, deed).turns[0].observation.ok
+    assert gone(set(processes()) - before)
+
+
+def test_a_fork_bomb_is_bounded(world):
+    forks, _ = attempt(world, "bomb").turns[0].observation.text.split()
+    assert 0 < int(forks) < BOUNDS.processes
+
+
+@pytest.mark.parametrize("text", ["x" * 10_000_000, "\ud800", "\x00\n\r", "<|im_end|>", '{"n":1,"value":1}\n'])
+def test_any_text_gets_an_answer(world, text):
+    trajectory = attempt(world, "say", text)
+    assert trajectory.outcome == ("timeout" if len(text) > BOUNDS.output else "truncated")
+
+
+def test_many_episodes_at_once_keep_apart():
+    world = isolate("hostile")
+    told: dict[int, str] = {}
+
+    def one(number: int) -> None:
+        trajectory = play(world, task(), follow([do("say", str(number))] * 3), max_turns=3)
+        told[number] = trajectory.turns[-1].observation.text
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told == {number: str(number) for number in range(64)}
+    world.close()
+
+
+def test_a_hanging_service_is_replaced():
+    world = isolate("hostile", bounds=dataclasses.replace(BOUNDS, service_deadline=0.5), greeting="hello")
+    with pytest.raises(LimitExceeded, match=r"phrase took longer than 0\.5 s"):
+        world.phrase([Triplet(do("spin"), Observation(), 0)])
+    assert world.phrase([]) == "hello"
+    world.close()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_killed_supervisor_or_fork_server_is_replaced(depth):
+    world = isolate("hostile", bounds=BOUNDS, greeting="hello")
+    episode = world.start(task())
+    episode.reset()
+    victim = world._client.connection.process.pid
+    family = descendants(victim) | {victim}
+    for _ in range(depth - 1):
+        victim = next(pid for pid, parent in processes().items() if parent == victim)
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(EnvironmentFailure):
+        episode.step(do("spin"))
+    assert world.phrase([]) == "hello"
+    assert attempt(world, "say", "hi").turns[0].observation.text == "hi"
+    world.close()
+    assert gone(family)
+
+
+def test_nothing_outlives_a_killed_trainer(tmp_path):
+    code = """
+    import sys, threading, time
+    sys.path[:0] = [{tests!r}]
+    from environments.worker import isolate
+    from test_worker import do, task
+    world = isolate("hostile")
+    for deed in ("spin", "orphan", "bomb"):
+        episode = world.start(task())
+        episode.reset()
+        threading.Thread(target=episode.step, args=(do(deed),), daemon=True).start()
+    time.sleep(1)
+    print("ready", flush=True)
+    time.sleep(60)
+    """
+    code = textwrap.dedent(code).format(tests=str(ROOT / "tests"))
+    program = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n{code}"
+    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert trainer.stdout.readline() == "ready\n"
+    family = descendants(trainer.pid)
+    assert len(family) > 5
+    trainer.kill()
+    trainer.wait()
+    assert gone(family)
+
+
+def test_closing_leaves_no_process_and_no_file():
+    files = set(os.listdir("/tmp"))
+    descriptors = len(os.listdir("/proc/self/fd"))
+    world = isolate("hostile", bounds=BOUNDS)
+    attempt(world, "write", "/tmp/left")
+    supervisor = world._client.connection.process.pid
+    family = descendants(supervisor) | {supervisor}
+    world.close()
+    assert gone(family)
+    assert {name for name in set(os.listdir("/tmp")) - files if name == "left"} == set()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"module": "hostile", "broken": True}, "RuntimeError: the data is not there"),
+        ({"module": "hostile", "unknown": 1}, "unexpected keyword argument 'unknown'"),
+        ({"module": "hostile", "slow": 5.0}, "took longer than 1 s"),
+        ({"module": "hostile", "python": "/usr/bin/true"}, "ended before the environment was made"),
+        ({"module": "hostile", "python": "/no/such/python"}, "No such file"),
+        ({"module": "environments.no_such"}, "No module named"),
+    ],
+)
+def test_an_environment_that_cannot_be_made_says_why(settings, reason):
+    with pytest.raises(EnvironmentFailure, match=reason):
+        isolate(**settings, bounds=dataclasses.replace(BOUNDS, start_deadline=1.0))
+
+
+def test_too_many_children_is_an_error_that_names_the_bound():
+    world = isolate("hostile", bounds=dataclasses.replace(BOUNDS, children=2))
+    first = world.start(task())
+    first.reset()
+    world.tools()  # the environment's own child
+    second = world.start(task())
+    with pytest.raises(EnvironmentFailure, match="raise the bound `children`"):
+        second.reset()
+    world.close()
+
+
+def test_without_enclosure_the_limits_still_hold():
+    world = isolate("hostile", bounds=BOUNDS, enclosed=False)
+    before = set(processes())
+    assert attempt(world, "bomb").turns[0].observation.ok
+    assert attempt(world, "orphan").turns[0].observation.ok
+    assert attempt(world, "spin").outcome == "timeout"
+    assert gone(set(processes()) - before)
+    world.close()
+
+
+def test_the_desk_gives_the_same_through_a_worker():
+    here, there = environments.load("desk"), environments.load("desk", isolated=True)
+    assert there.tools() == here.tools()
+    assert there.popularity() == here.popularity()
+    assert there.neighbours("files_move") == here.neighbours("files_move")
+    assert there.lexicon() == here.lexicon()
+    ours = list(zip(range(300), here.demonstrations(300, 1, (0.1, 0.8)), strict=False))
+    assert list(zip(range(300), there.demonstrations(300, 1, (0.1, 0.8)), strict=False)) == ours
+    for split in ("seed", "eval"):
+        tasks = here.tasks(split, 20, seed=3)
+        assert there.tasks(split, 20, seed=3) == tasks
+        for found in tasks:
+            one, other = (play(world, found, follow(found.solution), max_turns=9) for world in (here, there))
+            assert [turn.observation for turn in one.turns] == [turn.observation for turn in other.turns]
+            assert (one.reward, one.checks, one.outcome) == (other.reward, other.checks, other.outcome)
+    episode, other = here.start(tasks[0]), there.start(tasks[0])
+    assert episode.reset() == other.reset()
+    assert episode.affordances() == other.affordances()
+    assert episode.state() == other.state()
+    there.close()
