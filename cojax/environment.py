@@ -31,7 +31,10 @@ class Episode(Protocol):
         """The present state and the answer given, as JSON: equal states are equal values."""
 
     def affordances(self) -> tuple[Action, ...]:
-        """Actions that would work now, their arguments known from the task or seen in this episode."""
+        """Actions that would work now, their arguments known from the task or seen in this episode.
+
+        Where an action without calls ends the user's turn or the episode, it stands last.
+        """
 
     def evaluate(self) -> Evaluation:
         """The verdict on the present state."""
@@ -49,7 +52,7 @@ class Environment(Protocol):
         """Every tool that some episode offers, OpenAI function format with JSON-schema parameters."""
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """`count` distinct tasks of a split; a larger count extends a smaller one."""
+        """`count` distinct tasks of a split, all of one that has fewer; a larger count extends a smaller one."""
 
     def start(self, task: Task) -> Episode:
         """A fresh episode of the task."""

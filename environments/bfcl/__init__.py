@@ -11,3 +11,32 @@ offers.py       which calls would work now
 wordings.py     ONE table of wordings: what was done → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
+
+from __future__ import annotations
+
+from cojax.environment import Environment
+from environments.worker import Bounds, isolate
+from environments.worker.venv import Recipe, interpreter
+
+RECIPE = Recipe(
+    requirements=("bfcl-eval==2026.3.23", "mpmath>=1.3", "filelock>=3.12"),
+    # Its declared dependencies are those of model clients; the multi-turn APIs and checker need these two.
+    dependencies=False,
+    # Importing makes folders, by default among the installed packages.
+    proof="import os, tempfile; os.environ['BFCL_PROJECT_ROOT'] = tempfile.mkdtemp(); "
+    "from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker",
+)
+
+
+def make(category: str = "base", dev_fraction: float = 0.5, deadline: float = 10.0) -> Environment:
+    """The environment `bfcl`, in workers; see `inside.make`. A call of an episode may take `deadline` seconds.
+
+    Raises InstallError where `python -m environments.install bfcl` was not run.
+    """
+    return isolate(
+        "environments.bfcl.inside",
+        python=interpreter("bfcl"),
+        bounds=Bounds(deadline=deadline),
+        category=category,
+        dev_fraction=dev_fraction,
+    )

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import pickle
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.types import Call
@@ -48,9 +48,9 @@ class Apis:
         """All instances as they are now, to be developed later. Raises RecursionError for folders without end."""
         return pickle.dumps(self.instances)
 
-    def trial(self, classes: Iterable[str]) -> Callable[[Call], Result]:
-        """Runs calls on copies of these classes' instances, each from the present state."""
-        copies = {name: pickle.dumps(self.instances[name]) for name in classes if name in self.instances}
+    def trial(self) -> Callable[[Call], Result]:
+        """Runs calls on copies of the instances, each from the present state. Raises RecursionError as above."""
+        copies = {name: pickle.dumps(instance) for name, instance in self.instances.items()}
         return lambda call: self.run(call, on=pickle.loads(copies[self.classes[call.name]]))
 
 

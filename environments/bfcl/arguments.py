@@ -27,6 +27,7 @@ from environments.bfcl.scene import (
 
 FILE, FOLDER, ENTRY = files, folders, either(files, folders)
 NEW_FILE = words("minutes.txt", "outline.md", "budget_2025.csv", "todo.txt", "readme_first.txt", "figures.json")
+NEW_NAME = words("kept_2025", "second_version", "renamed_1", "to_keep")
 NEW_FOLDER = words("backup", "drafts_2025", "to_review", "old_versions", "shared", "summer")
 TEXT = words(
     "The figures are final.",
@@ -67,7 +68,7 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     # GorillaFileSystem
     "cat": {"file_name": FILE},
     "cd": {"folder": either(FOLDER, words(".."))},
-    "cp": {"source": ENTRY, "destination": either(FOLDER, NEW_FILE)},
+    "cp": {"source": ENTRY, "destination": either(FOLDER, NEW_NAME)},
     "diff": {"file_name1": FILE, "file_name2": FILE},
     "du": {"human_readable": words(OMIT, True)},
     "echo": {"content": TEXT, "file_name": either(words(OMIT), FILE, FILE)},
@@ -75,7 +76,7 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "grep": {"file_name": FILE, "pattern": words_here},
     "ls": {"a": words(OMIT, True)},
     "mkdir": {"dir_name": NEW_FOLDER},
-    "mv": {"source": ENTRY, "destination": either(FOLDER, NEW_FILE)},
+    "mv": {"source": ENTRY, "destination": either(FOLDER, NEW_NAME)},
     "pwd": {},
     "rm": {"file_name": ENTRY},
     "rmdir": {"dir_name": FOLDER},

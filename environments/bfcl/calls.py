@@ -60,7 +60,7 @@ def _literal(node: ast.expr) -> Any:
 def _key(node: ast.expr) -> Any:
     key = _literal(node)
     if not isinstance(key, str):
-        raise ValueError(f"dictionary key {key!r}; JSON knows text keys only")
+        raise ValueError(f"dictionary key {key!r}; expected text, as JSON knows no other")
     return key
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from environments.bfcl.apis import Apis, Result, develop
 from environments.bfcl.calls import brief
 from environments.bfcl.offers import offers
@@ -103,7 +103,11 @@ class Dialogue:
         if self._done:
             return ()
         scene = Scene(self._apis.instances, self._seen[-_REMEMBERED:])
-        calls = offers(self._apis, scene, self._offered(len(self._ended)), salt=repr(self.state()))
+        try:
+            calls = offers(self._apis, scene, self._offered(len(self._ended)), salt=canonical(self.state()))
+        except RecursionError:
+            # Folders without end cannot be copied, so nothing can be tried in them.
+            calls = []
         return (*(Action(calls=(call,)) for call in calls), Action())
 
     def evaluate(self) -> Evaluation:

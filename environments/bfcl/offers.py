@@ -20,7 +20,7 @@ _TRIES = 10
 
 def offers(apis: Apis, scene: Scene, tools: Sequence[str], salt: str) -> list[Call]:
     """At most 150 different calls of these tools that work now, drawn by `salt`: of each tool one, then a second, …"""
-    tried = apis.trial(apis.instances)
+    tried = apis.trial()
     found = []
     for tool in tools:
         calls = _combinations(tool, scene, random.Random(repr((tool, salt))))

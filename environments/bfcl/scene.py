@@ -98,7 +98,10 @@ def names_below(scene: Scene) -> list[str]:
     system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
     open_ = [] if system is None else [system.root]
-    while open_ and len(names) < 200:
+    # Folders can be made to lie inside themselves.
+    for _ in range(200):
+        if not open_:
+            break
         directory = open_.pop()
         names += _named(directory, "File")
         open_ += [directory.contents[name] for name in _named(directory, "Directory")]

@@ -7,44 +7,53 @@ from typing import Any
 
 from environments.bfcl.calls import brief
 
-# A folder inside itself has no end; what lies deeper is not told.
+# Folders can be made to lie inside themselves, or in one another many times over: so much is told, and no more.
 _DEPTH = 40
+_VALUES = 20_000
+# Python writes no number of more than 4,300 digits in decimals.
 _DECIMAL = 10**4000
 
 
 def portrait(instance: Any) -> dict[str, Any]:
     """The public attributes of an instance, the ones that the official checker compares."""
-    return _attributes(instance, 0)
+    return _Painter().attributes(instance, 0)
 
 
-def _attributes(instance: Any, depth: int) -> dict[str, Any]:
-    return {
-        name: _value(value, depth + 1)
-        for name, value in vars(instance).items()
-        # A folder's way up is known from where it lies.
-        if not name.startswith("_") and name != "parent"
-    }
+class _Painter:
+    """Paints one instance, and counts what it has painted."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def attributes(self, instance: Any, depth: int) -> dict[str, Any]:
+        return {
+            name: self.value(value, depth + 1)
+            for name, value in vars(instance).items()
+            # A folder's way up is known from where it lies.
+            if not name.startswith("_") and name != "parent"
+        }
+
+    def value(self, value: Any, depth: int) -> Any:
+        self.values += 1
+        if depth > _DEPTH or self.values > _VALUES:
+            return "..."
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int):
+            return value if abs(value) < _DECIMAL else hex(value)
+        if isinstance(value, str):
+            return brief(value)
+        if isinstance(value, float):
+            return value if math.isfinite(value) else f"float:{value!r}"
+        if isinstance(value, dict):
+            return {_key(key): self.value(item, depth + 1) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.value(item, depth + 1) for item in value]
+        if isinstance(value, (set, frozenset)):
+            return {"set": sorted(map(repr, value))}
+        return {type(value).__name__: self.attributes(value, depth)}
 
 
-def _value(value: Any, depth: int) -> Any:
-    if depth > _DEPTH:
-        return "..."
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        # Python writes no number of more than 4,300 digits in decimals.
-        return value if abs(value) < _DECIMAL else hex(value)
-    if isinstance(value, str):
-        return brief(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else f"float:{value!r}"
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else f"key:{key!r}": _value(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_value(item, depth + 1) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return {"set": sorted(map(repr, value))}
-    try:
-        return {type(value).__name__: _attributes(value, depth)}
-    except TypeError:
-        return f"{type(value).__name__}:{value!r}"
+def _key(key: Any) -> str:
+    """A number and its digits are different keys."""
+    return key if isinstance(key, str) else f"key:{key!r}"

@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import random
+from collections.abc import Sequence
 
 import pytest
 from broken_desks import BrokenDesk, always, every
@@ -10,7 +11,7 @@ import environments
 from cojax.environment import play
 from cojax.explorer.scripted import ScriptedExplorer, rehearsal
 from cojax.replay import follow, replay
-from cojax.types import ExplorationContext, Task
+from cojax.types import Action, Call, Evaluation, ExplorationContext, Message, Observation, Task, Triplet
 
 DESK_ENVIRONMENT = environments.load("desk")
 EXPLORER = ScriptedExplorer(neighbours=DESK_ENVIRONMENT.neighbours)
@@ -134,3 +135,84 @@ def test_reflection_reads_a_real_episode() -> None:
     assert reflected.do_not_repeat == ("mail_send(address=ana, text=amber)",)
     assert "mail_send(address=ana, text=amber): error" in reflected.failure_cause
     assert "checks failed" in reflected.failure_cause
+
+
+class Bells:
+    """A belfry whose user takes several turns, "1,2/3": an action without calls ends one."""
+
+    name = "bells"
+
+    def tools(self) -> tuple:
+        return ({"type": "function", "function": {"name": "ring", "parameters": {"properties": {"bell": {}}}}},)
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return ()
+
+    def start(self, task: Task) -> "Ringing":
+        return Ringing(task.query.count("/"))
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        words = "".join(str(call.arguments["bell"]) for step in steps for call in step.action.calls or [SLASH])
+        return words[:-1] if words.endswith("/") and words != "/" and "//" not in words else None
+
+
+SLASH = Call("turn", {"bell": "/"})
+
+
+class Ringing:
+    def __init__(self, turns: int) -> None:
+        self.left, self.rung = turns, ""
+
+    def reset(self) -> tuple[Message, ...]:
+        return (Message("user", ""),)
+
+    def tools(self) -> tuple:
+        return Bells().tools()
+
+    def step(self, action: Action) -> Observation:
+        self.rung += "".join(str(call.arguments["bell"]) for call in action.calls)
+        self.left -= not action.calls
+        return Observation((Message("tool", "dong"),), done=self.left < 0)
+
+    def state(self) -> dict:
+        return {"rung": self.rung, "left": self.left}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return (*(Action(calls=(Call("ring", {"bell": bell}),)) for bell in range(1, 8)), Action())
+
+    def evaluate(self) -> Evaluation:
+        return Evaluation(0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def drafts_of_bells(chance: float) -> list[tuple[str, int]]:
+    explorer = ScriptedExplorer(ending="", cut=chance)
+    place = Task("bells", "", {})
+    drafts = []
+    for seed in range(20):
+        explored = explorer.explore(Bells(), place, None, (seed,))
+        drafts += explorer.abstract(explored.triplets, Bells(), place, None, (seed,), 2)
+    return [(draft.query, sum(not action.calls for action in draft.solution)) for draft in drafts]
+
+
+def test_an_action_without_calls_ends_drafts_of_one_turn() -> None:
+    drafts = drafts_of_bells(0.0)
+    assert len(drafts) == 40
+    assert {endings for _, endings in drafts} == {1}
+    assert not any("/" in query for query, _ in drafts)
+
+
+def test_drafts_are_cut_into_several_turns_and_replayed_with_as_many() -> None:
+    drafts = drafts_of_bells(0.5)
+    assert all(query.count("/") + 1 == endings for query, endings in drafts)
+    assert {endings for _, endings in drafts} == {1, 2, 3}
+    assert {query.count("/") - len(query) // 2 for query, _ in drafts_of_bells(1.0)} == {0}  # after every step
+
+
+def test_cuts_need_an_ending_without_calls() -> None:
+    with pytest.raises(ValueError, match="the tool 'finish' ends the episode"):
+        ScriptedExplorer(cut=0.5)
+    with pytest.raises(ValueError, match="expected a chance"):
+        ScriptedExplorer(ending="", cut=1.5)

@@ -7,7 +7,8 @@ from records import call
 
 import environments
 from cojax.environment import EnvironmentFailure
-from cojax.explorer.windows import Ending, lengths, phrased, windows
+from cojax.explorer.walk import words_of
+from cojax.explorer.windows import Ending, cut, lengths, phrased, windows
 from cojax.types import Action, Message, Observation, Triplet
 
 
@@ -74,6 +75,31 @@ def test_the_ending_is_read_from_the_documentation() -> None:
     assert [last.action for last in Ending("stop").after(FIND)] == [call("stop")]
     with pytest.raises(ValueError, match=r"'desk' has no tool 'stop' to end an episode; it has .*finish"):
         Ending.of(desk, "stop")
+
+
+def test_without_a_tool_to_end_it_an_action_without_calls_does() -> None:
+    ending = Ending.of(environments.load("desk"), "")
+    assert ending == Ending("", None)
+    assert list(ending.after(FIND)) == [Triplet(Action(), Observation(done=True), 0)]
+
+
+def test_a_window_is_cut_into_user_turns() -> None:
+    def cuts(chance: float, seed: int = 0) -> str:
+        steps = cut((FIND, SEND, FLAG), chance, random.Random(seed))
+        return " ".join("f" if step.action == FIND.action else "." if not step.action.calls else "x" for step in steps)
+
+    assert cuts(0.0) == "f x x"
+    assert cuts(1.0) == "f . x . x"
+    assert {cuts(0.5, seed) for seed in range(20)} == {"f x x", "f . x x", "f x . x", "f . x . x"}
+    assert cut((FIND, SEND), 1.0, random.Random(0))[1] == Triplet(Action(), Observation(ok=True), 0)
+    assert cut((), 1.0, random.Random(0)) == ()
+
+
+def test_what_json_tells_is_a_source_too() -> None:
+    found = step(call("find"), '{"matches": ["report.txt", 12.5]}')
+    assert words_of(found.observation.text) >= {"matches", "report.txt", "12.5"}
+    steps = [found, MOVE, step(call("cat", file_name="report.txt"))]
+    assert "find cat" in {names(window) for window in windows(steps, itertools.repeat(9), (), random.Random(0))}
 
 
 def test_a_breaking_grammar_is_an_environment_failure() -> None:
