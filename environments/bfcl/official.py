@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import datetime
 import importlib
 import inspect
 import json
@@ -93,6 +94,8 @@ def load() -> Official:
         places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
         apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
+    # Imports what it needs on first use, which would be in a child.
+    datetime.datetime.strptime("2024", "%Y")
     data = Path(inspect.getfile(checker)).parents[2] / "data"
     folder = data / "multi_turn_func_doc"
     return Official(

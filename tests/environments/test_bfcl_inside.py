@@ -5,6 +5,8 @@ import dataclasses
 import itertools
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,23 @@ def test_the_separator_survives_normalisation() -> None:
 def test_an_action_without_calls_ends_a_turn() -> None:
     ls, pwd = Call("ls"), Call("pwd")
     assert turns_of((END, one(ls, pwd), one(ls), END, one(pwd))) == [(), (ls, pwd, ls), (pwd,)]
+
+
+def test_nothing_is_imported_after_it_is_made() -> None:
+    code = """
+import sys
+from cojax.environment import play
+from cojax.replay import follow
+from environments.bfcl import inside
+bfcl = inside.make()
+before = set(sys.modules)
+for task in (task for category in inside.CATEGORIES for task in bfcl.tasks(category, 200)):
+    play(bfcl, task, follow(task.solution), max_turns=len(task.solution))
+for place in bfcl.tasks("seed", 40):
+    bfcl.start(place).affordances()
+sys.exit(f"imported late: {late}" if (late := set(sys.modules) - before) else 0)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
 def test_making_it_writes_nothing_among_the_packages() -> None:
