@@ -281,6 +281,9 @@ def test_every_task_has_its_lineage(reference):
         (("engine.name=warp",), "engine 'warp' not found; available: local"),
         (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
         (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
+        (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, tiny"),
+        (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
+        (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
         (("group_size=1",), "group_size is 1; expected at least 2"),
         (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
         (("sampling.temperature=0.0",), "training samples need one above 0"),
@@ -294,6 +297,35 @@ def test_bad_settings_are_named_with_the_fix(settings, message, environment, tmp
     assert done.returncode == 1
     assert message in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, tmp_path):
+    """A policy from scratch, bytes for tokens, random at the start: nothing in it needs a demonstrator."""
+    workdir = tmp_path / "run"
+    chosen = (
+        "policy=tiny", "model.tools=none", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1",
+        "model.vocabulary=300", "engine.max_length=320", "learner.row_length=320", "sampling.max_tokens=16",
+        "limits.max_turns=3", "evaluation.tasks=8", "evaluation.dev_tasks=20", f"workdir={workdir}",
+    )  # fmt: skip
+
+    def preset(*settings: str) -> subprocess.CompletedProcess[str]:
+        flags = [f"--config.{setting}" for setting in (*chosen, *settings)]
+        command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    first = preset("steps=1")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "tools: the policy is shown no documentation" in first.stdout
+    assert "policy: random parameters" in first.stdout
+    stored = json.loads((workdir / "config.json").read_text())["config"]
+    assert (stored["policy"], stored["group_size"], stored["model"]["tokenizer"]) == ("tiny", 4, "bytes")
+    assert (stored["model"]["tools"], stored["model"]["shape"]["hidden_size"]) == ("none", 32)  # flags win
+    longer = preset("steps=2")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    assert "resumed at step 1" in longer.stdout
+    other = preset("steps=3", "model.tools=brief")
+    assert other.returncode == 1
+    assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout
 
 
 def test_a_missing_config_file_is_named(environment):
