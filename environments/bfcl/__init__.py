@@ -15,6 +15,7 @@ inside.py       the environment, as it runs inside the wheel's own virtual envir
 from __future__ import annotations
 
 from cojax.environment import Environment
+from cojax.types import Call
 from environments.worker import Bounds, isolate
 from environments.worker.venv import Recipe, interpreter
 
@@ -26,6 +27,14 @@ RECIPE = Recipe(
     proof="import os, tempfile; os.environ['BFCL_PROJECT_ROOT'] = tempfile.mkdtemp(); "
     "from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker",
 )
+
+# The splits whose tasks bring solutions, as `environments.check` replays them.
+SPLITS = ("base", "miss_func", "miss_param", "long_context")
+# Calls that never end.
+TRIALS = {
+    "a power without end": Call("power", {"base": 9, "exponent": 100_000_000}),
+    "a logarithm without end": Call("logarithm", {"value": 7, "base": 3, "precision": 100_000_000}),
+}
 
 
 def make(category: str = "base", dev_fraction: float = 0.5, deadline: float = 10.0) -> Environment:

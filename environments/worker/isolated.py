@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from cojax.environment import EnvironmentFailure, ask
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
+from environments.worker import wire
 from environments.worker.client import Client, Connection
 from environments.worker.sandbox import Bounds
 
@@ -136,7 +137,12 @@ class IsolatedEpisode:
         return self._tools
 
     def step(self, action: Action) -> Observation:
-        return _read(Observation, self._call("step", to_json(action)))
+        try:
+            wire.encode(sent := to_json(action))
+        except (ValueError, RecursionError) as error:
+            reason = f"error: the action is not JSON that can be sent: {error}"
+            return Observation((Message("tool", reason[:200]),), ok=False)
+        return _read(Observation, self._call("step", sent))
 
     def state(self) -> Mapping[str, Any]:
         return self._call("state")

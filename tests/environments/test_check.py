@@ -1,8 +1,10 @@
 """The check passes a sound environment and names what is wrong with a broken one."""
 
 import dataclasses
+import json
 
 import pytest
+from broken_desks import BrokenDesk, every
 
 import environments
 from cojax.types import Action, Call, Evaluation
@@ -34,18 +36,31 @@ class Moody:
 
 def test_the_desk_passes(capsys):
     assert check.main(["desk", "--count=40"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[:4]] == [[split, "40"] for split in ("seed", "dev", "eval", "challenge")]
-    assert lines[4] == "desk: 0 faults"
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["split"] for line in lines] == ["seed", "dev", "eval", "challenge"]
+    for line in lines:
+        assert (line["tasks"], line["replayed"], line["mutated"]) == (40, 40, 40)
+        assert line["mutated_rejected"] + line["harmless"] == 40
+        assert line["mutated_rejected"] > 20
+        assert line["thrown"] == line["answered"] == len(check.GARBAGE)
+        assert line["fault_count"] == 0
 
 
-def test_a_reward_for_anything_is_a_fault():
+def test_every_call_can_be_dropped():
+    tasks = environments.load("desk").tasks("dev", 20)
+    tally = check.check(environments.load("desk"), tasks, every=True)
+    assert tally.mutated == sum(len(action.calls) for task in tasks for action in task.solution)
+
+
+def test_a_reward_for_anything_is_told():
     tasks = environments.load("desk").tasks("dev", 40)
-    tally = check.check(Generous(), tasks)
-    changing = [task for task in tasks if any(call_changes(task, index) for index in range(len(task.solution) - 1))]
-    assert 0 < len(changing) <= 40
-    assert len(tally.faults) == len(changing)
-    assert "still earns reward 1" in tally.faults[0]
+    tally = check.check(Generous(), tasks, every=True)
+    changes = [call_changes(task, place) for task in tasks for place in range(len(task.solution) - 1)]
+    assert len(tally.let_through) == sum(changes) > 20
+    assert tally.harmless == len(changes) - sum(changes)
+    assert tally.mutated_rejected == 40  # the endings
+    one = check.check(Generous(), tasks)
+    assert one.line("desk", "dev", 0.0, every=False)["fault_count"] == len(one.let_through) > 0
 
 
 def call_changes(task, dropped):
@@ -60,6 +75,7 @@ def call_changes(task, dropped):
 def test_an_unsteady_environment_is_a_fault():
     tally = check.check(Moody(), environments.load("desk").tasks("dev", 3))
     assert [fault.split(": ")[1] for fault in tally.faults] == ["two plays of the solution differ"] * 3
+    assert tally.replayed == 0
 
 
 def test_a_solution_that_fails_is_a_fault():
@@ -69,7 +85,15 @@ def test_a_solution_that_fails_is_a_fault():
     assert tally.faults == [f"{task.id}: the solution ends truncated with reward 0.0"]
 
 
-@pytest.mark.parametrize("arguments", [["nowhere"], ["desk", "--splits=nowhere"]])
+def test_an_environment_that_chokes_on_garbage_is_a_fault():
+    task = environments.load("desk").tasks("dev", 1)[0]
+    tally = check.Tally()
+    tally.throw(BrokenDesk(on=every("step", 1)), task, "prose", check.GARBAGE["prose"])
+    assert tally.faults == [f"{task.id}: prose ends environment_error step: OSError: step is on fire"]
+    assert (tally.thrown, tally.answered) == (1, 0)
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], ["desk", "--category=nowhere"]])
 def test_unknown_names_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as exit_:
         check.main(arguments)

@@ -1,0 +1,155 @@
+"""Virtual environments of environments: one each, under `$COJAX_CACHE/environments` (by default ~/.cache/cojax)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Seconds that a whole installation may take.
+_DEADLINE = 1_800
+_MARK = "installed.json"
+
+
+class InstallError(RuntimeError):
+    """An environment's packages cannot be had, or are not there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What an environment needs in its virtual environment.
+
+    `requirements` as pip reads them, without their dependencies where `dependencies` is false; `pythons` the versions
+    it was measured on; `proof` a statement that works once it is installed.
+    """
+
+    requirements: tuple[str, ...]
+    proof: str
+    dependencies: bool = True
+    pythons: tuple[tuple[int, int], ...] = ((3, 11), (3, 12))
+
+
+def home(name: str) -> Path:
+    """The folder of the environment's virtual environment."""
+    cache = Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser()
+    return cache.absolute() / "environments" / name
+
+
+def interpreter(name: str) -> str:
+    """Its Python. Raises InstallError where it is not installed."""
+    if not (home(name) / _MARK).exists():
+        raise InstallError(f"environment {name!r} is not installed; run: python -m environments.install {name}")
+    return str(home(name) / "bin" / "python")
+
+
+def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], None]) -> Path:
+    """Makes the virtual environment, or goes on where an earlier attempt stopped; nothing where it is there already.
+
+    `python` names the interpreter to build on, by default this one, or another measured version found on PATH. Raises
+    InstallError, which names what to do.
+    """
+    folder = home(name)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InstallError(f"cannot write {folder.parent}: {error}; set COJAX_CACHE to a writable folder") from error
+    with _locked(folder.with_suffix(".lock"), say):
+        wanted = _fingerprint(recipe)
+        mark = folder / _MARK
+        if mark.exists() and python is None and json.loads(mark.read_text())["recipe"] == wanted:
+            say(f"{name}: already installed in {folder}")
+            return folder
+        base = python or _measured(recipe)
+        version = _version(base)
+        if version not in recipe.pythons:
+            raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
+        mark.unlink(missing_ok=True)
+        if (folder / "bin" / "python").exists() and _version(str(folder / "bin" / "python")) == version:
+            say(f"{name}: going on with {folder}")
+        else:
+            say(f"{name}: new virtual environment {folder} on {base}")
+            shutil.rmtree(folder, ignore_errors=True)
+            _run([base, "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
+        say(f"{name}: installing {', '.join(recipe.requirements)}")
+        _pip(folder, recipe)
+        with tempfile.TemporaryDirectory() as scratch:
+            _run([str(folder / "bin" / "python"), "-c", recipe.proof], f"{name} does not work", {"TMPDIR": scratch})
+        part = mark.with_suffix(".part")
+        part.write_text(json.dumps({"recipe": wanted, "python": ".".join(map(str, version))}))
+        part.replace(mark)
+        say(f"{name}: installed")
+    return folder
+
+
+def _pip(folder: Path, recipe: Recipe) -> None:
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    _run(
+        [*command, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
+        f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "
+        "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; then run the same command again",
+    )
+
+
+def _run(command: list[str], complaint: str, more: dict[str, str] | None = None) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_DEADLINE, env={**os.environ, **(more or {})}
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"{complaint}: {error}") from error
+    if done.returncode:
+        raise InstallError(f"{complaint}:\n{(done.stderr or done.stdout).strip()[-1_500:]}")
+
+
+def _measured(recipe: Recipe) -> str:
+    """This interpreter if its version was measured, else the first on PATH that was."""
+    if tuple(sys.version_info[:2]) in recipe.pythons:
+        return sys.executable
+    for major, minor in recipe.pythons:
+        found = shutil.which(f"python{major}.{minor}")
+        with contextlib.suppress(InstallError):
+            if found and _version(found) == (major, minor):
+                return found
+    raise InstallError(
+        f"Python {_names(recipe)} is needed, and none is on PATH (this is {sys.version_info[0]}.{sys.version_info[1]}); "
+        "install one and name it: --python=PATH"
+    )
+
+
+def _version(python: str) -> tuple[int, int]:
+    code = "import sys; print(*sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+        major, minor = done.stdout.split()
+        return int(major), int(minor)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise InstallError(f"{python} is no Python that runs here: {error}") from error
+
+
+def _names(recipe: Recipe) -> str:
+    return " or ".join(f"{major}.{minor}" for major, minor in recipe.pythons)
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    return hashlib.sha256(repr(recipe).encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Two installations of one environment wait for each other; the lock ends with its process."""
+    with open(path, "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another installation is under way; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
