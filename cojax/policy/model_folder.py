@@ -1,0 +1,266 @@
+"""Model folders in Hugging Face format, read straight into device arrays and written without a second copy.
+
+config.json, and model.safetensors or model-00001-of-0000N.safetensors with model.safetensors.index.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import (
+    TIED_HEAD,
+    Parameter,
+    Params,
+    leaf_of,
+    parameters,
+    raise_faults,
+    to_hf,
+    with_leaf,
+)
+from cojax.policy.sharding import check_divides, partition
+from cojax.policy.tensor_files import (
+    FLOATS,
+    DamagedFile,
+    Entry,
+    Outline,
+    divided,
+    dtype_code,
+    read_header,
+    write_tensors,
+    writing,
+)
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file
+
+
+def read_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
+    """The parameters in `folder`, as `config.param_dtype`, laid out over the mesh where one is given.
+
+    Tensors are read one by one into leaves that are filled in place, after all names, shapes and dtypes were checked:
+    memory is that of the parameters and about two tensors. Every tensor must have the dtype that the folder's
+    config.json declares, where it declares one. Raises FileNotFoundError where there are no weights, DamagedFile for a
+    file that cannot be read, ValueError that names every tensor that does not fit.
+    """
+    if mesh is not None:
+        check_divides(config, mesh)
+    entries = _entries(folder)
+    if config.tie_word_embeddings:
+        entries.pop(TIED_HEAD, None)
+    _check(entries, config, _declared(folder))
+    params: Params = {}
+    for row in parameters(config):
+        params = with_leaf(params, row, _leaf(row, config, entries, mesh))
+    return params
+
+
+def write_model(folder: Path, config: ModelConfig, params: Params, largest: int = LARGEST_FILE) -> None:
+    """Writes config.json and the weights, in files of at most `largest` bytes; `transformers` loads the folder.
+
+    A new folder appears whole or not at all. In one already there each file is replaced at once, config.json last, and
+    weights of a former model are removed. Raises ValueError for parameters that are not those of `config`, OSError
+    with the fix when the disk refuses.
+    """
+    outlines = _outlines(config, params)
+    if folder.exists():
+        _write(folder, config, params, divided(outlines, largest))
+        return
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        _write(part, config, params, divided(outlines, largest))
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+# --- reading ---
+
+
+def _entries(folder: Path) -> dict[str, Entry]:
+    """Every tensor of the folder. Raises for files that are missing or damaged and for an index that lies."""
+    faults: list[str] = []
+    if (folder / SINGLE).exists():
+        entries = read_header(folder / SINGLE)
+    elif (folder / INDEX).exists():
+        entries, faults = _indexed(folder)
+    else:
+        raise FileNotFoundError(f"no {SINGLE} in {folder}, and no {INDEX}; expected a model folder in HF format")
+    sizes = {entry.path: entry.path.stat().st_size for entry in entries.values()}
+    damage = [fault for entry in entries.values() if (fault := entry.damage(sizes[entry.path]))]
+    if faults or damage:
+        shown = [*faults, *damage]
+        more = f"; and {len(shown) - 20} more" if len(shown) > 20 else ""
+        raise DamagedFile(f"{folder} cannot be read: {'; '.join(shown[:20])}{more}. Copy or make it again.")
+    return entries
+
+
+def _indexed(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+    """The tensors of a folder with an index, and where the index and the files disagree."""
+    places = _weight_map(folder / INDEX)
+    names = sorted(set(places.values()))
+    if outside := [name for name in names if Path(name).name != name]:
+        raise DamagedFile(f"{folder / INDEX} names {outside[0]!r}; expected files of its own folder")
+    faults = [f"{INDEX} names {name}, which is not in the folder" for name in names if not (folder / name).exists()]
+    headers = {name: read_header(folder / name) for name in names if (folder / name).exists()}
+    entries: dict[str, Entry] = {}
+    for tensor, name in places.items():
+        if tensor in headers.get(name, {}):
+            entries[tensor] = headers[name][tensor]
+        elif name in headers:
+            found = next((other for other, header in headers.items() if tensor in header), "no file")
+            faults.append(f"{tensor} is in {found}, expected in {name}, where {INDEX} places it")
+    for name, header in headers.items():
+        faults += [f"{tensor} is in {name}, but {INDEX} does not list it" for tensor in header if tensor not in places]
+    return entries, faults
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    try:
+        places = json.loads(path.read_text())["weight_map"]
+        return {str(tensor): str(name) for tensor, name in places.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedFile(f"{path} cannot be read: {type(error).__name__}: {error}; expected a weight_map") from error
+
+
+def _declared(folder: Path) -> str | None:
+    """The dtype that config.json names, or None."""
+    if not (folder / CONFIG).exists():
+        return None
+    hf = read_config_json(folder)
+    return hf.get("dtype") or hf.get("torch_dtype")
+
+
+def read_config_json(folder: Path) -> dict[str, Any]:
+    """config.json as it stands. Raises FileNotFoundError where there is none, ValueError for no JSON object."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
+    try:
+        hf = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}; expected a JSON object") from error
+    if not isinstance(hf, dict):
+        raise ValueError(f"{path} holds {type(hf).__name__}; expected a JSON object")
+    return hf
+
+
+def _check(entries: Mapping[str, Entry], config: ModelConfig, declared: str | None) -> None:
+    """Raises ValueError that names every tensor missing, too many, of another shape or of another dtype."""
+    wanted = {name: row for row in parameters(config) for _, name in row.pieces(config)}
+    faults = [f"{name} is missing" for name in wanted if name not in entries]
+    for name, entry in entries.items():
+        if name not in wanted:
+            faults.append(f"{name} is not part of this model")
+        elif entry.shape != (shape := wanted[name].hf_shape(config)):
+            faults.append(f"{name} has shape {entry.shape}, expected {shape}")
+        elif declared and entry.dtype != dtype_code(declared):
+            faults.append(f"{name} has dtype {entry.dtype}, expected {dtype_code(declared)} as {CONFIG} declares")
+        elif entry.dtype not in FLOATS:
+            faults.append(f"{name} has dtype {entry.dtype}, expected one of {', '.join(FLOATS)}")
+    raise_faults(faults)
+
+
+def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, Entry], mesh: Mesh | None) -> jax.Array:
+    """One leaf, filled tensor by tensor; each is waited for, so that no more than one is under way."""
+    dtype = jnp.dtype(config.param_dtype)
+    place: Sharding = SingleDeviceSharding(jax.local_devices()[0])
+    piece_place = place
+    if mesh is not None:
+        spec = partition(row)
+        place, piece_place = NamedSharding(mesh, spec), NamedSharding(mesh, PartitionSpec(*spec[len(row.stacked) :]))
+    leaf = None
+    for index, name in row.pieces(config):
+        host = row.from_hf(entries[name].read(), config).astype(dtype, copy=False)
+        piece = jax.device_put(host, piece_place)
+        if not row.stacked:
+            return jax.block_until_ready(piece)
+        if leaf is None:
+            leaf = _empty(row.shape(config), dtype, place)
+        leaf = jax.block_until_ready(_filled(leaf, piece, np.asarray(index, np.int32), place))
+    assert leaf is not None
+    return leaf
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _empty(shape: tuple[int, ...], dtype: np.dtype, place: Sharding) -> jax.Array:
+    return jax.lax.with_sharding_constraint(jnp.zeros(shape, dtype), place)
+
+
+@functools.partial(jax.jit, static_argnums=3, donate_argnums=0)
+def _filled(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding) -> jax.Array:
+    """The leaf, its memory reused, with the piece at `index` of its stacked axes."""
+    starts = [index[axis] for axis in range(index.shape[0])] + [jnp.int32(0)] * piece.ndim
+    grown = piece.reshape((1,) * index.shape[0] + piece.shape)
+    # As plain bits: XLA for CPU would turn a whole bfloat16 leaf into float32 and back.
+    bits = {2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
+    old, new = (jax.lax.bitcast_convert_type(x, bits) for x in (leaf, grown))
+    filled = jax.lax.bitcast_convert_type(jax.lax.dynamic_update_slice(old, new, starts), leaf.dtype)
+    return jax.lax.with_sharding_constraint(filled, place)
+
+
+# --- writing ---
+
+
+def _outlines(config: ModelConfig, params: Params) -> list[Outline]:
+    """What is to be written, in the order of `to_hf`. Raises ValueError where the parameters are not the config's."""
+    outlines, faults = [], []
+    code = dtype_code(config.param_dtype)
+    for row in parameters(config):
+        leaf = leaf_of(params, row)
+        found, expected = (leaf.dtype.name, leaf.shape), (config.param_dtype, row.shape(config))
+        if found != expected:
+            faults.append(f"{row.name} is {found[0]}{list(found[1])}, expected {expected[0]}{list(expected[1])}")
+        outlines += [Outline(name, code, row.hf_shape(config)) for _, name in row.pieces(config)]
+    raise_faults(faults)
+    return outlines
+
+
+def _write(folder: Path, config: ModelConfig, params: Params, files: list[list[Outline]]) -> None:
+    arrays = to_hf(config, params)
+    count = len(files)
+    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    passing = [folder / f".{name}.{os.getpid()}.tmp" for name in names]
+    try:
+        for path, outlines in zip(passing, files, strict=True):
+            write_tensors(path, outlines, arrays)
+        for path, name in zip(passing, names, strict=True):
+            path.replace(folder / name)
+    finally:
+        for path in passing:
+            path.unlink(missing_ok=True)
+    index = {
+        "metadata": {"total_size": sum(outline.size for outlines in files for outline in outlines)},
+        "weight_map": {o.name: name for name, outlines in zip(names, files, strict=True) for o in outlines},
+    }
+    if count > 1:
+        _write_json(folder / INDEX, index)
+    for old in _former(folder, {*names, *([INDEX] if count > 1 else [])}):
+        old.unlink()
+    _write_json(folder / CONFIG, config.to_hf())
+
+
+def _former(folder: Path, kept: set[str]) -> Iterator[Path]:
+    """Weights of another model in the folder: a reader would take them for ours."""
+    for path in (*folder.glob("model*.safetensors"), folder / INDEX):
+        if path.name not in kept and path.exists():
+            yield path
+
+
+def _write_json(path: Path, value: Any) -> None:
+    passing = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with writing(passing) as file:
+        file.write((json.dumps(value, indent=1) + "\n").encode())
+    passing.replace(path)
