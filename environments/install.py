@@ -1,4 +1,4 @@
-"""python -m environments.install NAME [--python=PATH]: the packages of an environment, in a virtual environment of its own.
+"""python -m environments.install NAME: the packages of an environment, in a virtual environment of its own.
 
 Run again, it goes on where it stopped, or says that all is there. Exit code 0 if installed, 1 if not, 2 for bad
 arguments.

@@ -53,6 +53,11 @@ class IsolatedEnvironment:
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
 
+    @property
+    def supervisor(self) -> int:
+        """The id of the process that all its other processes descend from."""
+        return self._client.connection.process.pid
+
     def close(self) -> None:
         """Ends every process behind this environment."""
         self._client.connection.close()

@@ -65,7 +65,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
     with _locked(folder.with_suffix(".lock"), say):
         wanted = _fingerprint(recipe)
         mark = folder / _MARK
-        if mark.exists() and python is None and json.loads(mark.read_text())["recipe"] == wanted:
+        if python is None and _stands(folder, wanted):
             say(f"{name}: already installed in {folder}")
             return folder
         base = python or _measured(recipe)
@@ -73,7 +73,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         if version not in recipe.pythons:
             raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
         mark.unlink(missing_ok=True)
-        if (folder / "bin" / "python").exists() and _version(str(folder / "bin" / "python")) == version:
+        if _runs(folder, version):
             say(f"{name}: going on with {folder}")
         else:
             say(f"{name}: new virtual environment {folder} on {base}")
@@ -88,6 +88,22 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         part.replace(mark)
         say(f"{name}: installed")
     return folder
+
+
+def _runs(folder: Path, version: tuple[int, int]) -> bool:
+    """Whether a virtual environment of that version is there."""
+    with contextlib.suppress(InstallError):
+        return _version(str(folder / "bin" / "python")) == version
+    return False
+
+
+def _stands(folder: Path, wanted: str) -> bool:
+    """Whether it is installed by this very recipe, and its interpreter still runs."""
+    try:
+        _version(str(folder / "bin" / "python"))
+        return json.loads((folder / _MARK).read_text())["recipe"] == wanted
+    except (InstallError, OSError, ValueError, KeyError):
+        return False
 
 
 def _pip(folder: Path, recipe: Recipe) -> None:
@@ -119,9 +135,9 @@ def _measured(recipe: Recipe) -> str:
         with contextlib.suppress(InstallError):
             if found and _version(found) == (major, minor):
                 return found
+    found = f"{sys.version_info[0]}.{sys.version_info[1]}"
     raise InstallError(
-        f"Python {_names(recipe)} is needed, and none is on PATH (this is {sys.version_info[0]}.{sys.version_info[1]}); "
-        "install one and name it: --python=PATH"
+        f"Python {_names(recipe)} is needed, not {found}, and none is on PATH; install one and name it: --python=PATH"
     )
 
 

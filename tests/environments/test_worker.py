@@ -115,7 +115,7 @@ def test_the_same_elsewhere_is_an_environment_error(world, where, deed):
 
 
 def test_a_child_that_died_idle_is_not_the_next_actions_doing(world):
-    supervisor = world._client.connection.process.pid
+    supervisor = world.supervisor
     world.phrase([])
     before = descendants(supervisor)
     episode = world.start(task())
@@ -220,7 +220,7 @@ def test_a_killed_supervisor_or_fork_server_is_replaced(depth):
     world = isolate("hostile", bounds=BOUNDS, greeting="hello")
     episode = world.start(task())
     episode.reset()
-    victim = world._client.connection.process.pid
+    victim = world.supervisor
     family = descendants(victim) | {victim}
     for _ in range(depth - 1):
         victim = next(pid for pid, parent in processes().items() if parent == victim)
@@ -264,7 +264,7 @@ def test_closing_leaves_no_process_and_no_file():
     descriptors = len(os.listdir("/proc/self/fd"))
     world = isolate("hostile", bounds=BOUNDS)
     attempt(world, "write", "/tmp/left")
-    supervisor = world._client.connection.process.pid
+    supervisor = world.supervisor
     family = descendants(supervisor) | {supervisor}
     world.close()
     assert gone(family)

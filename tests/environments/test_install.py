@@ -1,0 +1,95 @@
+"""Installing: resumable, idempotent, and clear about what is missing. The packages are made here."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from environments import install as command
+from environments.worker import venv
+from environments.worker.venv import InstallError, Recipe, home, install, interpreter
+
+THIS = tuple(sys.version_info[:2])
+RECIPE = Recipe(("cojax-proof==1.0",), proof="import cojax_proof", pythons=(THIS,))
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and a folder of wheels as the only index."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return wheels
+
+
+def wheel(folder: Path, code: str = "") -> None:
+    with zipfile.ZipFile(folder / "cojax_proof-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("cojax_proof.py", code)
+        info = "cojax_proof-1.0.dist-info"
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: cojax-proof\nVersion: 1.0\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{info}/RECORD", "")
+
+
+def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
+    said: list[str] = []
+    with pytest.raises(InstallError, match="put the wheels into a folder"):
+        install("proof", RECIPE, None, said.append)
+    with pytest.raises(InstallError, match=r"run: python -m environments\.install proof"):
+        interpreter("proof")
+    wheel(offline, "raise RuntimeError('no such luck')")
+    with pytest.raises(InstallError, match="no such luck"):
+        install("proof", RECIPE, None, said.append)
+    assert not (home("proof") / "installed.json").exists()
+    wheel(offline)
+    repaired = Recipe(("--force-reinstall", *RECIPE.requirements), proof="import cojax_proof", pythons=(THIS,))
+    install("proof", repaired, None, said.append)
+    assert said[-3].startswith("proof: going on with")
+    assert said[-1] == "proof: installed"
+    subprocess.run([interpreter("proof"), "-c", "import cojax_proof"], check=True)
+    install("proof", repaired, None, said.append)
+    assert said[-1] == f"proof: already installed in {home('proof')}"
+    mark = json.loads((home("proof") / "installed.json").read_text())
+    assert mark == {"recipe": venv._fingerprint(repaired), "python": f"{THIS[0]}.{THIS[1]}"}
+    # Another recipe, and an interpreter that runs no more.
+    install("proof", RECIPE, None, said.append)
+    assert said[-1] == "proof: installed"
+    python = home("proof") / "bin" / "python"
+    python.unlink()
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    install("proof", RECIPE, None, said.append)
+    subprocess.run([interpreter("proof"), "-c", "import cojax_proof"], check=True)
+    assert not list(home("proof").glob("*.part"))
+
+
+def test_pythons_never_measured_are_refused():
+    other = Recipe(RECIPE.requirements, proof="pass", pythons=((2, 7),))
+    with pytest.raises(InstallError, match=rf"runs on Python 2\.7; .* is {THIS[0]}\.{THIS[1]}"):
+        install("proof", other, sys.executable, lambda line: None)
+    with pytest.raises(InstallError, match="name it: --python=PATH"):
+        install("proof", other, None, lambda line: None)
+    with pytest.raises(InstallError, match="/no/python is no Python that runs here"):
+        install("proof", RECIPE, "/no/python", lambda line: None)
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InstallError, match="set COJAX_CACHE to a writable folder"):
+        install("proof", RECIPE, None, lambda line: None)
+
+
+def test_the_command(capsys):
+    assert command.main(["desk"]) == 0
+    assert capsys.readouterr().out == "desk: needs nothing installed\n"
+    assert command.main(["bfcl", "--python=/no/python"]) == 1
+    assert "/no/python is no Python that runs here" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as exit_:
+        command.main(["nowhere"])
+    assert exit_.value.code == 2
