@@ -22,7 +22,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from cojax.environment import Environment, Episode, play
+from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
 from cojax.learner import batch, losses, step
 from cojax.learner.batch import pack_sequences
 from cojax.learner.step import Learner
@@ -34,7 +34,7 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
 from cojax.store import sync_folder, write_json
-from cojax.types import Action, Message, Task, Turn, content_hash
+from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose change makes another policy of the same settings.
 _DECIDING = (attention, batch, rendering, logprobs, losses, step, transformer)
@@ -86,11 +86,12 @@ class Trained:
 def demonstrate(
     environment: Environment, chat: Chat, demonstrations: Iterable[tuple[Task, Sequence[Action]]]
 ) -> Iterator[Demonstration]:
-    """Plays the demonstrated actions in the real environment and renders what happened, as a policy would see it."""
+    """Plays the demonstrated actions in the real environment and renders what happened, as a policy would see it.
+
+    Raises EnvironmentFailure as `perform` does.
+    """
     for task, actions in demonstrations:
-        trajectory = play(environment, task, _demonstrator(chat, actions), max_turns=len(actions))
-        if not trajectory.valid:
-            raise RuntimeError(f"a demonstration of task {task.id} failed: {trajectory.error}")
+        trajectory = perform(environment, task, _demonstrator(chat, actions), len(actions))
         tokens = [t for turn in trajectory.turns for t in (*turn.prompt_tokens, *turn.action_tokens)]
         mask = [
             learned
@@ -98,6 +99,20 @@ def demonstrate(
             for learned in [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
         ]
         yield tokens, mask
+
+
+def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Trajectory:
+    """Plays an episode whose actions are known to be sound.
+
+    Raises EnvironmentFailure where the machinery cut it short: what is learned from must not depend on that.
+    """
+    trajectory = play(environment, task, act, max_turns=turns)
+    if trajectory.outcome not in ("finished", "truncated"):
+        raise EnvironmentFailure(
+            f"a demonstration of task {task.id} in {environment.name!r} ended in {trajectory.outcome} "
+            f"({trajectory.error}); run the same command again, or python -m environments.check {environment.name}"
+        )
+    return trajectory
 
 
 def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:

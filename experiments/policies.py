@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cojax import warm_start
 from cojax.console import CONSOLE, bar, percent
-from cojax.environment import Demonstrated, Environment, play
+from cojax.environment import Demonstrated, Environment
 from cojax.learner.step import Learner, adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
@@ -76,13 +76,13 @@ TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBas
 def said(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
     """What is said in an environment: its tools' documentation, full and brief, and these tasks as they are solved.
 
-    A task without a solution gives its query alone.
+    A task without a solution gives its query alone. Raises EnvironmentFailure for an episode that is lost.
     """
     for tool in environment.tools():
         yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (full, brief))
     for task in tasks:
         if task.solution:
-            trajectory = play(environment, task, follow(task.solution), max_turns=len(task.solution))
+            trajectory = warm_start.perform(environment, task, follow(task.solution), len(task.solution))
             yield from (message.content for message in trajectory.opening)
             for turn in trajectory.turns:
                 yield Chat.write(turn.action.calls)

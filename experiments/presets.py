@@ -47,11 +47,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny-warm": {
         **_TINY,
         "evolve": "feedback",
-        "warm_start.steps": 400,
+        "warm_start.steps": 300,
         "warm_start.split": "dev",
         "warm_start.batch_size": 8,
         "warm_start.lengthen": 0,
-        "warm_start.check_every": 100,
+        "warm_start.check_every": 150,
         "evaluation.split": "held_out",
     },
 }

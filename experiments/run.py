@@ -29,6 +29,7 @@ from cojax import warm_start
 from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
 from cojax.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.environment import EnvironmentFailure
 from cojax.learner.step import Learner, NonFiniteUpdate
 from cojax.metrics import Clock, Metrics, Wandb
 from cojax.pool import TaskPool
@@ -37,6 +38,7 @@ from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import initial_tasks
+from environments.worker.venv import InstallError
 from experiments import assemble, preflight, presets
 from experiments.facts import facts
 from experiments.settings import check, settings
@@ -46,7 +48,10 @@ _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a fil
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 # What a reader of the figures must know of the tools' documentation.
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
-EXPECTED = (ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError)
+EXPECTED = (
+    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
+    EnvironmentFailure, InstallError,
+)  # fmt: skip
 
 
 class Stop:

@@ -6,12 +6,16 @@ import pytest
 
 import environments
 from cojax import warm_start
+from cojax.environment import EnvironmentFailure, LimitExceeded
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
+from cojax.replay import follow
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.warm_start import Check, Schedule, Trained, cached, demonstrate, describe
+from cojax.types import Action, Call, Task
+from cojax.warm_start import Check, Schedule, Trained, cached, demonstrate, describe, perform
+from tests.shelf import CounterEnvironment
 
 DESK = environments.load("desk")
 NAMES, TEXTS = DESK.lexicon()
@@ -42,6 +46,16 @@ def test_demonstrations_are_what_a_policy_would_have_seen_and_said():
     assert said == [token for action in actions for token in CHAT.encode_action(action)]
     assert tokens[: len(tokens) - 1].count(CHAT.end) == 2 * len(actions) - 1  # each turn ends twice, but the last
     assert not mask[0]
+
+
+def test_a_demonstration_lost_to_the_machinery_is_never_learned_from():
+    def lose(task: Task, step: int) -> None:
+        raise LimitExceeded("10 s are over")
+
+    task = Task("counter", "count to 1", {"target": 1}, (Action(calls=(Call("add"),)),))
+    with pytest.raises(EnvironmentFailure, match=r"ended in timeout \(step: 10 s are over\); run the same command"):
+        perform(CounterEnvironment(on_step=lose), task, follow(task.solution), 1)
+    assert perform(CounterEnvironment(), task, follow(task.solution), 1).reward == 1.0
 
 
 def test_no_word_of_the_desk_is_unknown():
