@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-real soak lint clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -13,6 +13,15 @@ test: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+# What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
+test-real: $(VENV)/.real
+	$(BIN)/python -m environments.install bfcl
+	$(BIN)/python -m pytest -m real
+
+soak: $(VENV)/.base
+	$(BIN)/python -m environments.install bfcl
+	$(BIN)/python -m experiments.soak
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
@@ -29,6 +38,12 @@ $(BIN)/python:
 
 $(VENV)/.base: setup.py | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.real: setup.py environments/bfcl/__init__.py | $(VENV)/.test
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+	  $$($(BIN)/python -c 'from environments.bfcl import RECIPE; print(*RECIPE.requirements)')
 	@touch $@
 
 $(VENV)/.test: setup.py | $(BIN)/python

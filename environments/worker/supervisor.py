@@ -47,6 +47,7 @@ async def _serve(connection: socket.socket) -> None:
             writer.write(wire.encode({"id": 0, **wire.failed(wire.START, f"cannot run {order['python']}: {error}")}))
             await writer.drain()
             return
+    ready: dict[str, Any] = {"failure": wire.START}
     try:
         ready = await _first_word(control, order)
         writer.write(wire.encode({"id": 0, **ready}))
@@ -57,6 +58,8 @@ async def _serve(connection: socket.socket) -> None:
         pass
     finally:
         control.close()
+        if "failure" in ready:
+            server.kill()
         try:
             await asyncio.to_thread(server.wait, _GRACE)
         except subprocess.TimeoutExpired:

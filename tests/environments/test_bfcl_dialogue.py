@@ -13,6 +13,7 @@ from cojax.types import Action, Call, Task, Trajectory, canonical
 from environments.bfcl import inside
 from environments.bfcl.episode import SEPARATOR
 
+pytestmark = pytest.mark.real
 BFCL = inside.make()
 END = Action()
 FOLDER = {"type": "directory", "contents": {"a.txt": {"type": "file", "content": "amber\nbread"}}}

@@ -21,6 +21,7 @@ from cojax.validation import Validation  # noqa: E402
 from environments.bfcl import inside, official  # noqa: E402
 from environments.bfcl.episode import SEPARATOR, turns_of  # noqa: E402
 
+pytestmark = pytest.mark.real
 BFCL = inside.make()
 END = Action()
 
