@@ -102,6 +102,7 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
         origin = f"from {config.model.path}"
     else:
         params, origin = initialize(made.model, config.seed), "random parameters"
+        state["params"] = params
         if config.warm_start.steps:
             # Raises where there is nothing to learn from.
             policies.demonstrations(config, made.environment, (0.0, 0.0))
@@ -114,6 +115,8 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
+    if "params" not in state:
+        raise ValueError("not tried, as there is no policy")
     learner = assemble.learner(config, made.model, state["params"])
     weights: Weights = learner.weights(learner.init(state["params"]), 0)
     made.engine.load(weights)
