@@ -49,7 +49,7 @@ def say(bfcl: IsolatedEnvironment, task: Task, text: str) -> Trajectory:
     return trajectory
 
 
-def called(name: str, **arguments: object) -> str:
+def called(name: str, /, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -96,8 +96,8 @@ def test_text_without_a_call_only_ends_the_turn(bfcl, text):
         (called("globals"), "there is no function 'globals'"),
         (called("_load_scenario", scenario={}), "there is no function '_load_scenario'"),
         (called("cat", file_name="__import__('os').popen('id').read()"), "No such file"),
-        (called("cat", file_name="/root/.cache/possible_answer/BFCL_v4_multi_turn_base.json"), "No such file"),
-        (called("cat", file_name="../" * 20 + "etc/passwd"), "No such file"),
+        (called("cat", file_name="/root/.cache/possible_answer/BFCL_v4_multi_turn_base.json"), "Invalid character"),
+        (called("cat", file_name="../" * 20 + "etc/passwd"), "Invalid character"),
         (called("cat", file_name={"a": [1, 2]}), ""),
         (called("cat", nothing=1), "unexpected keyword argument"),
         (called("sort"), "missing 1 required positional argument"),
