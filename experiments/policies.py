@@ -10,6 +10,7 @@ from pathlib import Path
 
 import optax
 from ml_collections import ConfigDict
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cojax import warm_start
@@ -65,6 +66,17 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
     with bar("tokenizer: replays", len(tasks)) as advance:
         return byte_tokenizer(said(environment, tasks, advance), config.model.vocabulary)
+
+
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool) -> None:
+    """Saves the tokenizer of a run. Raises ValueError where one that has `begun` learned with another one."""
+    saved = folder / "tokenizer.json"
+    if begun and saved.exists() and Tokenizer.from_file(str(saved)).get_vocab() != tokenizer.get_vocab():
+        raise ValueError(
+            f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its package "
+            "has changed. Choose another --config.workdir, or restore the package"
+        )
+    tokenizer.save_pretrained(folder)
 
 
 TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {

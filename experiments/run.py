@@ -39,7 +39,7 @@ from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import initial_tasks
 from environments.worker.venv import InstallError
-from experiments import assemble, preflight, presets
+from experiments import assemble, policies, preflight, presets
 from experiments.facts import facts
 from experiments.settings import check, settings
 
@@ -95,8 +95,9 @@ def run(config: ConfigDict) -> int:
         made = assemble.parts(config)
         if config.model.tools in _CUT:
             CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
+        begun = bool(directory.checkpointer.steps())
+        policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
         params = assemble.initial_params(config, made)
-        made.chat.tokenizer.save_pretrained(directory.folder / "tokenizer")
     try:
         learner = assemble.learner(config, made.model, params)
         loop = assemble.loop(config, made, learner, clock)

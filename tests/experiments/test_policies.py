@@ -9,10 +9,19 @@ from cojax.environment import play
 from cojax.policy.transformer import initialize
 from cojax.replay import follow
 from cojax.rollout.chat import Chat, brief
+from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import Check, demonstrate
 from experiments import bfcl, policies
-from experiments.policies import closed_world, demonstrations, initial_params, open_world, said, tokenizer_and_shape
+from experiments.policies import (
+    closed_world,
+    demonstrations,
+    initial_params,
+    keep_tokenizer,
+    open_world,
+    said,
+    tokenizer_and_shape,
+)
 from experiments.presets import resolve
 from tests.shelf import CounterEnvironment, CounterEpisode
 
@@ -169,3 +178,13 @@ def test_without_steps_the_policy_is_random(capsys):
     first, again = (initial_params(settings, Splits(), Chat(tokenizer), shape, _Engine(), float) for _ in range(2))
     assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
     assert "random parameters" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_the_tokenizer_it_began_with(tmp_path):
+    tokenizer, _ = tokenizer_and_shape(config(), Splits())
+    keep_tokenizer(tokenizer, tmp_path, begun=False)
+    keep_tokenizer(tokenizer, tmp_path, begun=True)
+    other = byte_tokenizer(["something else, something else"], 300)
+    with pytest.raises(ValueError, match=f"no longer the one in {tmp_path} that this run began with"):
+        keep_tokenizer(other, tmp_path, begun=True)
+    keep_tokenizer(other, tmp_path, begun=False)
