@@ -1,0 +1,132 @@
+"""Logits and gradients of every architecture against transformers' own, and mistakes that must show."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import CASES, FIXTURES, Case
+from references import hidden_states
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.logprobs import token_logprobs
+from cojax.policy.parameters import Params, parameters, to_hf
+from cojax.policy.transformer import cached_hidden_states, logits, make_cache, unstack
+
+SHARE = 1e-4  # of the largest magnitude of the reference
+EVERY = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+FROM_ZERO = [case for case in CASES.values() if case.first == 0 and case.stride == 1]
+head = jax.jit(logits, static_argnums=0)
+
+
+@functools.cache
+def reference(name: str) -> dict[str, np.ndarray]:
+    with np.load(FIXTURES / "parity.npz") as file:
+        return {key.partition("/")[2]: file[key] for key in file if key.startswith(f"{name}/")}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def gradient(config: ModelConfig, params: Params, batch: tuple) -> tuple[jax.Array, Params]:
+    return jax.value_and_grad(lambda p: -token_logprobs(config, p, *batch).sum())(params)
+
+
+def places(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """The reference's places in the padded rows, and the same tokens' places in the packed row."""
+    padded = reference(case.name)["places"].astype(int)
+    starts = np.cumsum([0, *(len(row) for row in case.rows)])
+    first = np.argmax(case.padded()[2], axis=1)
+    return padded, np.array([starts[row] + column - first[row] for row, column in padded])
+
+
+def found_logits(case: Case, config: ModelConfig, params: Params) -> np.ndarray:
+    """At the reference's places, of the padded rows."""
+    scores = head(config, params, hidden_states(config, params, *case.padded()))
+    return np.asarray(scores)[tuple(places(case)[0].T)]
+
+
+@EVERY
+def test_logits_are_those_of_transformers_padded_and_packed(case: Case) -> None:
+    expected = reference(case.name)
+    assert expected["deviation"] >= 1.0
+    tolerance = SHARE * expected["scale"]
+    np.testing.assert_allclose(found_logits(case, case.config, case.params), expected["logits"], atol=tolerance, rtol=0)
+    packed = head(case.config, case.params, hidden_states(case.config, case.params, *case.packed()))
+    np.testing.assert_allclose(packed[0, places(case)[1]], expected["logits"], atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("case", "layout"),
+    [*((case, "padded") for case in CASES.values()), (CASES["qwen3_yarn"], "packed"), (CASES["moe_plain"], "packed")],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_gradients_are_those_of_transformers(case: Case, layout: str) -> None:
+    expected = reference(case.name)
+    loss, gradients = gradient(case.config, case.params, getattr(case, layout)())
+    np.testing.assert_allclose(loss, expected["loss"], rtol=1e-5)
+    for index, (name, array) in enumerate(to_hf(case.config, gradients)):
+        sampled = array.reshape(-1)[expected["entries"][index]]
+        tolerance = SHARE * expected["peaks"][index]
+        np.testing.assert_allclose(sampled, expected["gradients"][index], atol=tolerance, rtol=0, err_msg=name)
+        np.testing.assert_allclose(np.abs(array).max(), expected["peaks"][index], rtol=SHARE, err_msg=name)
+
+
+@pytest.mark.parametrize("case", FROM_ZERO, ids=lambda case: case.name)
+def test_cached_logits_are_those_of_transformers(case: Case) -> None:
+    """Token by token as the engine decodes, three texts in three slots that begin at position 0."""
+    expected = reference(case.name)
+    params, cache = unstack(case.config, case.params), make_cache(case.config, 3, 32)
+    step = jax.jit(cached_hidden_states, static_argnums=0)
+    tokens, _, segments = case.padded()
+    states = np.zeros((*tokens.shape, case.config.hidden_size), np.float32)
+    for column in range(tokens.shape[1]):
+        place = column - np.argmax(segments, axis=1)
+        positions = np.where(segments[:, column] == 1, place, 32)[:, None].astype(np.int32)
+        hidden, cache = step(case.config, params, cache, tokens[:, column : column + 1], positions)
+        states[:, column] = hidden[:, 0]
+    scores = np.asarray(head(case.config, case.params, jnp.asarray(states)))[tuple(places(case)[0].T)]
+    np.testing.assert_allclose(scores, expected["logits"], atol=SHARE * expected["scale"], rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("qwen2_untied_ratio2", {"rope_theta": 1e6}),
+        ("qwen3_wide_heads", {"rope_theta": 1e4}),
+        ("qwen3_long", {"rope_theta": 1.0001e6}),
+        ("qwen2_linear", {"rope_scaling": None}),
+        ("qwen3_yarn", {"rope_scaling": None}),
+        ("qwen3_wide_heads", {"qk_norm": False}),
+        ("qwen2_untied_ratio2", {"attention_bias": False}),
+        ("moe_normalised", {"norm_topk_prob": False}),
+        ("moe_plain", {"norm_topk_prob": True}),
+        ("moe_plain", {"num_experts_per_tok": 3}),
+        ("qwen2_untied_ratio2", {"rms_norm_eps": 1e-2}),
+    ],
+)
+def test_a_mistake_shows(name: str, change: dict) -> None:
+    """A wrong base, a norm or bias left out, a scaling ignored, a swapped norm_topk_prob: far outside the tolerance."""
+    case, expected = CASES[name], reference(name)
+    config = dataclasses.replace(case.config, **change)
+    known = {row.path for row in parameters(config)}
+    found = found_logits(case, config, _only(case.params, known))
+    assert np.abs(found - expected["logits"]).max() > 20 * SHARE * expected["scale"]
+
+
+@pytest.mark.parametrize("field", ["attention_factor", "beta_fast", "beta_slow", "factor", "truncate"])
+def test_a_yarn_field_ignored_shows(field: str) -> None:
+    case, expected = CASES["qwen3_yarn_tuned"], reference("qwen3_yarn_tuned")
+    other = {"attention_factor": 1.139, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 2.0, "truncate": True}
+    scaling = dataclasses.replace(case.config.rope_scaling, **{field: other[field]})
+    found = found_logits(case, dataclasses.replace(case.config, rope_scaling=scaling), case.params)
+    assert np.abs(found - expected["logits"]).max() > 20 * SHARE * expected["scale"]
+
+
+def _only(params: Params, known: set[tuple[str, ...]], path: tuple[str, ...] = ()) -> Params:
+    """The leaves that a model has: a mistake may be one without some."""
+    return {
+        key: _only(value, known, (*path, key)) if isinstance(value, dict) else value
+        for key, value in params.items()
+        if any(row[: len(path) + 1] == (*path, key) for row in known)
+    }
