@@ -7,13 +7,14 @@
 Hardware: the paper used eight H20 for this policy and does not say for how many hours; not measured here. Expected, as
 the paper's figures and not ours: 26.5 % before training, 63.0 % after 120 steps.
 
-The same command with a policy of under two million parameters, from scratch, on two CPU cores; every part is real, and
-success is near zero:
+The same command with a policy of 0.9 million parameters, from scratch and at random, on two CPU cores in two minutes.
+Every part is real; it solves none of the 200 tasks:
 
     python -m experiments.run --config=experiments/bfcl.py --config.policy=tiny --config.steps=2
 
-With --config.policy=tiny-warm it has first learned the solutions of the development part by heart, and is evaluated on
-the tasks of base that are not in it.
+With --config.policy=tiny-warm it first learns the solutions of the development part by heart, in eleven minutes, and is
+evaluated on the tasks of base that are not in it: 97 % of the former, none of the latter. It shows that success flows
+from sampled text to the official verdict, and nothing about learning.
 """
 
 from __future__ import annotations

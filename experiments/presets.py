@@ -24,7 +24,7 @@ _TINY: dict[str, Any] = {
     "batch_size": 4,
     "group_size": 4,
     "initial_tasks": 8,
-    "evolve": "trajectory",  # a policy that makes no call raises no signal for feedback to follow
+    "evolve": "trajectory",  # a policy that solves nothing raises no signal for feedback to follow
     "evolve_every": 1,
     "checkpoint_every": 1,
     "synthesis.contexts": 4,
@@ -46,7 +46,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The same policy, which has learned the solutions of the development part by heart.
     "tiny-warm": {
         **_TINY,
-        "evolve": "feedback",
         "warm_start.steps": 300,
         "warm_start.split": "dev",
         "warm_start.batch_size": 8,
