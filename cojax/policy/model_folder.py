@@ -38,6 +38,7 @@ from cojax.policy.tensor_files import (
     divided,
     dtype_code,
     read_header,
+    sync_folder,
     write_tensors,
     writing,
 )
@@ -82,6 +83,7 @@ def write_model(folder: Path, config: ModelConfig, params: Params, largest: int 
         part.mkdir(parents=True)
         _write(part, config, params, divided(outlines, largest))
         part.rename(folder)
+        sync_folder(folder.absolute().parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -250,6 +252,7 @@ def _write(folder: Path, config: ModelConfig, params: Params, files: list[list[O
     for old in _former(folder, {*names, *([INDEX] if count > 1 else [])}):
         old.unlink()
     _write_json(folder / CONFIG, config.to_hf())
+    sync_folder(folder)
 
 
 def _former(folder: Path, kept: set[str]) -> Iterator[Path]:

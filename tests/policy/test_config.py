@@ -1,12 +1,17 @@
 """ModelConfig: what it reads of a config.json, what it refuses, what it writes."""
 
+import dataclasses
 import json
+import math
 from pathlib import Path
 
+import jax
 import pytest
 from transformers import AutoConfig
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.rope import RopeScaling
+from cojax.policy.transformer import hidden_states, initialize
 
 TINY = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5)
 
@@ -52,6 +57,9 @@ def test_reads_qwen2_with_its_bias_and_default_head_size(tmp_path: Path) -> None
         ({"torch_dtype": "int8", "dtype": "int8"}, "dtype 'int8'"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types with 'sliding_attention'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ({"model_type": "qwen2"}, "attention_bias=False; for qwen2 only True"),
     ],
 )
 def test_refuses_what_it_does_not_compute(change: dict, message: str) -> None:
@@ -74,3 +82,91 @@ def test_transformers_reads_what_it_writes(tmp_path: Path, qk_norm: bool) -> Non
 def test_has_no_name_for_norm_with_bias() -> None:
     with pytest.raises(ValueError, match="has no Hugging Face class"):
         ModelConfig(61, 32, 40, 2, 4, 2, 16, attention_bias=True).to_hf()
+
+
+MOE = ModelConfig(
+    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
+        ({"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+        ({"num_experts": None}, "num_experts is missing"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok 9 exceeds num_experts 8"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size is 0"),
+    ],
+)
+def test_refuses_what_it_does_not_compute_of_experts(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ModelConfig.from_hf({**MOE.to_hf(), **change})
+
+
+def test_transformers_reads_the_experts_it_writes(tmp_path: Path) -> None:
+    config = dataclasses.replace(MOE, rope_scaling=RopeScaling("yarn", 4.0, 8_192, 1.5))
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
+    read = AutoConfig.from_pretrained(tmp_path)
+    assert type(read).__name__ == "Qwen3MoeConfig"
+    assert (read.num_experts, read.num_experts_per_tok, read.moe_intermediate_size) == (8, 2, 24)
+    assert read.norm_topk_prob
+    assert (read.rope_parameters["rope_type"], read.rope_parameters["attention_factor"]) == ("yarn", 1.5)
+    assert ModelConfig.from_hf(tmp_path) == config
+    assert ModelConfig.from_hf(read.to_dict()) == config  # with num_local_experts
+
+
+def test_inactive_fields_are_no_fault() -> None:
+    """Published files carry sliding windows that are switched off, and a dense model may name experts."""
+    hf = {**TINY.to_hf(), "sliding_window": 4096, "max_window_layers": 1, "layer_types": ["full_attention"] * 2}
+    assert ModelConfig.from_hf({**hf, "num_experts": 8, "rope_scaling": None}) == TINY
+
+
+def test_head_size_that_a_file_leaves_out() -> None:
+    """Qwen3's class fixes it to 128; Qwen2 and Qwen3-MoE divide the width."""
+    without = {name: value for name, value in TINY.to_hf().items() if name != "head_dim"}
+    assert ModelConfig.from_hf(without).head_dim == 128
+    without = {name: value for name, value in MOE.to_hf().items() if name != "head_dim"}
+    assert ModelConfig.from_hf(without).head_dim == 8
+
+
+# As published beside the weights of the three models.
+_PUBLISHED = {
+    "hidden_act": "silu", "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-06,
+    "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
+}  # fmt: skip
+PUBLISHED = {
+    7_615_616_512: {
+        **_PUBLISHED, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
+        "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
+        "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "rope_theta": 1000000.0,
+        "sliding_window": 131072, "tie_word_embeddings": False, "vocab_size": 152064,
+    },
+    4_022_468_096: {
+        **_PUBLISHED, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False,
+        "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728, "max_position_embeddings": 262144,
+        "max_window_layers": 36, "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
+        "rope_scaling": None, "rope_theta": 5000000, "sliding_window": None, "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    },
+    30_532_122_624: {
+        **_PUBLISHED, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
+        "decoder_sparse_step": 1, "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+        "max_position_embeddings": 262144, "max_window_layers": 48, "mlp_only_layers": [],
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
+        "rope_scaling": None, "rope_theta": 10000000, "router_aux_loss_coef": 0.001, "sliding_window": None,
+        "tie_word_embeddings": False, "vocab_size": 151936,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "hf"), PUBLISHED.items(), ids=["2.5-7B", "3-4B", "3-30B-A3B"])
+def test_published_models_build_with_their_number_of_parameters(count: int, hf: dict) -> None:
+    config = ModelConfig.from_hf(hf)
+    abstract = jax.eval_shape(lambda: initialize(config, 0))
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(abstract)) == count
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(abstract)} == {"bfloat16"}
+    tokens = jax.ShapeDtypeStruct((1, 8), "int32")
+    hidden = jax.eval_shape(lambda p, t: hidden_states(config, p, t, t, t), abstract, tokens)
+    assert hidden.shape == (1, 8, hf["hidden_size"])

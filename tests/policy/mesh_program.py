@@ -1,0 +1,130 @@
+"""Run with eight virtual devices by test_mesh.py: loss, gradients, an SGD step and checkpoints on every mesh."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import cojax
+from cojax.checkpoint import Checkpointer
+from cojax.policy import moe
+from cojax.policy.config import ModelConfig
+from cojax.policy.logprobs import token_logprobs
+from cojax.policy.model_folder import write_model
+from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
+from cojax.policy.transformer import Params, initialize
+
+DENSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
+SPARSE = ModelConfig(
+    64, 32, 48, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+)
+MESHES = {
+    "dense": (DENSE, ({"fsdp": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})),
+    "sparse": (SPARSE, ({"fsdp": 8}, {"expert": 8}, {"fsdp": 4, "tensor": 2}, {"fsdp": 2, "tensor": 2, "expert": 2})),
+}
+
+
+def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Eight rows of two texts and padding."""
+    tokens = np.random.default_rng(0).integers(0, 64, (8, 16)).astype(np.int32)
+    segments = np.broadcast_to(np.array([1] * 7 + [2] * 6 + [0] * 3, np.int32), tokens.shape)
+    positions = np.broadcast_to(np.array([*range(7), *range(6), 0, 0, 0], np.int32), tokens.shape)
+    return tokens, positions, segments
+
+
+def close(config: ModelConfig, found: Params, expected: Params, what: str) -> None:
+    for row in parameters(config):
+        a, b = (np.asarray(leaf_of(tree, row), np.float64) for tree in (found, expected))
+        share = np.linalg.norm(a - b) / np.linalg.norm(b)
+        assert share <= 1e-5, f"{what}: {row.name} is off by {share:.1e} of its norm"
+
+
+def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
+    def step(params: Params, rows: tuple, mesh: jax.sharding.Mesh | None) -> tuple[jax.Array, Params, Params]:
+        loss = lambda p: -token_logprobs(config, p, *rows, chunk=8, remat=True, mesh=mesh).mean()  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(params)
+        return value, gradient, jax.tree.map(lambda p, g: p - 1.0 * g, params, gradient)
+
+    params, rows = initialize(config, 0), batch()
+    expected = jax.jit(functools.partial(step, mesh=None))(params, rows)
+    mesh = make_mesh(**sizes)
+    placed, there = shard(config, params, mesh), jax.device_put(rows, batch_sharding(mesh))
+    found = jax.jit(functools.partial(step, mesh=mesh if mesh_aware else None))(placed, there)
+    what = f"{sizes}, {mesh_aware=}"
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, err_msg=what)
+    close(config, found[1], expected[1], what + ", gradient")
+    close(config, found[2], expected[2], what + ", parameters")
+
+
+def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
+    """A device holds its part of a leaf, and no more."""
+    mesh = make_mesh(**sizes)
+    row = next(row for row in parameters(config) if row.name == row_name)
+    leaf = leaf_of(shard(config, initialize(config, 0), mesh), row)
+    whole = int(np.prod(leaf.shape))
+    parts = int(np.prod([mesh.shape[axis] for axis in partition(row) if axis]))
+    assert leaf.addressable_shards[0].data.size * parts == whole, (row_name, leaf.sharding)
+
+
+def check_checkpoint(config: ModelConfig, folder: Path) -> None:
+    """Saved on 8 devices, restored on 1 and on 4."""
+    params = initialize(config, 0)
+    on_8 = shard(config, params, make_mesh(fsdp=4, tensor=2))
+    keeper = Checkpointer(folder / "checkpoints")
+    keeper.save(1, on_8, {})
+    for count, sizes in ((1, {}), (4, {"fsdp": 2, "tensor": 2})):
+        mesh = make_mesh(**sizes, devices=jax.devices()[:count])
+        like = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            shard(config, params, mesh),
+        )
+        restored = keeper.restore(like)
+        assert restored is not None
+        for row in parameters(config):
+            leaf = leaf_of(restored[1], row)
+            assert leaf.sharding.device_set == set(jax.devices()[:count])
+            np.testing.assert_array_equal(np.asarray(leaf), np.asarray(leaf_of(params, row)))
+
+
+def check_load(config: ModelConfig, sizes: dict, folder: Path) -> None:
+    """A folder read straight onto a mesh, its logits, and the same bytes saved from there."""
+    alone = initialize(config, 0)
+    write_model(folder / "one", config, alone)
+    mesh = make_mesh(**sizes)
+    policy = cojax.load(folder / "one", mesh=mesh)
+    for row in parameters(config):
+        leaf = leaf_of(policy.params, row)
+        assert leaf.sharding.is_equivalent_to(jax.sharding.NamedSharding(mesh, partition(row)), leaf.ndim), row.name
+        np.testing.assert_array_equal(np.asarray(leaf), np.asarray(leaf_of(alone, row)), err_msg=row.name)
+    tokens = batch()[0][:3]
+    np.testing.assert_allclose(policy.logits(tokens), cojax.load(folder / "one").logits(tokens), atol=2e-5)
+    policy.save(folder / "two")
+    for name in ("model.safetensors", "config.json"):
+        assert (folder / "two" / name).read_bytes() == (folder / "one" / name).read_bytes()
+
+
+def grouped(x: jax.Array, routing: moe.Routing, kernels: moe.Kernels, first: jax.Array | int = 0) -> jax.Array:
+    """What accelerators run instead of the CPU's way."""
+    return moe.mix_grouped(x, routing.experts, routing.weights, kernels, jax.numpy.int32(first))
+
+
+if __name__ == "__main__":
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    assert len(jax.devices()) == 8
+    model, meshes = MESHES[kind]
+    for number, sizes in enumerate(meshes):
+        check_update(model, sizes, mesh_aware=True)
+        if number == len(meshes) - 1:
+            check_update(model, sizes, mesh_aware=False)
+    check_shares(model, meshes[-1], "layers/feed_forward/gate" + ("" if model.sparse else "/kernel"))
+    check_load(model, meshes[-1], folder)
+    check_checkpoint(model, folder)
+    if model.sparse:
+        moe.mix = grouped
+        jax.clear_caches()
+        check_update(model, {"fsdp": 2, "tensor": 2, "expert": 2}, mesh_aware=True)

@@ -1,0 +1,23 @@
+"""Eight devices compute what one does: loss, gradients, an update, on every kind of mesh."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
+    """To 1e-5 of each leaf's norm; checkpoints move between meshes; in a process that has eight devices."""
+    root = Path(__file__).parents[2]
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(root),
+    }
+    program = [sys.executable, str(Path(__file__).with_name("mesh_program.py")), kind, str(tmp_path)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,126 @@
+"""The sparse feed-forward: by hand, both ways of computing it, and nobody disturbed by company."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from references import hidden_states, initialize, one_segment
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.moe import Kernels, Routing, facts, mix_dense, mix_grouped
+from cojax.policy.transformer import router_facts
+
+CONFIG = ModelConfig(
+    61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+)
+WAYS = pytest.mark.parametrize("way", [mix_dense, mix_grouped])
+ZERO = jnp.int32(0)
+
+
+def drawn(tokens: int, chosen: int, experts: int) -> tuple[jax.Array, jax.Array, jax.Array, Kernels]:
+    draw = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(draw.standard_normal(shape), jnp.float32)  # noqa: E731
+    picked = np.stack([draw.permutation(experts)[:chosen] for _ in range(tokens)]).astype(np.int32)
+    kernels = Kernels(*(0.4 * normal(*shape) for shape in ((experts, 8, 6), (experts, 8, 6), (experts, 6, 8))))
+    return normal(tokens, 8), jnp.asarray(picked), jnp.asarray(draw.random((tokens, chosen)), jnp.float32), kernels
+
+
+@WAYS
+def test_by_hand(way) -> None:
+    """Width 1, three experts with gate 1, up 1, 2, 3 and down 1: token 2 through experts 2 and 0 at 0.25 and 0.5.
+
+    silu(2) = 2 · 0.8807971 = 1.7615942; 1.7615942 · (0.25 · 6 + 0.5 · 2) = 4.4039855. Token 0 gives 0.
+    """
+    kernels = Kernels(jnp.ones((3, 1, 1)), jnp.array([1.0, 2.0, 3.0]).reshape(3, 1, 1), jnp.ones((3, 1, 1)))
+    experts, weights = jnp.array([[2, 0], [1, 2]]), jnp.array([[0.25, 0.5], [0.7, 0.3]])
+    found = way(jnp.array([[2.0], [0.0]]), experts, weights, kernels, ZERO)
+    np.testing.assert_allclose(found, [[4.4039855], [0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [1, 3, 8])
+def test_both_ways_agree_with_their_gradients(chosen: int) -> None:
+    x, experts, weights, kernels = drawn(20, chosen, 8)
+
+    def total(way, x, weights, kernels):
+        return jnp.sum(jnp.cos(way(x, experts, weights, kernels, ZERO)))
+
+    dense, grouped = (
+        jax.value_and_grad(functools.partial(total, way), argnums=(0, 1, 2))(x, weights, kernels)
+        for way in (mix_dense, mix_grouped)
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), dense, grouped)
+
+
+@WAYS
+def test_parts_of_the_experts_add_up(way) -> None:
+    x, experts, weights, kernels = drawn(20, 2, 8)
+    whole = way(x, experts, weights, kernels, ZERO)
+    parts = [
+        way(x, experts, weights, Kernels(*(matrix[first : first + 3] for matrix in kernels)), jnp.int32(first))
+        for first in (0, 3, 6)
+    ]
+    np.testing.assert_allclose(sum(parts), whole, atol=1e-4, rtol=0)
+
+
+@WAYS
+def test_a_row_is_the_same_bits_in_any_company(way) -> None:
+    """Other tokens at other experts, and another place among them."""
+    x, experts, weights, kernels = drawn(32, 2, 8)
+    compute = jax.jit(way)
+    alone = np.asarray(compute(x, experts, weights, kernels, ZERO))[7]
+    draw = np.random.default_rng(1)
+    for place in (0, 7, 31):
+        others = jnp.asarray(draw.standard_normal(x.shape), jnp.float32).at[place].set(x[7])
+        routed = jnp.asarray(draw.integers(0, 8, experts.shape), jnp.int32).at[place].set(experts[7])
+        shares = jnp.asarray(draw.random(weights.shape), jnp.float32).at[place].set(weights[7])
+        np.testing.assert_array_equal(np.asarray(compute(others, routed, shares, kernels, ZERO))[place], alone)
+
+
+@WAYS
+def test_no_token_is_dropped_when_all_choose_one_expert(way) -> None:
+    x, _, _, kernels = drawn(64, 1, 8)
+    found = way(x, jnp.full((64, 1), 5), jnp.ones((64, 1)), kernels, ZERO)
+    expected = (jax.nn.silu(x @ kernels.gate[5]) * (x @ kernels.up[5])) @ kernels.down[5]
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@WAYS
+def test_an_expert_not_chosen_need_not_be_finite(way) -> None:
+    """Its overflow must not reach a token that never visits it."""
+    x, _, _, kernels = drawn(6, 1, 2)
+    large = Kernels(*(matrix.at[1].set(1e25) for matrix in kernels))
+    found = way(x, jnp.zeros((6, 1), jnp.int32), jnp.ones((6, 1)), large, ZERO)
+    assert np.isfinite(found).all()
+
+
+def test_padding_changes_no_bit_of_a_text() -> None:
+    params = initialize(CONFIG, 0)
+    tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
+    positions, segments = (array.copy() for array in one_segment(tokens))
+    segments[:, 8:] = 0
+    first = hidden_states(CONFIG, params, tokens, positions, segments)
+    second = hidden_states(CONFIG, params, np.where(segments == 0, 60 - tokens, tokens), positions, segments)
+    np.testing.assert_array_equal(first[:, :8], second[:, :8])
+
+
+def test_facts_by_hand() -> None:
+    """Two real tokens of three: experts 0, 1 and 0, 2; probabilities uniform (ln 4) and certain (0 nats)."""
+    probabilities = jnp.array([[0.25] * 4, [1.0, 0, 0, 0], [0, 0, 0, 1.0]])
+    routing = Routing(jnp.array([[0, 1], [0, 2], [3, 1]]), jnp.ones((3, 2)), probabilities)
+    found = facts(routing, jnp.array([True, True, False]))
+    np.testing.assert_allclose(found.load, [0.5, 0.25, 0.25, 0.0])
+    np.testing.assert_allclose(found.entropy, np.log(4) / 2, rtol=1e-6)
+
+
+def test_router_facts_of_every_layer() -> None:
+    tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
+    batch = (tokens, *one_segment(tokens))
+    found = jax.jit(router_facts, static_argnums=0)(CONFIG, initialize(CONFIG, 0), *batch)
+    assert (found.load.shape, found.entropy.shape) == ((2, 8), (2,))
+    np.testing.assert_allclose(found.load.sum(axis=1), [1, 1], rtol=1e-6)
+    assert np.all((found.entropy > 0) & (found.entropy < np.log(8)))
+    dense = ModelConfig(61, 32, 40, 2, 4, 2, 16)
+    with pytest.raises(ValueError, match="num_experts 0, so no router"):
+        router_facts(dense, {}, *batch)
