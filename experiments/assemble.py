@@ -13,6 +13,7 @@ from cojax.coevolve import Loop
 from cojax.console import bar
 from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
+from cojax.explorer import Explorer
 from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
 from cojax.learner.step import Learner, adamw
 from cojax.metrics import Clock
@@ -23,7 +24,7 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.rollout.local import LocalEngine
 from cojax.signals import SIGNALS
-from cojax.synthesis import EVOLUTIONS
+from cojax.synthesis import EVOLUTIONS, Synthesis, initial_tasks
 from cojax.types import Group, Task
 from cojax.validation import Exclusions, Validation
 from cojax.watch import Watched
@@ -85,7 +86,39 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
     def score(step: int) -> float:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
 
-    return policies.initial_params(config, made.environment, made.chat, made.model, made.engine, score)
+    return policies.initial_params(
+        config, made.environment, made.chat, made.model, made.engine, score, lambda: initial(config, made).tasks
+    )
+
+
+def initial(config: ConfigDict, made: Parts) -> Synthesis:
+    """D_0 by unguided exploration; the same for the same settings."""
+    return initial_tasks(
+        made.environment,
+        explorer(config, made),
+        validation(config, made),
+        config.initial_tasks,
+        seed=(config.seed, "initial"),
+        weights=popularity(made.environment),
+    )
+
+
+def explorer(config: ConfigDict, made: Parts) -> Explorer:
+    known = made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours
+    make = choose(EXPLORERS, config.explorer.name, "explorer")
+    watched = Watched(made.limits.environment_deadline)
+    return make(neighbours=known, play=watched, **settings(config.explorer, "name"))
+
+
+def validation(config: ConfigDict, made: Parts) -> Validation:
+    exclusions = Exclusions.of(reserved(config, made))
+    return Validation(
+        made.environment, exclusions, enabled=config.validate, play=Watched(made.limits.environment_deadline)
+    )
+
+
+def popularity(environment: Environment) -> Mapping[str, float] | None:
+    return environment.popularity() if isinstance(environment, Charted) else None
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
@@ -130,13 +163,6 @@ def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
 
 def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop:
     """The loop's fixed parts."""
-    charted = made.environment if isinstance(made.environment, Charted) else None
-    watched = Watched(made.limits.environment_deadline)
-    explorer = choose(EXPLORERS, config.explorer.name, "explorer")(
-        neighbours=charted.neighbours if charted else no_neighbours,
-        play=watched,
-        **settings(config.explorer, "name"),
-    )
 
     def score(step: int) -> Mapping[str, float] | None:
         every = config.evaluation.every
@@ -151,13 +177,11 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         engine=made.engine,
         chat=made.chat,
         learner=learns,
-        explorer=explorer,
-        validate=Validation(
-            made.environment, Exclusions.of(reserved(config, made)), enabled=config.validate, play=watched
-        ),
+        explorer=explorer(config, made),
+        validate=validation(config, made),
         detectors={kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
         evolve=EVOLUTIONS[config.evolve],
-        popularity=charted.popularity() if charted else None,
+        popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,
         clock=clock,

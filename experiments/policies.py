@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +30,8 @@ from experiments.settings import choose, settings
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
+# The warm_start.split that stands for the run's own initial tasks.
+INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 
 
@@ -111,10 +114,11 @@ def initial_params(
     model: ModelConfig,
     engine: Engine,
     score: Callable[[int], float],
+    initial: Callable[[], Sequence[Task]],
 ) -> Params:
     """π_θ before the first step: read from model.path, drawn at random, or warm-started once and cached.
 
-    `score(step)` is the success on the development split of the policy that `engine` holds.
+    `score(step)` is the success on the development split of the policy that `engine` holds; `initial` finds D_0.
     """
     if config.model.path:
         return load_params(Path(config.model.path), model)
@@ -123,12 +127,14 @@ def initial_params(
         CONSOLE.print("policy: random parameters, no warm start (warm_start.steps=0)", soft_wrap=True)
         return initialize(model, config.seed)
 
+    learned = functools.partial(demonstrations, config, environment, initial=functools.cache(initial))
+
     def make() -> warm_start.Trained:
-        return _train(config, environment, chat, model, engine, score)
+        return _train(config, learned, environment, chat, model, engine, score)
 
     key = {
         "environment": environment.name,
-        "environment_settings": settings(config.environment, "name"),
+        "environment_settings": settings(config.environment, "name", "isolated"),
         "seed": config.seed,
         "settings": section.to_dict(),
         "model": dataclasses.asdict(model),
@@ -139,7 +145,7 @@ def initial_params(
         "template": chat.tokenizer.chat_template,
         "demonstrations": [
             [task.id, [[[call.name, dict(call.arguments)] for call in action.calls] for action in actions]]
-            for task, actions in itertools.islice(demonstrations(config, environment, (0.0, 1.0)), 100)
+            for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
         "code": warm_start.fingerprint(),
     }
@@ -148,12 +154,20 @@ def initial_params(
     return load_params(folder, model)
 
 
-def demonstrations(config: ConfigDict, environment: Environment, noise: tuple[float, float]) -> Demonstrations:
-    """The reference solutions of the split warm_start.split, or where that is "" the environment's own demonstrator.
+def demonstrations(
+    config: ConfigDict,
+    environment: Environment,
+    noise: tuple[float, float],
+    initial: Callable[[], Sequence[Task]] = tuple,
+) -> Demonstrations:
+    """What a warm start learns: the reference solutions of the split warm_start.split; where that is "initial", those
+    of D_0, which no evaluation task is in; where it is "", what the environment's own demonstrator does.
 
-    Raises ValueError where there is neither, and for a split that shares a task with the evaluation.
+    Raises ValueError where there is none, and for a split that shares a task with the evaluation.
     """
     section = config.warm_start
+    if section.split == INITIAL:
+        return [(task, task.solution) for task in initial()]
     if not section.split:
         if isinstance(environment, Demonstrated):
             return environment.demonstrations(section.demonstrations, config.seed, noise)
@@ -180,6 +194,7 @@ def demonstrations(config: ConfigDict, environment: Environment, noise: tuple[fl
 
 def _train(
     config: ConfigDict,
+    learned: Callable[[tuple[float, float]], Demonstrations],
     environment: Environment,
     chat: Chat,
     model: ModelConfig,
@@ -188,7 +203,7 @@ def _train(
 ) -> warm_start.Trained:
     section = config.warm_start
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
-    pairs = demonstrations(config, environment, (section.noise_low, section.noise_high))
+    pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         played = []
         for demonstration in warm_start.demonstrate(environment, chat, pairs):

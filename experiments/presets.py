@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from experiments.settings import choose
 
-# A policy from scratch that two CPU cores can carry through every part of the loop; it starts at random.
+# A policy from scratch that two CPU cores can carry through every part of the loop. It first learns the solutions of
+# its own initial tasks, so that it makes calls at all; no official task is among them.
 _TINY: dict[str, Any] = {
     "model.path": "",
     "model.tools": "brief",
@@ -20,15 +21,19 @@ _TINY: dict[str, Any] = {
     "model.shape.num_hidden_layers": 2,
     "model.shape.num_attention_heads": 4,
     "model.shape.num_key_value_heads": 2,
-    "warm_start.steps": 0,
-    "batch_size": 4,
+    "warm_start.steps": 80,
+    "warm_start.split": "initial",
+    "warm_start.batch_size": 8,
+    "warm_start.lengthen": 0,
+    "warm_start.check_every": 80,
+    "warm_start.check_tasks": 20,
+    "batch_size": 8,
     "group_size": 4,
-    "initial_tasks": 8,
-    "evolve": "trajectory",  # a policy that solves nothing raises no signal for feedback to follow
+    "initial_tasks": 16,
     "evolve_every": 1,
     "checkpoint_every": 1,
-    "synthesis.contexts": 4,
-    "synthesis.budget": 4,
+    "synthesis.contexts": 8,
+    "synthesis.budget": 8,
     "engine.slots": 16,
     "engine.max_length": 1536,
     "limits.concurrency": 16,
@@ -43,14 +48,15 @@ _TINY: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
     "tiny": _TINY,
-    # The same policy, which has learned the solutions of the development part by heart.
+    # The same policy, which has learned the solutions of the development part by heart instead. It solves nothing else,
+    # so that hardly a signal points anywhere: the trajectories themselves guide the explorer.
     "tiny-warm": {
         **_TINY,
+        "evolve": "trajectory",
         "warm_start.steps": 300,
         "warm_start.split": "dev",
-        "warm_start.batch_size": 8,
-        "warm_start.lengthen": 0,
         "warm_start.check_every": 150,
+        "warm_start.check_tasks": 100,
         "evaluation.split": "held_out",
     },
 }

@@ -37,7 +37,6 @@ from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
-from cojax.synthesis import initial_tasks
 from environments.worker.venv import InstallError
 from experiments import assemble, policies, preflight, presets
 from experiments.facts import facts
@@ -103,7 +102,7 @@ def run(config: ConfigDict) -> int:
         loop = assemble.loop(config, made, learner, clock)
         untrained = learner.init(params)
         zero_shot = _zero_shot(config, made, learner, untrained, clock, directory)
-        state = _resume(loop, untrained, directory) or _begin(config, loop, untrained, directory)
+        state = _resume(loop, untrained, directory) or _begin(config, made, loop, untrained, directory)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
@@ -132,18 +131,11 @@ def _zero_shot(
     return score.success
 
 
-def _begin(config: ConfigDict, loop: Loop, learned: Any, directory: RunDirectory) -> State:
+def _begin(config: ConfigDict, made: assemble.Parts, loop: Loop, learned: Any, directory: RunDirectory) -> State:
     """Step 0: D_0 by unguided exploration, and the first checkpoint."""
     directory.begin()
     with loop.clock("feedback"):
-        found = initial_tasks(
-            loop.environment,
-            loop.explorer,
-            loop.validate,
-            config.initial_tasks,
-            seed=(config.seed, "initial"),
-            weights=loop.popularity,
-        )
+        found = assemble.initial(config, made)
         directory.add_tasks(found.tasks)
         directory.drafts.append(found.drafts)
     state = State(0, learned, TaskPool.of(found.tasks), signs.init(loop.detectors))

@@ -99,6 +99,12 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert summaries[0][key] == summaries[1][key], key
 
 
+def test_the_desk_in_workers_gives_the_same_run(reference, environment, tmp_path):
+    done = run(tmp_path / "run", environment, "environment.isolated=True")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_same_run(reference, tmp_path / "run")
+
+
 def kill_when(
     workdir: Path, environment: dict[str, str], moment: Callable[[], bool], number: int = signal.SIGKILL, *settings: str
 ) -> tuple[int, str]:

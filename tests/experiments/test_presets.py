@@ -13,7 +13,7 @@ def test_a_preset_is_written_into_the_configuration():
     config.policy = "tiny"
     resolved = resolve(config)
     assert (resolved.policy, resolved.model.path, resolved.model.tools) == ("tiny", "", "brief")
-    assert (resolved.batch_size, resolved.group_size, resolved.evolve_every) == (4, 4, 1)
+    assert (resolved.batch_size, resolved.group_size, resolved.evolve_every) == (8, 4, 1)
     assert resolved.model.shape.num_hidden_layers == 2
     assert resolved.learner.loss_settings.clip_high == 0.28  # the paper's, which no preset names
     assert config.batch_size == 32  # the argument stays as it was
