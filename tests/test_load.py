@@ -83,7 +83,7 @@ def test_a_hub_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("no route to host")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(FileNotFoundError, match="'Qwen/None' is no folder, and the hub did not give it.*no route"):
+    with pytest.raises(FileNotFoundError, match=r"'Qwen/None' is no folder, and the hub did not give it.*no route"):
         cojax.load("Qwen/None")
 
 
@@ -116,7 +116,7 @@ def test_importing_loads_no_jax(code: str) -> None:
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_loading_takes_little_more_than_the_parameters(kind: str, tmp_path: Path) -> None:
     """Peak memory ≤ parameters + 2 × the largest tensor + 300 MB, at a size where a second copy would break it."""
-    program = [sys.executable, str(ROOT / "tests/load_memory.py")]
+    program = [sys.executable, str(ROOT / "tests/policy/load_memory.py")]
     width = {"dense": 768, "moe": 512}[kind]
     subprocess.run([*program, "write", kind, str(tmp_path), str(width)], cwd=ROOT, check=True, capture_output=True)
     done = subprocess.run([*program, "load", str(tmp_path)], cwd=ROOT, capture_output=True, text=True)

@@ -73,8 +73,11 @@ FLOATS = tuple(_DTYPES)  # the codes that can be read
 
 
 def dtype_code(name: str) -> str:
-    """The format's code of "float32", "bfloat16" or "float16"."""
-    return next(code for code, dtype in _DTYPES.items() if dtype.name == name)
+    """The format's code of "float32", "bfloat16" or "float16". Raises ValueError for another."""
+    for code, dtype in _DTYPES.items():
+        if dtype.name == name:
+            return code
+    raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
 
 
 def read_header(path: Path) -> dict[str, Entry]:

@@ -11,13 +11,14 @@ import numpy as np
 
 import cojax
 from cojax.checkpoint import Checkpointer
-from cojax.policy import moe
+from cojax.policy import moe, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.model_folder import write_model
-from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.parameters import Params, leaf_of, parameters
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
-from cojax.policy.transformer import Params, initialize
+
+initialize = functools.cache(transformer.initialize)
 
 DENSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, tie_word_embeddings=False)
 SPARSE = ModelConfig(
@@ -44,18 +45,28 @@ def close(config: ModelConfig, found: Params, expected: Params, what: str) -> No
         assert share <= 1e-5, f"{what}: {row.name} is off by {share:.1e} of its norm"
 
 
-def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
-    def step(params: Params, rows: tuple, mesh: jax.sharding.Mesh | None) -> tuple[jax.Array, Params, Params]:
-        loss = lambda p: -token_logprobs(config, p, *rows, chunk=8, remat=True, mesh=mesh).mean()  # noqa: E731
-        value, gradient = jax.value_and_grad(loss)(params)
-        return value, gradient, jax.tree.map(lambda p, g: p - 1.0 * g, params, gradient)
+def step(
+    config: ModelConfig, params: Params, rows: tuple, mesh: jax.sharding.Mesh | None
+) -> tuple[jax.Array, Params, Params]:
+    """Loss, gradient, and the parameters after SGD at learning rate 1."""
 
-    params, rows = initialize(config, 0), batch()
-    expected = jax.jit(functools.partial(step, mesh=None))(params, rows)
+    def loss(params: Params) -> jax.Array:
+        return -token_logprobs(config, params, *rows, chunk=8, remat=True, mesh=mesh).mean()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return value, gradient, jax.tree.map(lambda p, g: p - 1.0 * g, params, gradient)
+
+
+@functools.cache
+def on_one_device(config: ModelConfig) -> tuple[jax.Array, Params, Params]:
+    return jax.jit(functools.partial(step, config, mesh=None))(initialize(config, 0), batch())
+
+
+def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
     mesh = make_mesh(**sizes)
-    placed, there = shard(config, params, mesh), jax.device_put(rows, batch_sharding(mesh))
-    found = jax.jit(functools.partial(step, mesh=mesh if mesh_aware else None))(placed, there)
-    what = f"{sizes}, {mesh_aware=}"
+    placed, rows = shard(config, initialize(config, 0), mesh), jax.device_put(batch(), batch_sharding(mesh))
+    found = jax.jit(functools.partial(step, config, mesh=mesh if mesh_aware else None))(placed, rows)
+    expected, what = on_one_device(config), f"{sizes}, {mesh_aware=}"
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, err_msg=what)
     close(config, found[1], expected[1], what + ", gradient")
     close(config, found[2], expected[2], what + ", parameters")

@@ -1,6 +1,7 @@
 """The sparse feed-forward: by hand, both ways of computing it, and nobody disturbed by company."""
 
 import functools
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,10 @@ from references import hidden_states, initialize, one_segment
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import Kernels, Routing, facts, mix_dense, mix_grouped
+from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import router_facts
+from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.local import LocalEngine
 
 CONFIG = ModelConfig(
     61, 32, 40, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
@@ -124,3 +128,22 @@ def test_router_facts_of_every_layer() -> None:
     dense = ModelConfig(61, 32, 40, 2, 4, 2, 16)
     with pytest.raises(ValueError, match="num_experts 0, so no router"):
         router_facts(dense, {}, *batch)
+
+
+def test_the_engine_gives_the_same_bits_in_any_company() -> None:
+    """Twelve conversations one by one, then all at once over eight slots."""
+    params = initialize(CONFIG, 0)
+    engine = LocalEngine(CONFIG, slots=8, max_length=48, prefill_rows=4, prefill_chunks=(8,))
+    engine.load(Weights(0, lambda: to_hf(CONFIG, params)))
+
+    def converse(number: int) -> Completion:
+        prompt = np.random.default_rng(number).integers(0, 61, 5 + number).tolist()
+        sampling = Sampling(temperature=1.0, max_tokens=12, stop_tokens=(3,))
+        completion = engine.generate(prompt, sampling, session=str(number), seed=(number,))
+        engine.release(str(number))
+        return completion
+
+    alone = [converse(number) for number in range(12)]
+    with ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(converse, range(12))) == alone
+    engine.close()

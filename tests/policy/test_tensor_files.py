@@ -98,3 +98,5 @@ def test_files_are_cut_at_their_largest_size() -> None:
 
 def test_codes() -> None:
     assert [dtype_code(name) for name in ("float32", "bfloat16", "float16")] == ["F32", "BF16", "F16"]
+    with pytest.raises(ValueError, match="dtype 'float64' is not supported; available: float32, bfloat16, float16"):
+        dtype_code("float64")
