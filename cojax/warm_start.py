@@ -26,7 +26,7 @@ from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, p
 from cojax.learner import batch, losses, step
 from cojax.learner.batch import pack_sequences
 from cojax.learner.step import Learner
-from cojax.policy import attention, logprobs, transformer
+from cojax.policy import attention, layers, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout import chat as rendering
@@ -37,7 +37,7 @@ from cojax.store import sync_folder, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose change makes another policy of the same settings.
-_DECIDING = (attention, batch, rendering, logprobs, losses, step, transformer)
+_DECIDING = (attention, batch, layers, logprobs, losses, moe, rendering, rope, step, transformer)
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
 

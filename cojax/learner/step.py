@@ -292,6 +292,7 @@ class Learner:
             batch.segment_ids,
             temperature=self.temperature,
             remat=self.remat,
+            mesh=self.mesh,
         )
 
     @property
