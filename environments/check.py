@@ -88,19 +88,25 @@ class Tally:
         for place, without, name in drops if every else _one(drops, task):
             self.mutated += 1
             changed = place + 1 >= len(states) or states[place] != states[place + 1]
-            if _play(environment, task, without).reward < 1.0:
+            less = _play(environment, task, without)
+            if less.outcome not in ("finished", "truncated"):
+                self.faults.append(f"{task.id}: without {name} of action {place + 1}: {less.outcome} {less.error}")
+            elif less.reward < 1.0:
                 self.mutated_rejected += 1
             elif not changed:
                 self.harmless += 1
             else:
                 self.let_through.append(f"{task.id}: {name} of action {place + 1}")
 
-    def throw(self, environment: Environment, task: Task, name: str, action: Action) -> None:
-        """Throws one action at an episode of the task, which must be answered, and leave the next episode sound."""
+    def throw(self, environment: Environment, task: Task, name: str, action: Action, *, endless: bool = False) -> None:
+        """Throws one action at an episode of the task, which must be answered, and leave the next episode sound.
+
+        An `endless` one must be cut off instead.
+        """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
         after = _play(environment, task, task.solution)
-        if thrown.outcome == "environment_error":
+        if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != endless:
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
         elif thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
@@ -177,10 +183,11 @@ def trials(
 
 def _tools(environment: Environment, task: Task) -> set[str]:
     episode = environment.start(task)
-    episode.reset()
-    names = {tool["function"]["name"] for tool in episode.tools()}
-    episode.close()
-    return names
+    try:
+        episode.reset()
+        return {tool["function"]["name"] for tool in episode.tools()}
+    finally:
+        episode.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200, help="tasks of each split (default: %(default)s)")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
     options = parser.parse_args(arguments)
+    if options.count < 1:
+        parser.error(f"--count is {options.count}; expected at least 1")
     try:
         environment = environments.load(options.name)
         module = vars(importlib.import_module(f"environments.{options.name}"))
@@ -205,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tally = check(environment, tasks, every)
         solved = [task for task in tasks if task.solution]
         for task, name, action in trials(environment, module.get("TRIALS", {}), solved) if solved else ():
-            tally.throw(environment, task, name, action)
+            tally.throw(environment, task, name, action, endless=name not in GARBAGE)
         line = tally.line(options.name, split, time.monotonic() - began, every=every)
         wrong += line["fault_count"]
         print(json.dumps(to_json(line)), flush=True)

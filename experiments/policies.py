@@ -26,6 +26,7 @@ from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Action, Task
+from cojax.validation import Exclusions
 from experiments.settings import choose, settings
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
@@ -65,8 +66,13 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
 
 
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
-    """The byte-level tokenizer, trained on the environment's documentation and its development tasks."""
-    tasks = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
+    """The byte-level tokenizer, trained on the environment's documentation and its development tasks.
+
+    A development task that is also evaluated is left out.
+    """
+    held_out = _held_out(config, environment)
+    development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
+    tasks = [task for task in development if not held_out.why(task)]
     with bar("tokenizer: replays", len(tasks)) as advance:
         return byte_tokenizer(said(environment, tasks, advance), config.model.vocabulary)
 
@@ -182,14 +188,19 @@ def demonstrations(
             f"split {section.split!r} of environment {environment.name!r} brings no solutions to learn from; "
             "name another in --config.warm_start.split, or set --config.warm_start.steps=0"
         )
-    held_out = {task.id for task in environment.tasks(config.evaluation.split, config.evaluation.tasks)}
-    if shared := sum(task.id in held_out for task in tasks):
+    held_out = _held_out(config, environment)
+    if shared := sum(bool(held_out.why(task)) for task in tasks):
         raise ValueError(
             f"{shared} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
             f"{config.evaluation.split!r}: what was learned by heart cannot be evaluated. Choose another "
             "--config.evaluation.split"
         )
     return [(task, task.solution) for task in tasks]
+
+
+def _held_out(config: ConfigDict, environment: Environment) -> Exclusions:
+    """The evaluation tasks, whose words and solutions nothing may learn before they are asked."""
+    return Exclusions.of(environment.tasks(config.evaluation.split, config.evaluation.tasks))
 
 
 def _train(

@@ -2,8 +2,8 @@
 
     python -m experiments.soak [--environment=bfcl] [--episodes=10000] [--concurrency=64]
 
-Plays reference solutions, some of them cut short, and every hundredth episode with a call that never ends where the
-environment knows one. Prints throughput, memory of a child, and processes, descriptors, temporary files and memory
+Plays reference solutions, every tenth of them cut short, and in every thousandth episode a call that never ends, where
+the environment knows one. Prints throughput, memory of a child, and processes, descriptors, temporary files and memory
 before and after; exits with 1 if anything is left behind or memory grew by more than a tenth.
 """
 

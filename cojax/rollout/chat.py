@@ -158,8 +158,11 @@ class Chat:
 
 
 def parse(text: str) -> Action:
-    """The action a text spells: every `<tool_call>` must hold {"name": str, "arguments": object}, or none counts."""
-    found = _CALL.findall(text[:_TEXT_CHARACTERS])
+    """The action a text spells: every `<tool_call>` must hold {"name": str, "arguments": object}, or none counts.
+
+    What stands before `</think>` was thought, not done.
+    """
+    found = _CALL.findall(text[:_TEXT_CHARACTERS].rpartition("</think>")[2])
     if not found:
         return Action(text, (), "no tool call found")
     calls = []

@@ -44,7 +44,7 @@ def make(category: str = "base", dev_fraction: float = 0.5, deadline: float = 10
     """
     return isolate(
         "environments.bfcl.inside",
-        python=interpreter("bfcl"),
+        python=interpreter("bfcl", RECIPE),
         bounds=Bounds(deadline=deadline),
         category=category,
         dev_fraction=dev_fraction,

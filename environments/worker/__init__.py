@@ -1,7 +1,7 @@
 """Isolation for any environment: its own interpreter and packages, a process for every episode, limits from outside.
 
     def make(**settings):
-        return isolate("environments.NAME.inside", python=interpreter("NAME"), **settings)
+        return isolate("environments.NAME.inside", python=interpreter("NAME", RECIPE), **settings)
 
 trainer ── client ──socket── supervisor ──socket── fork server ──fork── one child an episode
             (threads)         (deadlines,            (imports and         (confined, single-use)

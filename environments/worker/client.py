@@ -67,11 +67,22 @@ class Client:
         self.launch = launch
         self.lock = threading.Lock()
         self.replaced: list[float] = []
+        self.closed = False
         self.connection = Connection(launch)
+        if missing := [name for name, held in self.connection.described["layers"].items() if not held]:
+            _LOG.warning("%s runs without these layers of isolation: %s", launch.module, ", ".join(missing))
+
+    def close(self) -> None:
+        """Ends every process, for good."""
+        with self.lock:
+            self.closed = True
+            self.connection.close()
 
     def connect(self) -> Connection:
         """The live connection. Raises EnvironmentFailure where supervisors keep ending."""
         with self.lock:
+            if self.closed:
+                raise EnvironmentFailure(f"the worker of {self.launch.module} was closed")
             if self.connection.ended:
                 now = time.monotonic()
                 self.replaced = [moment for moment in self.replaced if now - moment < _WITHIN]
@@ -111,7 +122,8 @@ class Connection:
         self.waiting = threading.Lock()
         self.numbers, self.episodes = itertools.count(1), itertools.count(1)
         self.ended = False
-        self.close = weakref.finalize(self, _shut, ours, process)
+        self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
+        _SOCKETS.add(ours)
         shown = [place for _, origin, places in roots for place in (places or [os.path.dirname(origin or "")])]
         order = {
             "module": launch.module,
@@ -172,17 +184,18 @@ class Connection:
         """Hands a reply to the thread that waits for it."""
         with self.waiting:
             future = self.pending.get(reply["id"])
-        if future is not None:
-            future.set_result(reply)
+            if future is not None and not future.done():
+                future.set_result(reply)
 
     def fail(self) -> None:
         """The supervisor is gone: no call will be answered."""
         with self.waiting:
             self.ended = True
-            left = list(self.pending.values())
-        for future in left:
-            if not future.done():
-                future.set_result(wire.failed(wire.LOST, "the worker ended"))
+            for future in self.pending.values():
+                if not future.done():
+                    future.set_result(wire.failed(wire.LOST, "the worker ended"))
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
 
 
 def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
@@ -197,8 +210,22 @@ def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
         alive.fail()
 
 
-def _shut(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+# A process forked from ours must neither hold these open nor speak on them.
+_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forget() -> None:
+    for inherited in list(_SOCKETS):
+        inherited.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
     """Ends the supervisor by ending its socket; it kills every child before it ends."""
+    if os.getpid() != owner:
+        return
     with contextlib.suppress(OSError):
         ours.shutdown(socket.SHUT_RDWR)
     ours.close()

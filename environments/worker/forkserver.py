@@ -23,7 +23,17 @@ from collections.abc import Callable
 from typing import Any
 
 from environments.worker import child, wire
-from environments.worker.sandbox import Bounds, Layers, confine, die_with_parent, enclose, needed_files, separate, sweep
+from environments.worker.sandbox import (
+    Bounds,
+    Layers,
+    confine,
+    die_with_parent,
+    enclose,
+    needed_files,
+    separate,
+    sweep,
+    trial,
+)
 
 # One message on the control socket, in bytes.
 PACKET = 64 * 2**10
@@ -32,14 +42,20 @@ PACKET = 64 * 2**10
 def main(descriptor: int) -> None:
     """Serves until the control socket ends; then no child is left."""
     control = socket.socket(fileno=descriptor)
+    supervisor = os.getppid()
+    die_with_parent()
+    if os.getppid() != supervisor:
+        return
     order = wire.decode(control.recv(PACKET))
     try:
         bounds = Bounds(**order["bounds"])
         layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None)
+        if reason := trial(bounds, layers):
+            raise RuntimeError(f"no child can be confined here: {reason}")
         environment = importlib.import_module(order["module"]).make(**order["settings"])
         ready = {
             **child.describe(environment),
-            "layers": dataclasses.asdict(layers),
+            "layers": {name: held for name, held in dataclasses.asdict(layers).items() if name != "first_uid"},
             "python": platform.python_version(),
         }
     except BaseException as error:

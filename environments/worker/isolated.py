@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cojax.environment import EnvironmentFailure, ask
+from cojax.environment import EnvironmentFailure, LimitExceeded, ask
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
 from environments.worker import wire
 from environments.worker.client import Client, Connection
@@ -60,7 +60,7 @@ class IsolatedEnvironment:
 
     def close(self) -> None:
         """Ends every process behind this environment."""
-        self._client.connection.close()
+        self._client.close()
 
     def _call(self, op: str, *arguments: Any) -> Any:
         connection = self._client.connect()
@@ -147,7 +147,12 @@ class IsolatedEpisode:
         except (ValueError, RecursionError) as error:
             reason = f"error: the action is not JSON that can be sent: {error}"
             return Observation((Message("tool", reason[:200]),), ok=False)
-        return _read(Observation, self._call("step", sent))
+        reply = self._call("step", sent)
+        try:
+            return _read(Observation, reply)
+        except EnvironmentFailure as failure:
+            # Whoever runs in the child could write such a thing, to have a failing episode taken for a lost one.
+            raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
 
     def state(self) -> Mapping[str, Any]:
         return self._call("state")

@@ -25,8 +25,9 @@ _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 1
 _DETACH = 2
 _PDEATHSIG, _NO_NEW_PRIVS, _SUBREAPER = 1, 38, 36
 _CAPABILITY_VERSION = 0x20080522
-# Children of root take the user ids from here on, one each.
-_FIRST_UID = 2_000_000
+# Children of root have user ids of their own, in blocks: two fork servers must not share any, as what a dead child left
+# is killed by its user id.
+_UIDS_FROM, _UID_BLOCK = 1_000_000_000, 4_096
 # Where the view of the file system is put together; any folder that none of the files shown lies under.
 _PLACES = ("/mnt", "/media", "/srv", "/home", "/opt")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -39,8 +40,9 @@ class Bounds:
     """What one episode may take.
 
     `deadline` is for one call, `service_deadline` for one that concerns the whole environment, `start_deadline` for
-    importing and making it, all in seconds. `memory` bounds the address space, `file_size` one file, `scratch` all
-    files in /tmp, `output` one reply, in bytes; `processes` counts the child's own. At most `children` live at once.
+    importing and making it, all in seconds. `memory` bounds the address space of each of its processes, `file_size` one
+    file, `scratch` all files in /tmp, `output` one reply, in bytes; `processes` counts the child's own. At most
+    `children` live at once, no more than 4,096.
     """
 
     deadline: float = 30.0
@@ -53,15 +55,26 @@ class Bounds:
     processes: int = 16
     children: int = 1_024
 
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) <= 0:
+                raise ValueError(f"bound {field.name} is {getattr(self, field.name)}; expected more than 0")
+        if self.children > _UID_BLOCK:
+            raise ValueError(f"bound children is {self.children}; expected at most {_UID_BLOCK}")
+
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """Which layers hold: no network, a view of the needed files only, process ids of its own, not root."""
+    """Which layers hold: no network, a view of the needed files only, process ids of its own, not root.
+
+    `first_uid` is the user id of slot 0 where every child has its own, else 0.
+    """
 
     network: bool = False
     files: bool = False
     processes: bool = False
     user: bool = False
+    first_uid: int = 0
 
 
 def enclose(visible: Iterable[str] | None) -> Layers:
@@ -77,16 +90,23 @@ def enclose(visible: Iterable[str] | None) -> Layers:
     network = closed and _succeeds(lambda: _unshare(_NEWNET | _NEWIPC | _NEWUTS))
     files = closed and _succeeds(lambda: _unshare(_NEWNS)) and _succeeds(lambda: _show_only(list(visible or ())))
     processes = owned and _possible(lambda: separate(Layers(files=files, processes=True)))
-    user = not root or _possible(lambda: os.setresuid(_FIRST_UID, _FIRST_UID, _FIRST_UID))
+    first = _first_uid() if root else 0
+    if first and not _possible(lambda: os.setresuid(first, first, first)):
+        first = 0
+    if root and not first and _is_host_root():
+        raise PermissionError(
+            "this is root and can take no other user id, so nothing bounds the processes of a child; "
+            "run as an ordinary user, or with the capability CAP_SETUID"
+        )
     _prctl(_SUBREAPER, 1)
-    return Layers(network, files, processes, user)
+    return Layers(network, files, processes, user=not root or first > 0, first_uid=first)
 
 
 def separate(layers: Layers) -> None:
     """Gives the next fork of this process an own process namespace, and an own mount namespace for its scratch."""
     if layers.processes:
         uid, gid = os.geteuid(), os.getegid()
-        _unshare(_NEWPID | (_NEWNS if layers.files else 0) | (_NEWUSER if uid else 0))
+        _unshare(_NEWPID | _NEWIPC | (_NEWNS if layers.files else 0) | (_NEWUSER if uid else 0))
         if uid:
             # Processes are counted per user and namespace: a namespace of its own makes the limit the child's own.
             _map_user(uid, gid)
@@ -105,21 +125,42 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         (resource.RLIMIT_FSIZE, bounds.file_size),
         (resource.RLIMIT_NOFILE, 256),
     ):
-        resource.setrlimit(limit, (value, value))
+        _limit(limit, value)
     # Without a namespace or a user of its own, the child shares its count with everything else of this user.
-    alone = layers.processes or (os.geteuid() == 0 and layers.user)
+    alone = layers.processes or layers.first_uid
     processes = bounds.processes + (0 if alone else _tasks_of(os.geteuid()))
-    if os.geteuid() == 0 and layers.user:
-        uid = _FIRST_UID + slot
+    if layers.first_uid:
+        uid = layers.first_uid + slot
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     # After the change of user: the limit does not bind root.
-    resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+    _limit(resource.RLIMIT_NPROC, processes)
     if sys.platform == "linux":
         _drop_capabilities()
         _prctl(_NO_NEW_PRIVS, 1)
     die_with_parent()
+
+
+def trial(bounds: Bounds, layers: Layers) -> str:
+    """Why a child cannot be confined; empty where it can. Found out by one that does nothing else."""
+    reads, writes = os.pipe()
+    if not (pid := os.fork()):
+        try:
+            separate(layers)
+            if not (inner := os.fork()):
+                confine(bounds, layers, slot=0)
+                os._exit(0)
+            os.waitpid(inner, 0)
+        except BaseException as error:
+            os.write(writes, f"{type(error).__name__}: {error}"[:500].encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as words:
+        reason = words.read()
+    os.waitpid(pid, 0)
+    return reason
 
 
 def die_with_parent() -> None:
@@ -132,10 +173,11 @@ def sweep(layers: Layers, slot: int, known: set[int]) -> None:
     """Kills what a dead child left behind where no process namespace did: by its user, or as an adopted orphan."""
     if layers.processes or sys.platform != "linux":
         return
-    if os.geteuid() == 0 and layers.user:
+    if layers.first_uid:
         if not (killer := os.fork()):
+            uid = layers.first_uid + slot
             with contextlib.suppress(OSError):
-                os.setresuid(_FIRST_UID + slot, _FIRST_UID + slot, _FIRST_UID + slot)
+                os.setresuid(uid, uid, uid)
                 os.kill(-1, signal.SIGKILL)
             os._exit(0)
         os.waitpid(killer, 0)
@@ -246,6 +288,30 @@ def _tasks_of(uid: int) -> int:
                 if os.stat(f"/proc/{entry}").st_uid == uid:
                     count += len(os.listdir(f"/proc/{entry}/task"))
     return count
+
+
+def _first_uid() -> int:
+    """The first of the user ids for this process's children, among those that exist here; 0 where there are too few."""
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    inside, _, length = max(ranges, key=lambda found: found[2])
+    block = os.getpid() * _UID_BLOCK
+    if length > _UIDS_FROM + 2 * _UID_BLOCK:
+        return inside + _UIDS_FROM + block % (min(length, 2**32 - 2) - _UIDS_FROM - _UID_BLOCK)
+    room = length - 1 - _UID_BLOCK
+    return inside + 1 + block % room if room > 0 else 0
+
+
+def _is_host_root() -> bool:
+    """Whether user id 0 is that of the host, whom no process limit binds."""
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return any(inside <= 0 < inside + length and outside - inside == 0 for inside, outside, length in ranges)
+
+
+def _limit(limit: int, value: int) -> None:
+    """Sets a limit, or keeps a stricter one that is there already."""
+    hard = resource.getrlimit(limit)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
 
 
 def _unshare(flags: int) -> None:

@@ -7,10 +7,12 @@ is gone, however it went, or the fork server is, it ends and no child stays behi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import heapq
 import itertools
 import os
+import resource
 import socket
 import subprocess
 import traceback
@@ -32,12 +34,30 @@ _SERVICE = 0
 
 
 def main(descriptor: int) -> None:
-    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    # As many sockets as the system lets us have: one a child.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with contextlib.suppress(ConnectionError):
+        asyncio.run(_serve(socket.socket(fileno=descriptor), _watched(os.getppid())))
 
 
-async def _serve(connection: socket.socket) -> None:
+def _watched(trainer: int) -> int | None:
+    """A descriptor that turns readable when the trainer ends; an inherited copy of its socket would hide that."""
+    try:
+        return os.pidfd_open(trainer)
+    except (OSError, AttributeError):
+        return None
+
+
+async def _serve(connection: socket.socket, trainer: int | None) -> None:
     reader, writer = await asyncio.open_unix_connection(sock=connection, limit=wire.REQUEST)
-    order = wire.decode(await reader.readline())
+    over = asyncio.Event()
+    if trainer is not None:
+        asyncio.get_running_loop().add_reader(trainer, over.set)
+    line = await reader.readline()
+    if not line:
+        return
+    order = wire.decode(line)
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.setblocking(False)
     with theirs:
@@ -49,10 +69,15 @@ async def _serve(connection: socket.socket) -> None:
             return
     ready: dict[str, Any] = {"failure": wire.START}
     try:
-        ready = await _first_word(control, order)
+        starting = asyncio.create_task(_first_word(control, order))
+        while not starting.done() and not over.is_set() and not reader.at_eof():
+            await asyncio.wait({starting}, timeout=0.1)
+        if not starting.done():
+            return
+        ready = starting.result()
         writer.write(wire.encode({"id": 0, **ready}))
         if "failure" not in ready:
-            await _Ward(reader, writer, control, Bounds(**order["bounds"])).serve()
+            await _Ward(reader, writer, control, Bounds(**order["bounds"])).serve(over)
         await writer.drain()
     except ConnectionError:
         pass
@@ -85,9 +110,12 @@ async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str
     loop = asyncio.get_running_loop()
     names = ("module", "settings", "visible", "enclosed", "bounds")
     deadline = order["bounds"]["start_deadline"]
+    packet = wire.encode({name: order[name] for name in names})
+    if len(packet) > PACKET:
+        return wire.failed(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")
     try:
         async with asyncio.timeout(deadline):
-            await loop.sock_sendall(control, wire.encode({name: order[name] for name in names}))
+            await loop.sock_sendall(control, packet)
             word = await loop.sock_recv(control, PACKET)
     except TimeoutError:
         return wire.failed(wire.START, f"importing and making the environment took longer than {deadline:g} s")
@@ -122,15 +150,17 @@ class _Ward:
         self.free: list[int] = list(range(bounds.children))
         self.tasks: set[asyncio.Task[None]] = set()
         self.numbers = itertools.count(1)
+        self.birth = asyncio.Lock()
 
-    async def serve(self) -> None:
-        """Until the client or the fork server is gone."""
-        orders, exits = asyncio.create_task(self._take_orders()), asyncio.create_task(self._watch())
-        await asyncio.wait((orders, exits), return_when=asyncio.FIRST_COMPLETED)
-        for task in (orders, exits, *self.tasks):
+    async def serve(self, over: asyncio.Event) -> None:
+        """Until the client or the fork server is gone, or `over` is set."""
+        watches = [asyncio.create_task(watch) for watch in (self._take_orders(), self._watch(), over.wait())]
+        await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+        left = [*watches, *self.tasks]
+        for task in left:
             task.cancel()
-        for ended in await asyncio.gather(orders, exits, *self.tasks, return_exceptions=True):
-            if isinstance(ended, Exception):
+        for ended in await asyncio.gather(*left, return_exceptions=True):
+            if isinstance(ended, Exception) and not isinstance(ended, ConnectionError):
                 traceback.print_exception(ended)
 
     async def _take_orders(self) -> None:
@@ -157,26 +187,43 @@ class _Ward:
             heapq.heappush(self.free, message["slot"])
 
     async def _answer(self, request: dict[str, Any]) -> None:
-        reply = await self._reply(request["episode"], request["op"], request["arguments"], request["deadline"])
+        try:
+            reply = await self._reply(request["episode"], request["op"], request["arguments"], request["deadline"])
+        except ConnectionError:
+            raise
+        except Exception as error:
+            reply = wire.failed(wire.LOST, f"the supervisor failed: {type(error).__name__}: {error}")
         self.writer.write(wire.encode({"id": request["id"], **reply}))
         await self.writer.drain()
 
     async def _reply(self, episode: int, op: str, arguments: list[Any], deadline: float) -> dict[str, Any]:
-        child = self.children.get(episode)
-        if op == "reset" or (episode == _SERVICE and (child is None or child.gone)):
+        while True:
             try:
-                child = await self._bear(episode)
+                child = await self._child(episode, op)
             except OSError as error:
                 return wire.failed(wire.LOST, f"no child could be started: {error}")
-        if child is None:
-            return wire.failed(wire.LOST, "the episode is closed")
-        async with child.turn:
-            if child.gone or child.reader.at_eof():
-                return wire.failed(wire.LOST, child.gone or "the child ended between two calls")
-            reply = await self._ask(child, op, arguments, deadline)
+            if child is None:
+                return wire.failed(wire.LOST, "the episode is closed")
+            async with child.turn:
+                if child.gone or child.reader.at_eof():
+                    child.gone = child.gone or "the child ended between two calls"
+                    if episode == _SERVICE:
+                        # Lost by another call, while this one waited for its turn.
+                        continue
+                    return wire.failed(wire.LOST, child.gone)
+                reply = await self._ask(child, op, arguments, deadline)
+            break
         if reply.get("failure") not in (None, wire.ENVIRONMENT):
             self._give_up(child, f"the child was given up: {reply['message']}")
         return reply
+
+    async def _child(self, episode: int, op: str) -> _Child | None:
+        """The episode's child, forked for its first call. Raises OSError where none can be."""
+        async with self.birth:
+            child = self.children.get(episode)
+            if op == "reset" or (episode == _SERVICE and (child is None or child.gone)):
+                return await self._bear(episode)
+            return child
 
     async def _ask(self, child: _Child, op: str, arguments: list[Any], deadline: float) -> dict[str, Any]:
         """One call of a child, which is trusted with nothing: not to answer, not to stop, not to answer this call."""
@@ -194,6 +241,8 @@ class _Ward:
         except ValueError as error:  # too long, or no JSON
             return wire.failed(wire.LIMIT, f"the reply to {op} is no reply: {error}"[:300])
         if answer is None:
+            # Where the fork server died, everything ends now, and this call is not to blame.
+            await asyncio.sleep(0.1)
             return wire.failed(wire.WORKER_DIED, f"the child died during {op}")
         if answer.pop("n", None) != child.calls or not (answer.keys() == {"value"} or "failure" in answer):
             return wire.failed(wire.LIMIT, f"the reply to {op} is no reply to this call")
@@ -207,10 +256,15 @@ class _Ward:
         if not self.free:
             raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
         self._dismiss(episode)
-        slot, number = heapq.heappop(self.free), next(self.numbers)
-        ours, theirs = socket.socketpair()
         limit = _SERVICE_OUTPUT if episode == _SERVICE else self.bounds.output
-        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=limit)
+        ours, theirs = socket.socketpair()
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=limit)
+        except OSError:
+            ours.close()
+            theirs.close()
+            raise
+        slot, number = heapq.heappop(self.free), next(self.numbers)
         child = self.children[episode] = _Child(number, reader, writer)
         kind = "environment" if episode == _SERVICE else "episode"
         with theirs:

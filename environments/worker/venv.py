@@ -44,10 +44,13 @@ def home(name: str) -> Path:
     return cache.absolute() / "environments" / name
 
 
-def interpreter(name: str) -> str:
-    """Its Python. Raises InstallError where it is not installed."""
-    if not (home(name) / _MARK).exists():
-        raise InstallError(f"environment {name!r} is not installed; run: python -m environments.install {name}")
+def interpreter(name: str, recipe: Recipe) -> str:
+    """Its Python. Raises InstallError where it is not installed by this very recipe."""
+    if not _marked(home(name), recipe):
+        raise InstallError(
+            f"environment {name!r} is not installed in {home(name)}, or by another version of its recipe; "
+            f"run: python -m environments.install {name}"
+        )
     return str(home(name) / "bin" / "python")
 
 
@@ -63,13 +66,13 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
     except OSError as error:
         raise InstallError(f"cannot write {folder.parent}: {error}; set COJAX_CACHE to a writable folder") from error
     with _locked(folder.with_suffix(".lock"), say):
-        wanted = _fingerprint(recipe)
         mark = folder / _MARK
-        if python is None and _stands(folder, wanted):
+        version = _version(python) if python else None
+        if _marked(folder, recipe) and _runs(folder, version):
             say(f"{name}: already installed in {folder}")
             return folder
         base = python or _measured(recipe)
-        version = _version(base)
+        version = version or _version(base)
         if version not in recipe.pythons:
             raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
         mark.unlink(missing_ok=True)
@@ -84,25 +87,24 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         with tempfile.TemporaryDirectory() as scratch:
             _run([str(folder / "bin" / "python"), "-c", recipe.proof], f"{name} does not work", {"TMPDIR": scratch})
         part = mark.with_suffix(".part")
-        part.write_text(json.dumps({"recipe": wanted, "python": ".".join(map(str, version))}))
+        part.write_text(json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
         part.replace(mark)
         say(f"{name}: installed")
     return folder
 
 
-def _runs(folder: Path, version: tuple[int, int]) -> bool:
-    """Whether a virtual environment of that version is there."""
+def _runs(folder: Path, version: tuple[int, int] | None) -> bool:
+    """Whether its interpreter runs, and is of that version if one is given."""
     with contextlib.suppress(InstallError):
-        return _version(str(folder / "bin" / "python")) == version
+        return _version(str(folder / "bin" / "python")) == version or version is None
     return False
 
 
-def _stands(folder: Path, wanted: str) -> bool:
-    """Whether it is installed by this very recipe, and its interpreter still runs."""
+def _marked(folder: Path, recipe: Recipe) -> bool:
+    """Whether an installation by this very recipe came to its end."""
     try:
-        _version(str(folder / "bin" / "python"))
-        return json.loads((folder / _MARK).read_text())["recipe"] == wanted
-    except (InstallError, OSError, ValueError, KeyError):
+        return json.loads((folder / _MARK).read_text())["recipe"] == _fingerprint(recipe)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -85,6 +85,27 @@ def test_a_solution_that_fails_is_a_fault():
     assert tally.faults == [f"{task.id}: the solution ends truncated with reward 0.0"]
 
 
+def test_an_environment_that_breaks_rejects_nothing():
+    tasks = environments.load("desk").tasks("dev", 5)
+    whole = {id(task): len(task.solution) for task in tasks}
+
+    class Fragile(BrokenDesk):
+        """Breaks at the evaluation of every run that is shorter than the solution."""
+
+        def start(self, task):
+            episode = super().start(task)
+            taken: list[int] = []
+            step = episode.step
+            episode.step = lambda action: taken.append(1) or step(action)
+            self.on = lambda where: (where == "evaluate" and len(taken) < whole[id(task)]) and 1 / 0
+            return episode
+
+    tally = check.check(Fragile(), tasks)
+    assert (tally.replayed, tally.mutated, tally.mutated_rejected) == (5, 5, 0)
+    assert len(tally.faults) == 5
+    assert "environment_error evaluate: ZeroDivisionError" in tally.faults[0]
+
+
 def test_an_environment_that_chokes_on_garbage_is_a_fault():
     task = environments.load("desk").tasks("dev", 1)[0]
     tally = check.Tally()

@@ -41,7 +41,7 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     with pytest.raises(InstallError, match="put the wheels into a folder"):
         install("proof", RECIPE, None, said.append)
     with pytest.raises(InstallError, match=r"run: python -m environments\.install proof"):
-        interpreter("proof")
+        interpreter("proof", RECIPE)
     wheel(offline, "raise RuntimeError('no such luck')")
     with pytest.raises(InstallError, match="no such luck"):
         install("proof", RECIPE, None, said.append)
@@ -51,7 +51,9 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     install("proof", repaired, None, said.append)
     assert said[-3].startswith("proof: going on with")
     assert said[-1] == "proof: installed"
-    subprocess.run([interpreter("proof"), "-c", "import cojax_proof"], check=True)
+    subprocess.run([interpreter("proof", repaired), "-c", "import cojax_proof"], check=True)
+    with pytest.raises(InstallError, match="by another version of its recipe"):
+        interpreter("proof", RECIPE)
     install("proof", repaired, None, said.append)
     assert said[-1] == f"proof: already installed in {home('proof')}"
     mark = json.loads((home("proof") / "installed.json").read_text())
@@ -64,7 +66,7 @@ def test_an_installation_goes_on_where_it_stopped_and_is_made_once(offline):
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
     install("proof", RECIPE, None, said.append)
-    subprocess.run([interpreter("proof"), "-c", "import cojax_proof"], check=True)
+    subprocess.run([interpreter("proof", RECIPE), "-c", "import cojax_proof"], check=True)
     assert not list(home("proof").glob("*.part"))
 
 

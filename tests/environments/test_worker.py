@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -233,12 +234,8 @@ def test_a_killed_supervisor_or_fork_server_is_replaced(depth):
     assert gone(family)
 
 
-def test_nothing_outlives_a_killed_trainer(tmp_path):
+def test_nothing_outlives_a_killed_trainer():
     code = """
-    import sys, threading, time
-    sys.path[:0] = [{tests!r}]
-    from environments.worker import isolate
-    from test_worker import do, task
     world = isolate("hostile")
     for deed in ("spin", "orphan", "bomb"):
         episode = world.start(task())
@@ -248,28 +245,26 @@ def test_nothing_outlives_a_killed_trainer(tmp_path):
     print("ready", flush=True)
     time.sleep(60)
     """
-    code = textwrap.dedent(code).format(tests=str(ROOT / "tests"))
-    program = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]\n{code}"
-    trainer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert trainer.stdout.readline() == "ready\n"
-    family = descendants(trainer.pid)
-    assert len(family) > 5
-    trainer.kill()
-    trainer.wait()
-    assert gone(family)
+    with subprocess.Popen(program(code), cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "ready\n"
+        family = descendants(trainer.pid)
+        assert len(family) > 5
+        trainer.kill()
+        assert gone(family)
 
 
-def test_closing_leaves_no_process_and_no_file():
-    files = set(os.listdir("/tmp"))
-    descriptors = len(os.listdir("/proc/self/fd"))
+def test_closing_leaves_no_process_descriptor_or_file():
+    isolate("hostile", bounds=BOUNDS).close()  # what Python opens once
+    files, descriptors, threads = set(os.listdir("/tmp")), len(os.listdir("/proc/self/fd")), threading.active_count()
     world = isolate("hostile", bounds=BOUNDS)
-    attempt(world, "write", "/tmp/left")
-    supervisor = world.supervisor
-    family = descendants(supervisor) | {supervisor}
+    attempt(world, "say")
+    family = descendants(world.supervisor) | {world.supervisor}
+    assert len(family) >= 3
     world.close()
     assert gone(family)
-    assert {name for name in set(os.listdir("/tmp")) - files if name == "left"} == set()
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert set(os.listdir("/tmp")) <= files
+    time.sleep(0.2)
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (descriptors, threads)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +302,125 @@ def test_without_enclosure_the_limits_still_hold():
     assert attempt(world, "spin").outcome == "timeout"
     assert gone(set(processes()) - before)
     world.close()
+
+
+PROGRAM = """
+import os, signal, subprocess, sys, threading, time
+sys.path[:0] = [{tests!r}, {here!r}]
+from environments.worker import isolate
+from test_worker import attempt, do, task
+"""
+
+
+def program(code: str) -> list[str]:
+    """A trainer of its own."""
+    head = PROGRAM.format(tests=str(ROOT / "tests"), here=str(Path(__file__).parent))
+    return [sys.executable, "-c", head + textwrap.dedent(code)]
+
+
+def test_a_forked_copy_of_the_trainer_leaves_the_worker_alone():
+    code = """
+    world = isolate("hostile")
+    if not (pid := os.fork()):
+        sys.exit(0)
+    os.waitpid(pid, 0)
+    print(attempt(world, "say", "still here").turns[0].observation.text)
+    """
+    done = subprocess.run(program(code), cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "still here\n", done.stderr
+
+
+def test_a_forked_copy_of_a_killed_trainer_keeps_nothing_alive():
+    code = """
+    world = isolate("hostile")
+    world.tools()
+    if not os.fork():
+        time.sleep(30)
+        os._exit(0)
+    print(world.supervisor, flush=True)
+    time.sleep(30)
+    """
+    with subprocess.Popen(program(code), cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+        supervisor = int(trainer.stdout.readline())
+        family = descendants(supervisor) | {supervisor}
+        trainer.kill()
+        assert len(family) > 2
+        assert gone(family)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_trainer_that_ends_while_the_worker_starts_leaves_nothing(number):
+    code = """
+    threading.Thread(target=lambda: isolate("hostile", slow=60.0), daemon=True).start()
+    time.sleep(1.5)
+    print("started", flush=True)
+    time.sleep(30)
+    """
+    with subprocess.Popen(program(code), cwd=ROOT, stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout.readline() == "started\n"
+        family = descendants(trainer.pid)
+        assert len(family) == 2  # supervisor, fork server
+        os.kill(trainer.pid, number)
+        assert gone(family)
+
+
+def test_two_workers_leave_each_other_alone(world):
+    other = isolate("hostile", bounds=BOUNDS)
+    episode = other.start(task())
+    episode.reset()
+    for _ in range(8):
+        attempt(world, "say", "x")
+    assert episode.step(do("say", "untouched")).text == "untouched"
+    other.close()
+    with pytest.raises(EnvironmentFailure, match="was closed"):
+        other.phrase([])
+
+
+def test_a_child_that_fills_memory_with_others_shares_none_of_it(world):
+    shared = "ipcmk -M 1000000 >/dev/null; ipcs -m | grep -c 1000000"
+    assert attempt(world, "shell", shared).turns[0].observation.text.strip() in ("1", "0")
+    if world.layers["processes"]:
+        assert attempt(world, "shell", "ipcs -m | grep -c 1000000").turns[0].observation.text.strip() == "0"
+
+
+def test_the_other_layers_hold_where_there_are_no_namespaces():
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    chosen = "bomb or orphan or keep_apart or inside_step or alone or supervisor or privileges or killed_trainer"
+    command = [
+        "setpriv",
+        "--bounding-set=-sys_admin",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "-k",
+        chosen,
+        __file__,
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout[-3_000:]
+    code = """
+    print(isolate("hostile").layers)
+    """
+    layers = subprocess.run([*command[:2], *program(code)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert layers.stdout == "{'network': False, 'files': False, 'processes': False, 'user': True}\n"
+    assert "without these layers of isolation: network, files, processes" in layers.stderr
+
+
+def test_root_without_another_user_id_is_refused():
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv")
+    code = """
+    try:
+        isolate("hostile")
+    except Exception as error:
+        print(error)
+    """
+    command = ["setpriv", "--bounding-set=-setuid,-sys_admin", *program(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "run as an ordinary user, or with the capability CAP_SETUID" in done.stdout
 
 
 def test_the_desk_gives_the_same_through_a_worker():

@@ -143,6 +143,12 @@ def test_several_calls_are_all_read():
     assert [c.name for c in parse(CHAT.write((Call("a"), Call("b", {"k": "v"})))).calls] == ["a", "b"]
 
 
+def test_a_call_that_was_only_thought_of_is_not_made():
+    thought, made = CHAT.write((Call("a"),)), CHAT.write((Call("b"),))
+    assert [c.name for c in parse(f"<think>I could {thought}</think>{made}").calls] == ["b"]
+    assert parse(f"<think>I could {thought}</think>no").error == "no tool call found"
+
+
 def test_a_template_that_rewrites_history_is_refused():
     broken = word_tokenizer(["x"], ["ok"], TOOLS)
     broken.chat_template = "{{ messages | length }}<|im_end|>"
