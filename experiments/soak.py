@@ -36,8 +36,8 @@ _EPISODES = flags.DEFINE_integer("episodes", 10_000, "Episodes to play.", lower_
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 64, "Episodes at once.", lower_bound=1)
 # One episode in so many never ends by itself; one in so many is closed half-way.
 _ENDLESS, _CUT = 1_000, 10
-# Episodes played before the first count, so that caches are full.
-_WARM = 200
+# Episodes played before the first count, so that caches and the allocator's arenas for so many threads are full.
+_WARM = 2_000
 
 
 def processes(ancestor: int) -> list[int]:
