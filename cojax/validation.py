@@ -126,9 +126,9 @@ class Validation:
             evidence.append(f"negative control: fails without {action}")
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
-        """One replay. Raises EnvironmentFailure where the environment broke, whatever the outcome says."""
+        """One replay. Raises EnvironmentFailure where the environment broke or was cut off: that proves nothing."""
         run = replay(self.environment, task, actions, self.play)
-        if not run.trajectory.valid:
+        if not run.trajectory.valid or run.trajectory.outcome == "timeout":
             raise EnvironmentFailure(run.trajectory.error)
         return run
 

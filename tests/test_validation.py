@@ -1,10 +1,12 @@
 import dataclasses
+import itertools
 
 import pytest
 from broken_desks import BrokenDesk, always
 from records import DESK, call
 
 import environments
+from cojax.environment import LimitExceeded
 from cojax.types import Action, Evaluation, Task, TaskDraft
 from cojax.validation import Exclusions, Validation
 
@@ -118,6 +120,18 @@ def test_an_environment_that_breaks_is_evidence_and_no_crash(where: str) -> None
     status, line = judged(Validation(BrokenDesk(on=always(where))), MOVE, FINISH)
     assert status == "discarded"
     assert line == f"environment failed: {where}: OSError: {where} is on fire"
+
+
+def test_a_control_that_is_cut_off_proves_nothing() -> None:
+    steps = itertools.count(1)
+
+    def on(where: str) -> None:
+        # The solution twice, doing nothing once; then the run without the first action.
+        if where == "step" and next(steps) == 2 + 2 + 1 + 1:
+            raise LimitExceeded("TIMEOUT: step took longer than 10 s")
+
+    status, line = judged(Validation(BrokenDesk(on=on)), MOVE, FINISH)
+    assert (status, line) == ("discarded", "environment failed: step: TIMEOUT: step took longer than 10 s")
 
 
 @pytest.mark.parametrize("enabled", [True, False])
