@@ -13,7 +13,9 @@ isolated.py     Environment and Episode on top of it
 supervisor.py   relays calls; enforces deadlines and sizes; ends with the trainer, however that ends
 forkserver.py   in the environment's interpreter: imports once, forks children, buries them
 child.py        serves the calls of one episode, or of the environment
+bounds.py       what an episode may take; which layers of isolation hold
 sandbox.py      what a child cannot do
+kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
 """
 
@@ -22,9 +24,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from environments.worker.bounds import Bounds
 from environments.worker.client import Client, Launch
 from environments.worker.isolated import IsolatedEnvironment, environment_of
-from environments.worker.sandbox import Bounds
 
 _BOUNDS = Bounds()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded
 from environments.worker import wire
-from environments.worker.sandbox import Bounds
+from environments.worker.bounds import Bounds
 
 _LOG = logging.getLogger(__name__)
 # Seconds the supervisor gets beyond a call's own deadline, which it enforces itself.

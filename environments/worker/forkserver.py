@@ -23,17 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from environments.worker import child, wire
-from environments.worker.sandbox import (
-    Bounds,
-    Layers,
-    confine,
-    die_with_parent,
-    enclose,
-    needed_files,
-    separate,
-    sweep,
-    trial,
-)
+from environments.worker.bounds import Bounds, Layers
+from environments.worker.sandbox import confine, die_with_parent, enclose, needed_files, separate, sweep, trial
 
 # One message on the control socket, in bytes.
 PACKET = 64 * 2**10

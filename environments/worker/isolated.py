@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from cojax.environment import EnvironmentFailure, LimitExceeded, ask
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
 from environments.worker import wire
+from environments.worker.bounds import Bounds
 from environments.worker.client import Client, Connection
-from environments.worker.sandbox import Bounds
 
 # Demonstrations fetched at a time.
 _PAGE = 256

@@ -20,8 +20,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from environments.worker import wire
+from environments.worker.bounds import Bounds
 from environments.worker.forkserver import PACKET
-from environments.worker.sandbox import Bounds
 
 # Seconds that the fork server gets to end by itself.
 _GRACE = 5.0
