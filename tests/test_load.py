@@ -113,6 +113,7 @@ def test_importing_loads_no_jax(code: str) -> None:
     assert done.returncode == 0
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("kind", ["dense", "moe"])
 def test_loading_takes_little_more_than_the_parameters(kind: str, tmp_path: Path) -> None:
     """Peak memory ≤ parameters + 2 × the largest tensor + 300 MB, at a size where a second copy would break it."""

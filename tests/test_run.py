@@ -311,7 +311,8 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, t
     chosen = (
         "policy=tiny", "model.tools=none", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1",
         "model.vocabulary=300", "engine.max_length=320", "learner.row_length=320", "sampling.max_tokens=16",
-        "limits.max_turns=3", "evaluation.tasks=8", "evaluation.dev_tasks=20", f"workdir={workdir}",
+        "limits.max_turns=3", "evaluation.tasks=8", "evaluation.dev_tasks=20", "warm_start.steps=0",
+        f"workdir={workdir}",
     )  # fmt: skip
 
     def preset(*settings: str) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 from test_parity import gradient, head, hidden_states  # noqa: E402
 from torch_reference import torch_gradients, torch_logits, torch_loss, torch_model  # noqa: E402
 
+pytestmark = pytest.mark.real
 SHARE = 1e-4
 
 

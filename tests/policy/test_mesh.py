@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
     """To 1e-5 of each leaf's norm; checkpoints move between meshes; in a process that has eight devices."""

@@ -56,6 +56,7 @@ def test_logits_are_those_of_transformers_padded_and_packed(case: Case) -> None:
     np.testing.assert_allclose(packed[0, places(case)[1]], expected["logits"], atol=tolerance, rtol=0)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize(
     ("case", "layout"),
     [*((case, "padded") for case in CASES.values()), (CASES["qwen3_yarn"], "packed"), (CASES["moe_plain"], "packed")],
