@@ -72,6 +72,13 @@ def _later(argument: str) -> str:
     return "soon"
 
 
+def _mute(argument: str) -> str:
+    """Hangs up once it has answered, and lives on."""
+    ours = socket.socket(fileno=os.dup(3))
+    threading.Timer(0.3, ours.shutdown, (socket.SHUT_WR,)).start()
+    return "soon"
+
+
 def _nested(argument: str) -> str:
     return "[" * 100_000
 
@@ -102,6 +109,7 @@ DEEDS: dict[str, Callable[[str], Any]] = {
     "identity": _identity,
     "nested": _nested,
     "later": _later,
+    "mute": _mute,
 }
 
 

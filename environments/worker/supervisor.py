@@ -205,8 +205,10 @@ class _Ward:
             if child is None:
                 return wire.failed(wire.LOST, "the episode is closed")
             async with child.turn:
-                if child.gone or child.reader.at_eof():
-                    child.gone = child.gone or "the child ended between two calls"
+                if child.reader.at_eof():
+                    # Its end of the socket is closed; that it has ended too is not taken on trust.
+                    self._give_up(child, "the child ended between two calls")
+                if child.gone:
                     if episode == _SERVICE:
                         # Lost by another call, while this one waited for its turn.
                         continue

@@ -133,6 +133,21 @@ def test_a_child_that_died_idle_is_not_the_next_actions_doing(world):
     episode.close()
 
 
+def test_a_child_that_hangs_up_and_lives_on_is_killed(world):
+    world.phrase([])
+    before = descendants(world.supervisor)
+    episode = world.start(task())
+    episode.reset()
+    born = descendants(world.supervisor) - before
+    episode.step(do("mute"))
+    time.sleep(0.6)
+    assert born <= processes().keys()
+    with pytest.raises(EnvironmentFailure, match="LOST"):
+        episode.step(do("say", "x"))
+    assert gone(born)
+    episode.close()
+
+
 @pytest.mark.parametrize("deed", ["raise", "leave"])
 def test_an_environment_that_raises_loses_the_episode_alone(world, deed):
     assert attempt(world, deed).outcome == "environment_error"
