@@ -156,7 +156,7 @@ class Learner:
 
     `micro_rows` rows of `row_length` tokens go through the model at a time. `loss` and `advantage` name entries of
     LOSSES and ADVANTAGES; `loss_settings` are that loss's keywords. `temperature` is the one sampled with. `remat`
-    makes activations again in the backward pass: less memory, and where memory is slow less time (a third on CPU).
+    names what the backward pass keeps of a layer (REMAT).
     `reference` is π_ref, needed where kl_coefficient > 0. With a `mesh`, rows are split over its data and fsdp axes.
     """
 
@@ -169,7 +169,7 @@ class Learner:
     row_length: int = 256
     micro_rows: int = 8
     updates_per_batch: int = 1
-    remat: bool = True
+    remat: str = "layers"
     reference: Params | None = None
     mesh: Mesh | None = None
 
@@ -290,6 +290,7 @@ class Learner:
             batch.tokens,
             batch.positions,
             batch.segment_ids,
+            wanted=batch.weights > 0,
             temperature=self.temperature,
             remat=self.remat,
             mesh=self.mesh,

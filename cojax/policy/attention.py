@@ -1,6 +1,9 @@
-"""Causal attention over packed rows in plain XLA, written so that a CPU runs it well too."""
+"""Causal attention over packed rows: a flash kernel where the platform has one, plain XLA elsewhere."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 # Query blocks a row is cut into; the block at place i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
 _SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
+_HIDDEN = -1e30  # a score that weighs exactly 0
 
 
 def packed_attention(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
@@ -21,23 +25,87 @@ def packed_attention(query: jax.Array, key: jax.Array, value: jax.Array, segment
     shared = heads // groups
     # [B·K, …]: one batch axis in front lets every product run as a plain batched matrix product.
     query = query.reshape(rows, length, groups, shared, size).transpose(0, 2, 3, 1, 4)
+    query = query.reshape(rows * groups, shared, length, size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
-    block = max(_SMALLEST, -(-length // _BLOCKS))
-    mixed = []
-    for start in range(0, length, block):
-        end = min(start + block, length)
-        part = query[:, :, :, start:end].reshape(rows * groups, shared * (end - start), size)
-        scores = _product(part, key[:, :end], 2).astype(jnp.float32) * size**-0.5
-        scores = scores.reshape(rows, groups, shared, end - start, end)
-        seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-        seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
-        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype).reshape(rows * groups, -1, end)
-        mixed.append(_product(weights, value[:, :end], 1).reshape(rows, groups, shared, end - start, size))
-    joined = jnp.concatenate(mixed, axis=3)
-    return joined.transpose(0, 3, 1, 2, 4).reshape(rows, length, heads, size)
+    # Without the barrier XLA would compute what leads to these anew for every block that reads them.
+    mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), jnp.repeat(segment_ids, groups, axis=0))
+    mixed = mixed.reshape(rows, groups, shared, length, size).transpose(0, 3, 1, 2, 4)
+    return mixed.reshape(rows, length, heads, size)
+
+
+@jax.custom_vjp
+def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """query [N, R, T, S], key and value [N, T, S], segment_ids [N, T] → [N, R, T, S]: R heads share a key head."""
+    return _forward(query, key, value, segment_ids)[0]
+
+
+def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, tuple]:
+    """The result, and what the backward pass reads: never the weights, which it makes again block by block."""
+    mixed, sums = [], []
+    for start, end in _blocks(query.shape[2]):
+        scores = _scores(query, key, segment_ids, start, end)
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        weights = jnp.exp(scores - top)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        block = _product(weights.astype(value.dtype), value[:, :end], 1)
+        mixed.append(_heads(block / total.astype(jnp.float32), query).astype(query.dtype))
+        sums.append(_heads(top + jnp.log(total), query))
+    joined, log_sums = jnp.concatenate(mixed, axis=2), jnp.concatenate(sums, axis=2)
+    return joined, (query, key, value, segment_ids, joined, log_sums)
+
+
+def _backward(kept: tuple, given: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
+    query, key, value, segment_ids, mixed, log_sums = kept
+    given = jax.lax.optimization_barrier(given)
+    along = jnp.sum(given.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
+    of_query, of_key, of_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    for start, end in _blocks(query.shape[2]):
+        part, toward, rest, log_sum = (_rows(x[:, :, start:end]) for x in (query, given, along, log_sums))
+        weights = jnp.exp(_scores(query, key, segment_ids, start, end) - log_sum)
+        slopes = weights * (_product(toward, value[:, :end], 2) - rest) * query.shape[-1] ** -0.5
+        weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
+        of_query.append(_heads(_product(slopes, key[:, :end], 1), query))
+        of_key = of_key.at[:, :end].add(_transposed(slopes, part))
+        of_value = of_value.at[:, :end].add(_transposed(weights, toward))
+    joined = jnp.concatenate(of_query, axis=2)
+    return joined.astype(query.dtype), of_key.astype(key.dtype), of_value.astype(value.dtype), None
+
+
+_mixed.defvjp(_forward, _backward)
+
+
+def _blocks(length: int) -> Iterator[tuple[int, int]]:
+    """Start and end of each block of queries; a block's keys are those before its end."""
+    block = max(_SMALLEST, math.ceil(length / _BLOCKS))
+    return ((start, min(start + block, length)) for start in range(0, length, block))
+
+
+def _scores(query: jax.Array, key: jax.Array, segment_ids: jax.Array, start: int, end: int) -> jax.Array:
+    """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where one does not see a key."""
+    scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
+    seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+    seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]
+    count, shared = query.shape[:2]
+    scores = scores.reshape(count, shared, end - start, end)
+    return jnp.where(seen[:, None], scores, _HIDDEN).reshape(count, -1, end)
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """[N, R, t, c] → [N, R · t, c]."""
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _heads(x: jax.Array, query: jax.Array) -> jax.Array:
+    """[N, R · t, c] → [N, R, t, c]."""
+    return x.reshape(x.shape[0], query.shape[1], -1, x.shape[-1])
 
 
 def _product(left: jax.Array, right: jax.Array, axis: int) -> jax.Array:
-    """[N, a, c] with [N, …], summed over the last axis of the left and `axis` of the right."""
-    return jax.lax.dot_general(left, right, (((2,), (axis,)), ((0,), (0,))))
+    """float32: [N, a, c] with [N, …], summed over the last axis of the left and `axis` of the right."""
+    return jax.lax.dot_general(left, right, (((2,), (axis,)), ((0,), (0,))), preferred_element_type=jnp.float32)
+
+
+def _transposed(left: jax.Array, right: jax.Array) -> jax.Array:
+    """float32[N, c, d] from [N, a, c] and [N, a, d]."""
+    return jax.lax.dot_general(left, right, (((1,), (1,)), ((0,), (0,))), preferred_element_type=jnp.float32)

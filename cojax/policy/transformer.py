@@ -7,7 +7,8 @@ stacked [L, ...], and pure functions of it: training jits those, never a module.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,14 @@ from cojax.policy.layers import Attend, Block, Ends, Rotation, block_of, ends_of
 from cojax.policy.moe import RouterFacts, SparseFeedForward, facts
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import spread
+
+# What of a layer the backward pass finds again; it computes the rest a second time. From fastest to smallest: all of it;
+# the matrix products' results; the layer's input alone.
+REMAT: Mapping[str, Callable[[Any], Any]] = {
+    "none": lambda layer: layer,
+    "dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "layers": jax.checkpoint,
+}
 
 
 def initialize(config: ModelConfig, seed: int) -> Params:
@@ -44,21 +53,21 @@ def hidden_states(
     positions: jax.Array,
     segment_ids: jax.Array,
     *,
-    remat: bool = False,
+    remat: str = "none",
     mesh: Mesh | None = None,
 ) -> jax.Array:
     """Final hidden states, dtype[B, T, D], of packed rows.
 
     tokens, positions, segment_ids are int32[B, T]; a token sees the earlier tokens of its own segment and itself;
-    segment 0 is padding. `remat` keeps only layer inputs for the backward pass and computes the rest again. With a
-    `mesh`, activations are held to it and experts are computed where they lie; B must be a multiple of data × fsdp.
+    segment 0 is padding. `remat` names an entry of REMAT: what is kept for the backward pass. With a `mesh`,
+    activations are held to it and experts are computed where they lie; B must be a multiple of data × fsdp.
     """
     ends, x, rotate, attend = _entered(config, params, tokens, positions, segment_ids, mesh)
 
     def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
         return spread(block_of(config, arrays)(x, rotate, attend, mesh), mesh, None), None
 
-    x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x, params["layers"])
+    x, _ = jax.lax.scan(REMAT[remat](layer), x, params["layers"])
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x)
 
@@ -189,6 +198,19 @@ def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.A
 
 def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
     """float32[..., V] from hidden states [..., D]."""
-    ends = ends_of(config, params)
-    scores = ends.embed.attend(hidden) if config.tie_word_embeddings else ends.head(hidden)
-    return scores.astype(jnp.float32)
+    return score_tokens(config, scoring_matrix(config, params), hidden)
+
+
+def scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
+    """What scores tokens: the embedding [V, D] where it is tied, else the head's kernel [D, V]."""
+    return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["kernel"]
+
+
+def score_tokens(config: ModelConfig, matrix: jax.Array, hidden: jax.Array) -> jax.Array:
+    """float32[..., V]: the product of hidden states [..., D] and `scoring_matrix`, summed in float32."""
+    summed = 1 if config.tie_word_embeddings else 0
+    dimensions = (((hidden.ndim - 1,), (summed,)), ((), ()))
+    dtype = jnp.dtype(config.dtype)
+    return jax.lax.dot_general(
+        hidden.astype(dtype), matrix.astype(dtype), dimensions, preferred_element_type=jnp.float32
+    )

@@ -9,7 +9,6 @@ from references import one_segment, reference
 from cojax.policy import logprobs
 
 token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=("temperature", "chunk", "remat"))
-token_scores = jax.jit(logprobs.token_scores, static_argnums=0)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
@@ -37,10 +36,41 @@ def test_are_zero_at_padding_and_where_a_segment_starts() -> None:
     params = {**params, "embed": {"embedding": jnp.zeros((61, 32))}}
     segments = np.array([[3, 3, 3, 1, 1, 0, 0], [2, 2, 2, 2, 2, 2, 2]], np.int32)
     positions = np.array([[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]], np.int32)
-    scores = token_scores(config, params, np.ones_like(segments), positions, segments)
+    found = token_logprobs(config, params, np.ones_like(segments), positions, segments)
     here = [[0, 1, 1, 0, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1]]
-    np.testing.assert_allclose(scores.logprobs, np.multiply(here, -4.1108739), atol=1e-6)
-    np.testing.assert_allclose(scores.entropy, np.multiply(here, 4.1108739), atol=1e-6)
+    np.testing.assert_allclose(found, np.multiply(here, -4.1108739), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("chunk", [3, 8, 128])
+def test_what_is_not_wanted_is_zero_and_the_rest_as_before(name: str, chunk: int) -> None:
+    config, params, values = reference(name)
+    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
+    batch = (tokens, *one_segment(tokens))
+    wanted = np.random.default_rng(0).random(tokens.shape) < [[0.6], [0.1]]
+    factors = np.random.default_rng(1).normal(size=tokens.shape)
+
+    def learn(**settings: object) -> tuple:
+        def total(p: dict) -> jax.Array:
+            return (token_logprobs(config, p, *batch, temperature=0.7, **settings) * wanted * factors).sum()
+
+        return jax.value_and_grad(total)(params)
+
+    found = token_logprobs(config, params, *batch, wanted=wanted, chunk=chunk)
+    np.testing.assert_array_equal(found[~wanted], 0.0)
+    every = token_logprobs(config, params, *batch)
+    np.testing.assert_allclose(found, np.where(wanted, every, 0.0), atol=1e-5)
+    some, whole = learn(wanted=wanted, chunk=chunk), learn()
+    np.testing.assert_allclose(some[0], whole[0], rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), some[1], whole[1])
+
+
+def test_without_a_wanted_token_there_is_no_gradient() -> None:
+    config, params, values = reference("qwen3")
+    batch = (values["tokens"], *one_segment(values["tokens"]))
+    nothing = np.zeros(values["tokens"].shape, bool)
+    gradient = jax.grad(lambda p: token_logprobs(config, p, *batch, wanted=nothing).sum())(params)
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 def test_gradient_does_not_depend_on_chunk_or_remat() -> None:
@@ -50,7 +80,7 @@ def test_gradient_does_not_depend_on_chunk_or_remat() -> None:
     def gradient(**settings: object) -> dict:
         return jax.grad(lambda p: token_logprobs(config, p, *batch, **settings).sum())(params)
 
-    whole, cut = gradient(chunk=256), gradient(chunk=5, remat=True)
+    whole, cut = gradient(chunk=256), gradient(chunk=5, remat="layers")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), whole, cut)
 
 
