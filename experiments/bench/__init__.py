@@ -1,0 +1,15 @@
+"""What costs how much: python -m experiments.bench [SUITE ...] [--json] [settings].
+
+    step      one step of GRPO end to end: generation, reference, update, weights to the engine
+    update    the learner's update alone, on full packed rows; with --depths, its cost for each number of layers
+    decode    the local engine's decode, against the memory bandwidth of this machine
+    prefill   the local engine's prefill, against the matrix products of this machine
+    load      cojax.load of a model folder, against reading the same bytes
+    export    Policy.save of a model folder, against writing the same bytes
+    signals   the three detectors
+    desk      the embedded environment
+    engine    the local engine under many short conversations
+
+Every figure is the median of repetitions after a warm-up, with the smallest and the largest. Machines are shared and
+noisy: compare figures of one run only.
+"""

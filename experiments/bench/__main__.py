@@ -1,0 +1,186 @@
+"""The command: which suites with which settings, and their figures as tables or as one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+# Of an accelerator's memory JAX takes three quarters unless told otherwise; read when JAX first looks for one.
+os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+
+import jax
+from rich.console import Console
+
+import experiments.bench
+from experiments.bench import folders, host, sampling
+from experiments.bench.results import Row, as_json, table
+from experiments.bench.shapes import SHAPES
+from experiments.bench.step import step
+from experiments.bench.update import update
+from experiments.facts import facts
+from experiments.settings import choose
+
+# A suite's settings are its keywords.
+SUITES: Mapping[str, Callable[..., list[Row]]] = {
+    "step": step,
+    "update": update,
+    "decode": sampling.decode,
+    "prefill": sampling.prefill,
+    "load": folders.load,
+    "export": folders.export,
+    "signals": host.signals,
+    "desk": host.desk,
+    "engine": host.engine,
+}
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise ValueError
+    return value
+
+
+def _amount(text: str) -> float:
+    if not 0 < (value := float(text)) < float("inf"):
+        raise ValueError
+    return value
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+# Setting → what argparse is told of it; a suite that has a keyword of that name takes it.
+_NUMBER: Mapping[str, Any] = {"type": _count, "metavar": "N"}
+_DTYPE: Mapping[str, Any] = {"choices": ("float32", "bfloat16", "float16")}
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "shape": {"choices": tuple(SHAPES), "help": "the model"},
+    "layers": {**_NUMBER, "help": "another number of layers"},
+    "depths": {"type": _counts, "metavar": "N,N,…", "help": "several numbers of layers, one after another"},
+    "override": {"type": _words, "metavar": "FIELD=VALUE,…", "help": "other fields of the model's config"},
+    "dtype": {**_DTYPE, "help": "computed in"},
+    "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
+    "remat": {"choices": ("none", "dots", "layers"), "help": "what of a layer is computed again, not kept"},
+    "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
+    "rows": {**_NUMBER, "help": "packed rows an update"},
+    "row-length": {**_NUMBER, "help": "tokens a row"},
+    "segments": {**_NUMBER, "help": "texts a row"},
+    "micro-rows": {**_NUMBER, "help": "rows that go through the model at a time"},
+    "prompts": {**_NUMBER, "help": "prompts a step"},
+    "samples": {**_NUMBER, "help": "samples a prompt"},
+    "batch": {**_NUMBER, "help": "conversations at once"},
+    "prompt-length": {**_NUMBER, "help": "tokens a prompt"},
+    "completion-length": {**_NUMBER, "help": "tokens sampled a conversation"},
+    "prefill-rows": {**_NUMBER, "help": "conversations that are prefilled at a time"},
+    "prefill-chunk": {**_NUMBER, "help": "tokens of each that are prefilled at a time"},
+    "trajectories": {"type": _counts, "metavar": "N,N,…", "help": "how many, one after another"},
+    "tasks": {**_NUMBER, "help": "tasks to solve"},
+    "gigabytes": {"type": _amount, "metavar": "GB", "help": "size of the model"},
+    "learning-rate": {"type": _amount, "metavar": "RATE", "help": "of AdamW"},
+    "steps": {**_NUMBER, "help": "steps, the first of which warms up"},
+    "repeats": {**_NUMBER, "help": "repetitions after the warm-up"},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0; 1 where a suite does not fit into memory; 2 for settings that make no sense."""
+    parser = _parser()
+    given = vars(parser.parse_intermixed_args(arguments))
+    chosen = given.pop("suite") or list(SUITES)
+    as_object = given.pop("json")
+    try:
+        runs = [(name, *_keywords(name, given)) for name in chosen]
+        _refuse_unused(given, chosen)
+        # Times of compilation should not depend on what was compiled here before.
+        jax.config.update("jax_enable_compilation_cache", False)
+        results = {}
+        for name, suite, keywords in runs:
+            # Whatever a library prints belongs beside the figures, not among them.
+            with contextlib.redirect_stdout(sys.stderr):
+                results[name] = suite(**keywords)
+            if not as_object:
+                Console(width=None if sys.stdout.isatty() else 160).print(table(name, results[name]))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+            print(f"error: it does not fit into memory: {error}\n{_SMALLER}", file=sys.stderr)
+            return 1
+        raise
+    if as_object:
+        print(json.dumps(_object(results)))
+    return 0
+
+
+_SMALLER = "Try --remat=layers, fewer --layers, a shorter --row-length, fewer --micro-rows, or --param-dtype=bfloat16."
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.bench",
+        description=experiments.bench.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("suite", nargs="*", metavar="SUITE", help="which; all of them if none is named")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    for name, told in SETTINGS.items():
+        key = name.replace("-", "_")
+        used = {suite: keywords[key].default for suite, run in SUITES.items() if key in (keywords := _takes(run))}
+        defaults = ", ".join(f"{suite} {_shown(default)}" for suite, default in used.items())
+        parser.add_argument(f"--{name}", **{**told, "default": None, "help": f"{told['help']} ({defaults})"})
+    return parser
+
+
+def _shown(default: Any) -> str:
+    return str(default) if default not in (None, (), False) else "–"
+
+
+def _takes(suite: Callable[..., list[Row]]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(suite).parameters
+
+
+def _keywords(name: str, given: Mapping[str, Any]) -> tuple[Callable[..., list[Row]], dict[str, Any]]:
+    """The suite, and which of the given settings it takes."""
+    suite = choose(SUITES, name, "suite")
+    return suite, {key: given[key] for key in _takes(suite) if given[key] is not None}
+
+
+def _refuse_unused(given: Mapping[str, Any], chosen: Sequence[str]) -> None:
+    """Raises ValueError for a setting that no chosen suite takes: it would change nothing."""
+    for key, value in given.items():
+        takers = [name for name, suite in SUITES.items() if key in _takes(suite)]
+        if value is not None and not set(takers) & set(chosen):
+            raise ValueError(
+                f"--{key.replace('_', '-')} is no setting of {', '.join(chosen)}; it is one of {', '.join(takers)}"
+            )
+
+
+def _object(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
+    """What --json prints: the machine, and each suite's rows; a lone row of a lone suite stands at the top as well."""
+    machine = facts()
+    about = {"device": jax.devices()[0].device_kind, "jax": machine["versions"]["jax"], "machine": machine}
+    suites: list[dict[str, Any]] = [
+        {"suite": name, "rows": [as_json(row) for row in rows]} for name, rows in results.items()
+    ]
+    if len(suites) > 1:
+        return {**about, "suites": suites}
+    [suite] = suites
+    alone: Mapping[str, Any] = suite["rows"][0] if len(suite["rows"]) == 1 else {}
+    return {**about, **alone, **suite}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

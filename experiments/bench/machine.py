@@ -1,0 +1,71 @@
+"""What this machine can do, measured: matrix products, memory bandwidth, and the memory that was needed."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from experiments.bench.results import timed
+
+_REPEATS = 3
+_ENOUGH_SECONDS = 0.15  # a product that takes so long is large enough to be measured
+
+
+def matmul_rate(dtype: str) -> float:
+    """Operations a second of a large square matrix product in `dtype`: the best over sizes 1024, 2048, … 16384."""
+    best = 0.0
+    for size in (1024, 2048, 4096, 8192, 16_384):
+        keys = jax.random.split(jax.random.key(0))
+        left, right = (jax.random.normal(key, (size, size), jnp.dtype(dtype)) for key in keys)
+        product = jax.jit(jnp.dot)
+        _, seconds = timed(lambda: jax.block_until_ready(product(left, right)), _REPEATS)  # noqa: B023
+        best = max(best, 2 * size**3 / min(seconds.values))
+        if min(seconds.values) > _ENOUGH_SECONDS:
+            break
+    return best
+
+
+def memory_bandwidth() -> float:
+    """Bytes a second that stream through the device's memory: the best of a sum (read) and of a copy (read, written).
+
+    Over arrays far larger than any cache: 256 MB on a CPU, 2 GB on an accelerator.
+    """
+    count = 64 * 2**20 if jax.default_backend() == "cpu" else 512 * 2**20
+    array = jax.block_until_ready(jnp.ones((1024, count // 1024), jnp.float32))
+    total, copy = jax.jit(lambda x: jnp.sum(x, axis=1)), jax.jit(lambda x: -x)
+    _, summed = timed(lambda: jax.block_until_ready(total(array)), _REPEATS)
+    _, copied = timed(lambda: jax.block_until_ready(copy(array)), _REPEATS)
+    return max(array.nbytes / min(summed.values), 2 * array.nbytes / min(copied.values))
+
+
+def memory() -> dict[str, float]:
+    """Peaks so far, in GB (10⁹ bytes): `peak_rss_gb` of this process, `peak_device_gb` of an accelerator's memory."""
+    # Linux hands ru_maxrss down from the parent that started the program, so the program's own mark is read there.
+    peak = _status("VmHWM")
+    if peak is None:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    peaks = {"peak_rss_gb": peak / 1e9}
+    statistics = jax.local_devices()[0].memory_stats()
+    if statistics is not None and "peak_bytes_in_use" in statistics:
+        peaks["peak_device_gb"] = statistics["peak_bytes_in_use"] / 1e9
+    return peaks
+
+
+def resident() -> dict[str, float]:
+    """`resident_gb`: what this process holds now, in GB; nothing where the system does not say."""
+    now = _status("VmRSS")
+    return {} if now is None else {"resident_gb": now / 1e9}
+
+
+def _status(field: str) -> int | None:
+    """Bytes that Linux reports of this process, None elsewhere."""
+    try:
+        found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

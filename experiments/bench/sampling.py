@@ -1,0 +1,185 @@
+"""The local engine's two forwards: decode against the memory bandwidth of this machine, prefill against its products.
+
+Both go through the engine's public calls. A conversation's first call, for one token, is nearly all prefill; its second
+call finds everything but the last token cached and is nothing but decode.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
+from cojax.rollout.engine import Sampling, Weights
+from cojax.rollout.local import LocalEngine
+from experiments.bench import machine
+from experiments.bench.arithmetic import decode_bytes, forward_flops, parameter_count
+from experiments.bench.results import Row, Spread, compile_seconds
+from experiments.bench.shapes import model_config
+
+
+def decode(
+    *,
+    shape: str = "nano",
+    layers: int | None = None,
+    override: Sequence[str] = (),
+    dtype: str = "float32",
+    batch: int = 64,
+    prompt_length: int = 128,
+    completion_length: int = 128,
+    prefill_rows: int = 16,
+    prefill_chunk: int = 64,
+    repeats: int = 3,
+) -> list[Row]:
+    """`batch` conversations sample `completion_length` tokens each after a prompt that is already cached.
+
+    `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's own bandwidth over the time it
+    took. It means something only for a model far larger than the processor's caches.
+    """
+    config = model_config(shape, layers, override, dtype)
+    with _conversations(config, batch, prompt_length + 1 + completion_length, prefill_rows, prefill_chunk) as talk:
+        opening, decoding, busy = [], [], []
+        for wave in range(repeats + 1):
+            began = time.perf_counter()
+            texts = talk.generate(wave, talk.prompts(prompt_length, wave), 1)
+            opened, at_work = time.perf_counter(), talk.engine.busy_seconds
+            talk.generate(wave, texts, completion_length)
+            ended = time.perf_counter()
+            opening.append(opened - began)
+            decoding.append(ended - opened)
+            busy.append((talk.engine.busy_seconds - at_work) / decoding[-1])
+            talk.release(wave)
+    bandwidth = machine.memory_bandwidth()
+    # While it samples, a conversation grows from the prompt and one token to all but the last.
+    context = prompt_length + (1 + completion_length) / 2
+    read = decode_bytes(config, batch, context) * completion_length
+    seconds = Spread(tuple(decoding[1:]))
+    return [
+        {
+            **_of(shape, config, batch, prompt_length),
+            "completion_tokens": batch * completion_length,
+            "decode_seconds": seconds,
+            "tokens_per_second": seconds.map(lambda value: batch * completion_length / value),
+            "engine_busy_share": Spread(tuple(busy[1:])),
+            "read_gb_per_token": read / completion_length / batch / 1e9,
+            "bandwidth_gb_per_second": bandwidth / 1e9,
+            "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
+            "compile_seconds": compile_seconds(opening[0], Spread(tuple(opening[1:]))),
+            **talk.memory,
+        }
+    ]
+
+
+def prefill(
+    *,
+    shape: str = "nano",
+    layers: int | None = None,
+    override: Sequence[str] = (),
+    dtype: str = "float32",
+    batch: int = 64,
+    prompt_length: int = 512,
+    prefill_rows: int = 16,
+    prefill_chunk: int = 128,
+    repeats: int = 3,
+) -> list[Row]:
+    """`batch` new conversations of `prompt_length` tokens, up to their first sampled token.
+
+    MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
+    """
+    config = model_config(shape, layers, override, dtype)
+    with _conversations(config, batch, prompt_length + 1, prefill_rows, prefill_chunk) as talk:
+        opening = []
+        for wave in range(repeats + 1):
+            began = time.perf_counter()
+            talk.generate(wave, talk.prompts(prompt_length, wave), 1)
+            opening.append(time.perf_counter() - began)
+            talk.release(wave)
+    rate = machine.matmul_rate(dtype)
+    flops = forward_flops(config, [prompt_length] * batch, scored=batch)
+    seconds = Spread(tuple(opening[1:]))
+    return [
+        {
+            **_of(shape, config, batch, prompt_length),
+            "prefill_rows": prefill_rows,
+            "prefill_chunk": prefill_chunk,
+            "prefill_seconds": seconds,
+            "tokens_per_second": seconds.map(lambda value: batch * prompt_length / value),
+            "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
+            "matmul_tflops_per_second": rate / 1e12,
+            "mfu": seconds.map(lambda value: flops / value / rate),
+            "compile_seconds": compile_seconds(opening[0], seconds),
+            **talk.memory,
+        }
+    ]
+
+
+def _of(shape: str, config: ModelConfig, batch: int, prompt_length: int) -> Row:
+    return {
+        "shape": shape,
+        "layers": config.num_hidden_layers,
+        "parameters": parameter_count(config),
+        "dtype": config.dtype,
+        "batch": batch,
+        "prompt_length": prompt_length,
+    }
+
+
+@dataclasses.dataclass
+class _Conversations:
+    """Conversations at once with one engine, a thread each. `memory` is filled when they end."""
+
+    engine: LocalEngine
+    pool: concurrent.futures.Executor
+    vocabulary: int
+    batch: int
+    memory: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def prompts(self, length: int, seed: int) -> list[list[int]]:
+        """A random prompt for each."""
+        return np.random.default_rng(seed).integers(0, self.vocabulary, (self.batch, length)).tolist()
+
+    def generate(self, wave: int, texts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+        """Continues each text of the wave by exactly `max_tokens` tokens; the texts so far."""
+        sampling = Sampling(max_tokens=max_tokens)
+
+        def one(place: int) -> list[int]:
+            seed = (wave, place, len(texts[place]))
+            completion = self.engine.generate(texts[place], sampling, session=f"{wave}-{place}", seed=seed)
+            return [*texts[place], *completion.tokens]
+
+        return list(self.pool.map(one, range(self.batch)))
+
+    def release(self, wave: int) -> None:
+        for place in range(self.batch):
+            self.engine.release(f"{wave}-{place}")
+
+
+@contextlib.contextmanager
+def _conversations(
+    config: ModelConfig, batch: int, length: int, prefill_rows: int, prefill_chunk: int
+) -> Iterator[_Conversations]:
+    """An engine with random weights that holds `batch` conversations of `length` tokens, until the block ends."""
+    engine = LocalEngine(
+        config, slots=batch, max_length=length, prefill_rows=prefill_rows, prefill_chunks=(prefill_chunk,)
+    )
+    try:
+        _load(engine, config)
+        with concurrent.futures.ThreadPoolExecutor(batch) as pool:
+            talk = _Conversations(engine, pool, config.vocab_size, batch)
+            yield talk
+            talk.memory = machine.memory()
+    finally:
+        engine.close()
+
+
+def _load(engine: LocalEngine, config: ModelConfig) -> None:
+    """Random weights; in a function, so that nothing but the engine holds them afterwards."""
+    params = initialize(config, 0)
+    engine.load(Weights(0, lambda: to_hf(config, params)))

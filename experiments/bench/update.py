@@ -1,0 +1,169 @@
+"""The learner's update alone, on rows without padding, against the matrix products of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cojax.learner.batch import TrainBatch, pack_sequences
+from cojax.learner.step import Learner, TrainState, adamw
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import initialize
+from experiments.bench import machine
+from experiments.bench.arithmetic import parameter_count, update_flops
+from experiments.bench.results import Row, Spread, compile_seconds, timed
+from experiments.bench.shapes import model_config
+
+KL_COEFFICIENT = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What an update works on: `count` rows of `segments` texts each, together `length` tokens, `micro` at a time."""
+
+    count: int
+    length: int
+    segments: int
+    micro: int
+
+    def __post_init__(self) -> None:
+        if self.length % self.segments or self.length // self.segments < 2:
+            raise ValueError(
+                f"--row-length={self.length} does not hold --segments={self.segments} texts of equal length, "
+                "2 or more tokens each; make it a multiple of them"
+            )
+        if self.count % self.micro:
+            raise ValueError(f"--rows={self.count} is no multiple of --micro-rows={self.micro}; make it one")
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each text."""
+        return [self.length // self.segments] * (self.count * self.segments)
+
+
+def update(
+    *,
+    shape: str = "nano",
+    layers: int | None = None,
+    depths: Sequence[int] = (),
+    override: Sequence[str] = (),
+    dtype: str = "float32",
+    param_dtype: str = "float32",
+    remat: str = "none",
+    rows: int = 8,
+    row_length: int = 1024,
+    segments: int = 1,
+    micro_rows: int = 1,
+    reference: bool = False,
+    repeats: int = 3,
+) -> list[Row]:
+    """One row, or with `depths` one for each of these numbers of layers.
+
+    `param_dtype` is stored and updated, `dtype` computed in; with `reference` a second forward under frozen parameters
+    in `dtype` is part of the update. MFU is `update_flops` a second over the rate of a large matrix product in `dtype`.
+    """
+    if depths and layers is not None:
+        raise ValueError("--depths and --layers both say how many layers there are; give one of them")
+    packed = Rows(rows, row_length, segments, micro_rows)
+    configs = [model_config(shape, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
+    if row_length > (most := min(config.max_position_embeddings for config in configs)):
+        raise ValueError(f"--row-length={row_length} exceeds the {most} positions of {shape}; lower it")
+    measured = [_measure(config, packed, remat, reference, repeats) for config in configs]
+    rate = machine.matmul_rate(dtype)
+    return [
+        {
+            "shape": shape,
+            "layers": config.num_hidden_layers,
+            "parameters": parameter_count(config),
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "remat": remat,
+            "rows": rows,
+            "row_length": row_length,
+            "reference": reference,
+            **_rates(figures, packed, update_flops(config, packed.lengths, reference=reference), rate),
+        }
+        for config, figures in zip(configs, measured, strict=True)
+    ]
+
+
+def _measure(config: ModelConfig, rows: Rows, remat: str, reference: bool, repeats: int) -> dict[str, Any]:
+    """Seconds of the update, warm and compiling, the size of its program, and memory."""
+    learner = Learner(
+        config=config,
+        optimizer=adamw(1e-6),
+        loss_settings={"kl_coefficient": KL_COEFFICIENT} if reference else {},
+        row_length=rows.length,
+        micro_rows=rows.micro,
+        remat=remat,
+        reference=_reference(config) if reference else None,
+    )
+    # In one program, so that no second copy of the parameters ever exists.
+    state: TrainState = jax.jit(lambda: learner.init(initialize(config, 0)))()
+    batch = _batch(config, rows)
+
+    def run() -> None:
+        nonlocal state
+        state, _ = learner.train(state, batch)
+        jax.block_until_ready(state)
+
+    with _dumped_programs() as folder:
+        first, seconds = timed(run, repeats)
+        size = max((path.stat().st_size for path in folder.iterdir()), default=0)
+    return {
+        "update_seconds": seconds,
+        "compile_seconds": compile_seconds(first, seconds),
+        "program_kb": size / 1e3,
+        **machine.memory(),
+    }
+
+
+def _reference(config: ModelConfig) -> Any:
+    """π_ref in the dtype that is computed in, made on the device."""
+    return jax.jit(lambda: jax.tree.map(lambda leaf: leaf.astype(config.dtype), initialize(config, 0)))()
+
+
+def _batch(config: ModelConfig, rows: Rows) -> TrainBatch:
+    """Random texts that fill every row; all tokens but each text's first are learned from."""
+    draw = np.random.default_rng(0)
+    texts = [(draw.integers(0, config.vocab_size, length).tolist(), [True] * length) for length in rows.lengths]
+    batch = pack_sequences(texts, rows.length, rows.micro)
+    return dataclasses.replace(
+        batch,
+        advantages=np.where(batch.segment_ids % 2 == 0, np.float32(-1), np.float32(1)),
+        sampler_logprobs=np.full(batch.tokens.shape, -np.log(config.vocab_size), np.float32),
+    )
+
+
+@contextlib.contextmanager
+def _dumped_programs() -> Iterator[Path]:
+    """A folder into which JAX writes, as text, every program that it compiles within the block."""
+    before = jax.config.values["jax_dump_ir_to"]
+    with tempfile.TemporaryDirectory() as folder:
+        jax.config.update("jax_dump_ir_to", folder)
+        try:
+            yield Path(folder)
+        finally:
+            jax.config.update("jax_dump_ir_to", before)
+
+
+def _rates(figures: Row, rows: Rows, flops: int, matmul_rate: float) -> Row:
+    """The measured figures, and tokens and operations a second that follow."""
+    seconds: Spread = figures["update_seconds"]
+    tokens = rows.count * rows.length
+    return {
+        **figures,
+        "tokens": tokens,
+        "tokens_per_second": seconds.map(lambda value: tokens / value),
+        "update_tflop": flops / 1e12,
+        "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
+        "matmul_tflops_per_second": matmul_rate / 1e12,
+        "mfu": seconds.map(lambda value: flops / value / matmul_rate),
+    }

@@ -1,0 +1,211 @@
+"""The benchmark command: its arithmetic, what it counts and refuses, and a compiled update that depth does not grow."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cojax.policy.config import ModelConfig
+from experiments.bench import __main__ as bench
+from experiments.bench.arithmetic import decode_bytes, forward_flops, layer_weights, parameter_count, update_flops
+from experiments.bench.results import Spread, as_json, timed
+from experiments.bench.shapes import SHAPES, model_config
+from experiments.bench.update import update
+
+ROOT = Path(__file__).parents[2]
+TINY = "hidden_size=32,intermediate_size=48,num_attention_heads=4,num_key_value_heads=2,head_dim=8,vocab_size=64"
+
+# D 4, F 8, L 3, H 2, K 1, S 2, V 10.
+DENSE = ModelConfig(10, 4, 8, 3, 2, 1, 2)
+SPARSE = ModelConfig(
+    10, 4, 8, 3, 2, 1, 2, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=5,
+    dtype="bfloat16", param_dtype="bfloat16",
+)  # fmt: skip
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
+    assert bench.main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_weights_a_token_meets():
+    # query 4·4, key and value 4·2 each, output 4·4: 48; gate, up and down 3·4·8: 96; three layers.
+    assert layer_weights(DENSE) == 3 * (48 + 96) == 432
+    # The router 4·4: 16; two experts of 3·4·5: 120.
+    assert layer_weights(SPARSE) == 3 * (48 + 16 + 120) == 552
+
+
+def test_operations_of_a_forward_and_an_update():
+    # Two texts of 3 and 5 tokens: 2·432·8 in layers, 2·4·10·2 for two tokens' logits; 6 + 15 pairs of tokens, each two
+    # products of 4 numbers in three layers: 4·3·4·21.
+    assert forward_flops(DENSE, [3, 5], scored=2) == 6912 + 160 + 1008 == 8080
+    scored = 6912 + 640 + 1008
+    assert update_flops(DENSE, [3, 5], reference=False) == 3 * scored == 25_680
+    assert update_flops(DENSE, [3, 5], reference=True) == 4 * scored
+    assert forward_flops(SPARSE, [1], scored=1) == 2 * 552 + 2 * 40 + 48
+
+
+def test_bytes_of_a_decode_step():
+    # 432 numbers in matrices, the tied embedding 40, norms 3·(4 + 4 + 2 + 2) + 4, four bytes each; keys and values of
+    # 5 tokens for 7 conversations: 2·3·1·2·5·7 numbers.
+    assert decode_bytes(DENSE, batch=7, context=5) == (432 + 40 + 40) * 4 + 420 * 4
+    # One conversation visits 2 of 4 experts and reads one row of an embedding that is not the head.
+    assert decode_bytes(SPARSE, batch=1, context=0) == pytest.approx((552 + 40 + 4 + 40) * 2)
+    # Two of them are expected to visit 4·(1 − ½²) = 3.
+    assert decode_bytes(SPARSE, batch=2, context=0) == pytest.approx((552 + 3 * 60 + 40 + 8 + 40) * 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [("0.6b", 596_049_920), ("1.7b", 1_720_574_976), ("4b", 4_022_468_096), ("30b-a3b", 30_532_122_624)],
+)
+def test_shapes_are_the_published_ones(shape: str, count: int):
+    assert parameter_count(SHAPES[shape]) == count
+
+
+def test_a_shape_with_other_fields():
+    config = model_config("nano", 2, ["hidden_size=64", "rope_theta=1e4"], "bfloat16", "float32")
+    assert (config.num_hidden_layers, config.hidden_size, config.rope_theta) == (2, 64, 1e4)
+    assert (config.dtype, config.param_dtype, config.vocab_size) == ("bfloat16", "float32", 4096)
+
+
+def test_a_warm_up_is_not_counted():
+    calls = iter([5.0, 1.0, 2.0])
+    prepared = []
+    first, spread = timed(lambda: next(calls), 2, lambda: prepared.append(1))
+    assert next(calls, None) is None
+    assert len(prepared) == 3
+    assert first >= 0
+    assert len(spread.values) == 2
+    assert as_json({"seconds": Spread((3.0, 1.0, 5.0)), "shape": "nano"}) == {
+        "seconds": 3.0,
+        "shape": "nano",
+        "values": {"seconds": [3.0, 1.0, 5.0]},
+    }
+
+
+def test_step_prints_one_object_with_what_was_counted():
+    command = [sys.executable, "-m", "experiments.bench", "step", "--json", "--steps=3", "--layers=2"]
+    command += [f"--override={TINY}", "--prompts=2", "--samples=4", "--prompt-length=6", "--completion-length=10"]
+    command += ["--learning-rate=1e-2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["suite"] == "step"
+    assert (found["prompt_tokens"], found["completion_tokens"]) == (2 * 4 * 6, 2 * 4 * 10)
+    assert found["tokens_trained"] == 2 * 4 * 10
+    assert (found["steps"], found["updates"]) == (3, 3)
+    # Embedding 64·32; two layers of 32·8·(4 + 2 + 2 + 4), 3·32·48 and norms 2·32 + 2·8; the last norm.
+    assert found["parameters"] == 2048 + 2 * (3072 + 4608 + 80) + 32
+    assert found["dtype"] == "float32"
+    # Such a rate takes the policy away from its reference.
+    assert found["kl"] > 1e-6
+    assert found["logprob_mismatch"] < 1e-4
+    assert 0.05 < found["peak_rss_gb"] < 10
+    for name in ("step_seconds", "generation_seconds", "update_seconds", "sync_seconds"):
+        assert len(found["values"][name]) == 2
+        assert found[name] == pytest.approx(sum(found["values"][name]) / 2)
+    parts = [found["values"][f"{name}_seconds"] for name in ("generation", "update", "sync")]
+    assert [sum(step) for step in zip(*parts, strict=True)] == pytest.approx(found["values"]["step_seconds"])
+    assert found["rows"] == [{name: found[name] for name in found["rows"][0]}]
+    assert found["machine"]["versions"]["jax"] == found["jax"]
+
+
+def test_update_counts_its_tokens_and_operations(capsys: pytest.CaptureFixture[str]):
+    found = run(
+        capsys, "update", f"--override={TINY}", "--layers=2", "--rows=4", "--micro-rows=2", "--row-length=64",
+        "--segments=2", "--reference", "--repeats=2", "--remat=layers",
+    )  # fmt: skip
+    assert found["tokens"] == 4 * 64
+    # 3072 + 4608 weights a layer, 2048 of the head; 8 texts of 32 tokens, each 32·33/2 pairs.
+    forward = 2 * (2 * 7680 + 2048) * 256 + 4 * 2 * 32 * 8 * 528
+    assert found["update_tflop"] == pytest.approx(4 * forward / 1e12)
+    assert found["tokens_per_second"] == pytest.approx(256 / found["update_seconds"], rel=0.5)
+    assert 0 < found["mfu"] < 1.2
+    assert found["mfu"] * found["matmul_tflops_per_second"] == pytest.approx(found["tflops_per_second"])
+    assert found["compile_seconds"] > 0
+
+
+def test_the_compiled_update_does_not_grow_with_depth():
+    rows = update(
+        depths=(2, 4, 8), override=TINY.split(","), rows=2, row_length=32, repeats=1, reference=True, remat="layers"
+    )
+    assert [row["layers"] for row in rows] == [2, 4, 8]
+    sizes = [row["program_kb"] for row in rows]
+    assert sizes[0] > 10
+    assert max(sizes) < 1.01 * min(sizes)
+    assert rows[2]["parameters"] - rows[1]["parameters"] == 2 * (rows[1]["parameters"] - rows[0]["parameters"])
+
+
+def test_decode_and_prefill(capsys: pytest.CaptureFixture[str]):
+    size = [f"--override={TINY}", "--layers=1", "--batch=4", "--prompt-length=20", "--prefill-chunk=8", "--repeats=2"]
+    found = run(capsys, "decode", *size, "--completion-length=6")
+    assert found["completion_tokens"] == 4 * 6
+    assert 0 < found["bandwidth_share"] < 1.2
+    assert 0 < found["engine_busy_share"] <= 1.01
+    # Parameters once a step, and two of width 16 for each of 20 + 3.5 tokens of each of four conversations.
+    numbers = found["parameters"] + 2 * 16 * 23.5 * 4
+    assert found["read_gb_per_token"] == pytest.approx(numbers * 4 / 4 / 1e9)
+    found = run(capsys, "prefill", *size)
+    assert found["tokens_per_second"] == pytest.approx(80 / found["prefill_seconds"], rel=0.5)
+    assert 0 < found["mfu"] < 1.2
+
+
+def test_load_and_export(capsys: pytest.CaptureFixture[str]):
+    found = run(capsys, "load", "export", "--gigabytes=0.02", "--repeats=2")
+    loaded, saved = (suite["rows"][0] for suite in found["suites"])
+    assert [suite["suite"] for suite in found["suites"]] == ["load", "export"]
+    assert loaded["gigabytes"] == saved["gigabytes"] == pytest.approx(0.02, rel=0.5)
+    for row in (loaded, saved):
+        assert row["gigabytes"] == pytest.approx(row["parameters"] * 2 / 1e9, rel=1e-9)
+        assert row["times_plain"] == pytest.approx(row["seconds"] / row["plain_seconds"])
+        assert row["peak_rss_gb"] > row["resident_gb"] > 0.05
+
+
+def test_what_surrounds_the_model(capsys: pytest.CaptureFixture[str]):
+    found = run(
+        capsys, "signals", "desk", "engine", "--trajectories=512,1024", "--tasks=20", "--batch=8", "--repeats=1"
+    )
+    signals, desk, engine = (suite["rows"] for suite in found["suites"])
+    assert [row["trajectories"] for row in signals] == [512, 1024]
+    assert desk[0]["actions"] >= 20
+    assert engine[0]["sampled_tokens"] == 8 * 36
+
+
+def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
+    assert bench.main(["desk", "--tasks=5", "--repeats=3"]) == 0
+    shown = capsys.readouterr().out
+    assert "desk: median (smallest to largest)" in shown
+    assert "actions per second" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stepp"], "suite 'stepp' not found; available: step, update"),
+        (["decode", "--remat=dots"], "--remat is no setting of decode; it is one of step, update"),
+        (["step", "--steps=1"], "the first step only warms up; give 2 or more"),
+        (["step", "--samples=1"], "needs a group of 2 or more"),
+        (["update", "--layers=2", "--depths=2,4"], "give one of them"),
+        (["update", "--rows=3", "--micro-rows=2"], "--rows=3 is no multiple of --micro-rows=2"),
+        (["update", "--row-length=10", "--segments=3"], "does not hold --segments=3"),
+        (["update", "--row-length=8192"], "exceeds the 4096 positions of nano"),
+        (["update", "--override=layers=2"], "with a field of vocab_size"),
+        (["update", "--override=num_hidden_layers=2"], "use --layers"),
+        (["update", "--override=hidden_size=wide"], "expected a value of type int"),
+        (["load", "--gigabytes=1e9"], "lower --gigabytes"),
+    ],
+)
+def test_refuses_settings_that_make_no_sense(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str):
+    assert bench.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert not shown.out
+
+
+@pytest.mark.parametrize("argument", ["--steps=0", "--gigabytes=nan", "--depths=2,0", "--dtype=int8", "--shape=7b"])
+def test_refuses_values_out_of_range(argument: str):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main([argument])
+    assert stopped.value.code == 2
