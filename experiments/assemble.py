@@ -15,7 +15,8 @@ from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
 from cojax.explorer import Explorer
 from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
-from cojax.learner.step import Learner, adamw
+from cojax.learner.optimizer import adamw
+from cojax.learner.step import Learner
 from cojax.metrics import Clock
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params

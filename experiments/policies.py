@@ -17,7 +17,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from cojax import warm_start
 from cojax.console import CONSOLE, bar, percent
 from cojax.environment import Demonstrated, Environment
-from cojax.learner.step import Learner, adamw
+from cojax.learner.optimizer import adamw
+from cojax.learner.step import Learner
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.replay import follow

@@ -15,7 +15,9 @@ import pytest
 from cojax.checkpoint import Checkpointer
 from cojax.learner.batch import TrainBatch, pack_sequences
 from cojax.learner.losses import grpo
-from cojax.learner.step import Learner, NonFiniteUpdate, TrainState, adamw, train_step
+from cojax.learner.optimizer import adamw
+from cojax.learner.step import Learner
+from cojax.learner.update import NonFiniteUpdate, TrainState, train_step
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.transformer import initialize

@@ -1,0 +1,63 @@
+"""Optimisers, as optax transformations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+Params = Any  # a nested dict of jax.Array
+
+
+def adamw(
+    learning_rate: float | optax.Schedule,
+    *,
+    warmup_steps: int = 0,
+    b1: float = 0.9,
+    b2: float = 0.95,
+    weight_decay: float = 0.0,
+    clip_norm: float = 1.0,
+    moments_dtype: str = "",
+) -> optax.GradientTransformation:
+    """AdamW behind a clip of the global gradient norm; the rate rises linearly over `warmup_steps` updates.
+
+    Norm scales and biases do not decay. Both moments are stored as `moments_dtype` (float32 or bfloat16) and computed
+    in float32; "" stores and computes them as the parameters are stored. Raises ValueError for another dtype.
+    """
+    if moments_dtype not in ("", "float32", "bfloat16"):
+        # The squares in float16 would be 0 for gradients below 2e-4.
+        raise ValueError(f"moments_dtype {moments_dtype!r} is not supported; available: '', float32, bfloat16")
+    rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+
+    def warmed(count: jax.Array) -> jax.Array:
+        return rate(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+
+    def decayed(params: Params) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: not any(word in jax.tree_util.keystr(path) for word in ("norm", "bias")), params
+        )
+
+    adam = optax.adamw(warmed, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed)
+    return optax.chain(
+        optax.clip_by_global_norm(clip_norm), _stored_as(jnp.dtype(moments_dtype), adam) if moments_dtype else adam
+    )
+
+
+def _stored_as(dtype: jnp.dtype, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """`inner`, which computes in float32, with the floating arrays of its state stored as `dtype`."""
+
+    def init(params: Params) -> Any:
+        return _cast(inner.init(params), dtype)
+
+    def update(updates: Any, state: Any, params: Params = None) -> tuple[Any, Any]:
+        updates, state = inner.update(_cast(updates, jnp.float32), _cast(state, jnp.float32), params)
+        return updates, _cast(state, dtype)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """The tree with its floating arrays as `dtype`."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
