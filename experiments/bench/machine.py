@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from experiments.bench.results import timed
 
 _REPEATS = 3
-_ENOUGH_SECONDS = 0.15  # a product that takes so long is large enough to be measured
+_ENOUGH_SECONDS = 0.05  # a product that takes so long is large enough to be measured
 
 
 def matmul_rate(dtype: str) -> float:
