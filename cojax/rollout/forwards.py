@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Sequence
 
 import jax
@@ -53,16 +54,41 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
     """
     greedy = temperature == 0
     scaled = scores / jnp.where(greedy, 1.0, temperature)[:, None]
-    best = jnp.argmax(scaled, axis=-1)
-    weights = jnp.exp(scaled - jnp.max(scaled, axis=-1, keepdims=True))
-    cumulative = jnp.cumsum(weights, axis=-1)
-    total = cumulative[:, -1:]
-    # A token of weight 0 is never drawn, though rounding may place the target on its edge.
-    above = (cumulative > uniform[:, None] * total) & (weights > 0)
-    drawn = jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), best)
-    tokens = jnp.where(greedy, best, drawn).astype(jnp.int32)
+    top = jnp.max(scaled, axis=-1)
+    weights = jnp.exp(scaled - top[:, None])
+    drawn, total = _draw(weights, uniform)
+    tokens = jnp.where(greedy, jnp.argmax(scaled, axis=-1), drawn).astype(jnp.int32)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=-1)[:, 0]
-    return tokens, chosen - jax.nn.logsumexp(scaled, axis=-1)
+    return tokens, chosen - top - jnp.log(total)
+
+
+def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The token drawn by each row of float32[S, V], and float32[S] the row's sum.
+
+    The block it lies in is found first, then its place there: running sums over a whole vocabulary are slow.
+    """
+    count = weights.shape[-1]
+    size = max(1, math.isqrt(count))
+    blocks = jnp.pad(weights, ((0, 0), (0, -count % size))).reshape(weights.shape[0], -1, size)
+    sums = jnp.sum(blocks, axis=-1)
+    ends = jnp.cumsum(sums, axis=-1)
+    total = ends[:, -1]
+    block = _first_above(ends, sums, uniform * total)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    before = jnp.take_along_axis(ends - sums, block[:, None], axis=1)[:, 0]
+    place = _first_above(jnp.cumsum(inside, axis=-1), inside, uniform * total - before)
+    return block * size + place, total
+
+
+def _first_above(sums: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
+    """int32[S]: the first place whose running sum exceeds the target; where rounding leaves none, the last with weight.
+
+    A place of weight 0 is never given, though rounding may put the target on its edge.
+    """
+    possible = weights > 0
+    above = (sums > target[:, None]) & possible
+    last = weights.shape[-1] - 1 - jnp.argmax(possible[:, ::-1], axis=-1)
+    return jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last)
 
 
 def uniforms(seed: Sequence[int], count: int) -> np.ndarray:

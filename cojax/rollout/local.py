@@ -1,19 +1,18 @@
 """The in-process engine: a KV cache, continuous batching over fixed slots, results that depend on the request alone.
 
-One thread owns the device arrays. A session keeps its slot and its cache from its first `generate` to its `release`, so
-each call feeds only what is new. Requests join between any two forwards.
+The slots are shared out to lanes, each a thread with arrays of its own: XLA runs the small forwards of decoding on one
+core, so that a CPU is filled by several at a time. A session stays in its lane and keeps its slot and its cache from
+its first `generate` to its `release`, so each call feeds only what is new. Requests join between any two forwards.
 
 Every forward has one of a few shapes, slots × 1 or rows × chunk, padded and never shrunk to the live rows, and chunks
 are cut by the request alone; a row's arithmetic never involves another row. So tokens and log-probabilities are the
-same bits whatever else runs, on one machine type, number of threads and set of versions.
+same bits whatever else runs, on one machine type, number of threads and lanes, and set of versions.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
+import functools
 import threading
-import time
 from collections.abc import Sequence
 
 import jax
@@ -22,29 +21,21 @@ import jax.numpy as jnp
 from cojax.environment import EngineError, OutOfContext
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import Params, unstack
-from cojax.rollout.batching import Batcher, Request, Session
+from cojax.policy.transformer import unstack
+from cojax.rollout.batching import Batcher
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.forwards import uniforms
+from cojax.rollout.lane import Busy, Lane
 
-_POLL_SECONDS = 1.0  # how often a waiter looks whether the engine thread still lives
-
-
-@dataclasses.dataclass(eq=False)
-class _Update:
-    """Weights on their way to the engine thread."""
-
-    version: int
-    params: Params
-    taken: threading.Event = dataclasses.field(default_factory=threading.Event)
+_POLL_SECONDS = 1.0  # how often one who waits for a slot looks whether the threads still live
 
 
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    `slots` conversations are held at once, further ones wait for a release. A conversation holds up to `max_length`
-    tokens, prompt and completion together. `prefill_rows` × each of `prefill_chunks` are the prefill shapes.
-    `busy_seconds` is the wall time spent in forwards so far.
+    `slots` conversations are held at once, the same number in each of `lanes`; further ones wait for a release. One
+    lane is right on an accelerator, one for each core or two on a CPU. A conversation holds up to `max_length` tokens,
+    prompt and completion together. `prefill_rows` × each of `prefill_chunks` are the prefill shapes.
 
     At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1.
     """
@@ -54,6 +45,7 @@ class LocalEngine:
         config: ModelConfig,
         *,
         slots: int = 128,
+        lanes: int = 1,
         max_length: int = 320,
         prefill_rows: int = 16,
         prefill_chunks: Sequence[int] = (16,),
@@ -62,23 +54,25 @@ class LocalEngine:
             raise ValueError(
                 f"max_length {max_length} exceeds the model's max_position_embeddings {config.max_position_embeddings}"
             )
-        if min(slots, prefill_rows, max_length - 1, *prefill_chunks) < 1:
-            raise ValueError("slots, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
-        self.busy_seconds = 0.0
+        if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
+            raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
+        if slots % lanes:
+            raise ValueError(f"slots {slots} is no multiple of lanes {lanes}; every lane holds equally many")
         self._config, self._length = config, max_length
-        self._batcher = Batcher(config, slots, max_length, prefill_rows, prefill_chunks)  # the engine thread's own
-        # Shared with callers, under the lock.
-        self._wake = threading.Condition()
-        self._sessions: dict[str, Session] = {}
-        self._arrived: collections.deque[Request] = collections.deque()
-        self._released: list[Session] = []
-        self._update: _Update | None = None
-        self._loaded = False
-        self._down = ""
-        self._thread = threading.Thread(target=self._run, name="LocalEngine", daemon=True)
-        self._thread.start()
+        self._busy = Busy()
+        # Under the lock, which is taken before that of a lane.
+        self._lock = threading.Lock()
+        self._loaded, self._down = False, ""
+        self._homes: dict[str, int] = {}  # session → its lane
+        self._room = [slots // lanes] * lanes
+        self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
+        make = functools.partial(Batcher, config, slots // lanes, max_length, prefill_rows, prefill_chunks)
+        self._lanes = [Lane(make, self._busy, self._shut) for _ in range(lanes)]
 
-    # --- called from any thread ---
+    @property
+    def busy_seconds(self) -> float:
+        """Wall time spent in forwards so far."""
+        return self._busy.seconds
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` over and returns once they serve.
@@ -91,16 +85,13 @@ class LocalEngine:
         for row in parameters.parameters(self._config):
             if not bool(jnp.isfinite(parameters.leaf_of(params, row)).all()):
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
-        update = _Update(weights.version, jax.block_until_ready(unstack(self._config, params)))
-        with self._wake:
-            while self._update is not None and not self._down:
-                self._wake.wait(_POLL_SECONDS)
-            self._raise_if_down()
-            self._update = update
-            self._wake.notify_all()
-        self._await(update.taken)
-        if self._update is update:
-            self._raise_if_down()
+        params = jax.block_until_ready(unstack(self._config, params))
+        # The lanes hold the same arrays, and one waits for its requests while the others go on.
+        waits = [lane.load(weights.version, params) for lane in self._lanes]
+        with self._lock:
+            self._loaded = True
+        for wait in waits:
+            wait()
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far, which must extend what the session has seen and said.
@@ -111,42 +102,56 @@ class LocalEngine:
         tokens = [int(token) for token in prompt]
         self._check(tokens, sampling)
         chances = uniforms(seed, min(sampling.max_tokens, self._length - len(tokens)))
-        with self._wake:
-            self._raise_if_down()
-            if not self._loaded and self._update is None:
-                raise EngineError("the engine has no weights; call load first")
-            state = self._sessions.setdefault(session, Session())
-            if state.request is not None:
-                raise ValueError(f"session {session!r} is still generating; one call at a time")
-            if tokens[: len(state.tokens)] != state.tokens:
-                raise ValueError(
-                    f"the prompt of session {session!r} does not extend its first {len(state.tokens)} tokens; "
-                    "append to what was sampled, or release the session"
-                )
-            request = state.request = Request(state, tokens, sampling, chances)
-            self._arrived.append(request)
-            self._wake.notify_all()
-        self._await(request.done)
-        if request.error or request.completion is None:
-            raise EngineError(request.error)
-        return request.completion
+        self._settle(session)
+        with self._lock:
+            # Under one lock with the look-up: a session released in between would never give its slot back.
+            if session not in self._homes:
+                raise EngineError(self._down or f"session {session!r} was released while it waited for a slot")
+            lane = self._lanes[self._homes[session]]
+            request = lane.submit(tokens, sampling, chances, session)
+        return lane.result(request)
 
     def release(self, session: str) -> None:
         """Forgets the session and frees its slot; a call of it still running raises EngineError. Unknown is fine."""
-        with self._wake:
-            state = self._sessions.pop(session, None)
-            if state is None:
-                return
-            if state.request is not None:
-                self._abort(state.request, f"session {session!r} was released while generating")
-            else:
-                self._released.append(state)
-            self._wake.notify_all()
+        with self._lock:
+            home = self._homes.pop(session, None)
+            if home is not None:
+                self._lanes[home].release(session)
+                self._room[home] += 1
+                self._seat()
+            elif session in self._waiting:
+                self._waiting.pop(session).set()
 
     def close(self) -> None:
-        """Stops the thread; whoever waits gets EngineError. May be called twice."""
+        """Stops the threads; whoever waits gets EngineError. May be called twice."""
         self._shut("the engine was closed")
-        self._thread.join()
+        for lane in self._lanes:
+            lane.join()
+
+    def _settle(self, session: str) -> None:
+        """Returns once the session has a lane, or will not get one; a new one goes where most room is, or waits."""
+        with self._lock:
+            if self._down:
+                raise EngineError(self._down)
+            if not self._loaded:
+                raise EngineError("the engine has no weights; call load first")
+            if session in self._homes:
+                return
+            if session in self._waiting:
+                raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
+            seated = self._waiting[session] = threading.Event()
+            self._seat()
+        while not seated.wait(_POLL_SECONDS):
+            if not all(lane.alive for lane in self._lanes):
+                self._shut("an engine thread died")
+
+    def _seat(self) -> None:
+        """Gives lanes to those who wait, in order of arrival, as far as there is room. Needs the lock."""
+        while self._waiting and any(self._room):
+            session, lane = next(iter(self._waiting)), self._room.index(max(self._room))
+            self._homes[session] = lane
+            self._room[lane] -= 1
+            self._waiting.pop(session).set()
 
     def _check(self, tokens: list[int], sampling: Sampling) -> None:
         if not tokens:
@@ -160,83 +165,11 @@ class LocalEngine:
         if len(tokens) + 1 > self._length:
             raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {self._length}")
 
-    def _raise_if_down(self) -> None:
-        if self._down:
-            raise EngineError(self._down)
-
-    def _await(self, event: threading.Event) -> None:
-        while not event.wait(_POLL_SECONDS):
-            if not self._thread.is_alive():
-                self._shut("the engine thread died")
-
-    def _abort(self, request: Request, reason: str) -> None:
-        """Wakes the waiter; the engine thread drops the request before its next forward. Needs the lock."""
-        request.error = reason
-        request.done.set()
-
     def _shut(self, reason: str) -> None:
-        with self._wake:
+        with self._lock:
             self._down = self._down or reason
-            for session in self._sessions.values():
-                if session.request is not None:
-                    self._abort(session.request, self._down)
-            if self._update is not None:
-                self._update.taken.set()
-            self._wake.notify_all()
-
-    # --- the engine thread ---
-
-    def _run(self) -> None:
-        try:
-            while self._admit():
-                began = time.perf_counter()
-                finished = self._batcher.forward()
-                self.busy_seconds += time.perf_counter() - began
-                if finished:
-                    self._deliver(finished)
-        except Exception as error:
-            self._shut(f"the engine failed: {type(error).__name__}: {error}")
-
-    def _admit(self) -> bool:
-        """Takes in what came, and waits until there is something to run. False once the engine is down."""
-        with self._wake:
-            while not self._down:
-                self._batcher.drop_aborted()
-                for session in self._released:
-                    self._batcher.free(session)
-                self._released.clear()
-                if self._update is not None and not self._batcher.busy:
-                    self._take(self._update)
-                if self._update is None:
-                    self._seat_arrivals()
-                if self._batcher.busy:
-                    return True
-                self._wake.wait()
-            return False
-
-    def _take(self, update: _Update) -> None:
-        self._batcher.use(update.version, update.params)
-        self._update, self._loaded = None, True
-        update.taken.set()
-        self._wake.notify_all()
-
-    def _seat_arrivals(self) -> None:
-        """In order of arrival; who finds no slot keeps its place in the queue."""
-        waiting = collections.deque[Request]()
-        for request in self._arrived:
-            if request.error:
-                self._batcher.free(request.session)
-            elif not self._batcher.seat(request):
-                waiting.append(request)
-        self._arrived = waiting
-
-    def _deliver(self, finished: list[Request]) -> None:
-        with self._wake:
-            for request in finished:
-                session = request.session
-                if request.error:
-                    self._released.append(session)
-                    continue
-                session.tokens = request.prompt + request.sampled
-                session.request = None
-                request.done.set()
+            for seated in self._waiting.values():
+                seated.set()
+            self._waiting.clear()
+        for lane in self._lanes:
+            lane.shut(self._down)

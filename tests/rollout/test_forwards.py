@@ -69,3 +69,21 @@ def test_uniforms_follow_the_seed_alone() -> None:
 )
 def test_cut(count: int, sizes: tuple[int, ...], pieces: list[int]) -> None:
     assert forwards.cut(count, sizes) == pieces
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 432, 5001])
+def test_draws_where_numpy_does(count: int) -> None:
+    """Against NumPy in float64, for vocabularies that fill the blocks and such that do not."""
+    draw = np.random.default_rng(count)
+    scores = draw.normal(scale=3.0, size=(300, count)).astype(np.float32)
+    uniform = draw.random(300, np.float32)
+    tokens, logprobs = sample(scores, uniform, np.full(300, 0.8, np.float32))
+    scaled = scores.astype(np.float64) / np.float64(np.float32(0.8))
+    chances = np.exp(scaled - scaled.max(-1, keepdims=True))
+    chances /= chances.sum(-1, keepdims=True)
+    ends = np.cumsum(chances, axis=-1)
+    chosen = np.take_along_axis(chances, np.asarray(tokens)[:, None], -1)[:, 0]
+    end = np.take_along_axis(ends, np.asarray(tokens)[:, None], -1)[:, 0]
+    assert (uniform < end + 1e-6).all()
+    assert (uniform > end - chosen - 1e-6).all()
+    np.testing.assert_allclose(logprobs, np.log(chosen), atol=1e-5)

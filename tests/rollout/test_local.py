@@ -32,9 +32,11 @@ def weights(version: int) -> Weights:
     return Weights(version, lambda: to_hf(CONFIG, params(version)))
 
 
-@pytest.fixture
-def engine() -> Iterator[LocalEngine]:
-    running = LocalEngine(CONFIG, slots=SLOTS, max_length=LENGTH, prefill_rows=4, prefill_chunks=(8, 32))
+@pytest.fixture(params=[1, 2], ids=["one lane", "two lanes"])
+def engine(request: pytest.FixtureRequest) -> Iterator[LocalEngine]:
+    running = LocalEngine(
+        CONFIG, slots=SLOTS, lanes=request.param, max_length=LENGTH, prefill_rows=4, prefill_chunks=(8, 32)
+    )
     running.load(weights(0))
     yield running
     running.close()
@@ -270,7 +272,7 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
     engine.release("b")
     for _ in range(2 * SLOTS):  # no slot is lost
         thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-        wait_until(lambda: "a" in engine._sessions)
+        wait_until(lambda: "a" in engine._homes)
         engine.release("a")
         thread.join(30)
         assert isinstance(outcome[0], EngineError)
@@ -296,7 +298,7 @@ def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monk
 
 def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
     thread, _ = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._sessions)
+    wait_until(lambda: "a" in engine._homes)
     with pytest.raises(ValueError, match="still generating"):
         engine.generate([1, 2], Sampling(), session="a", seed=(1,))
     engine.release("a")
@@ -305,7 +307,7 @@ def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
 
 def test_close_fails_whoever_waits(engine: LocalEngine) -> None:
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._sessions)
+    wait_until(lambda: "a" in engine._homes)
     engine.close()
     thread.join(30)
     assert isinstance(outcome[0], EngineError)
@@ -337,6 +339,8 @@ def test_needs_weights_and_sizes_that_fit() -> None:
         LocalEngine(CONFIG, max_length=513)
     with pytest.raises(ValueError, match="at least 1"):
         LocalEngine(CONFIG, slots=0)
+    with pytest.raises(ValueError, match="no multiple of lanes 3"):
+        LocalEngine(CONFIG, slots=16, lanes=3)
 
 
 def test_busy_seconds_count_forwards_only(engine: LocalEngine) -> None:

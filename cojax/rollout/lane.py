@@ -1,0 +1,220 @@
+"""One lane of the local engine: a thread that owns the device arrays of its slots and runs their forwards."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from cojax.environment import EngineError
+from cojax.policy.transformer import Params
+from cojax.rollout.batching import Batcher, Request, Session
+from cojax.rollout.engine import Completion, Sampling
+
+_POLL_SECONDS = 1.0  # how often a waiter looks whether the thread still lives
+
+
+class Busy:
+    """Wall time during which at least one lane runs a forward, in seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running, self._since, self._total = 0, 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        with self._lock:
+            return self._total + (time.perf_counter() - self._since if self._running else 0.0)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._running:
+                self._since = time.perf_counter()
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._total += time.perf_counter() - self._since
+
+
+@dataclasses.dataclass(eq=False)
+class _Update:
+    """Weights on their way to the thread."""
+
+    version: int
+    params: Params
+    taken: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+
+class Lane:
+    """Sessions over the slots of one Batcher. `on_failure` is told from the thread why a forward failed."""
+
+    def __init__(self, make: Callable[[], Batcher], busy: Busy, on_failure: Callable[[str], None]) -> None:
+        self._busy, self._on_failure = busy, on_failure
+        self._batcher = make()  # the thread's own
+        # Shared with callers, under the lock.
+        self._wake = threading.Condition()
+        self._sessions: dict[str, Session] = {}
+        self._arrived: collections.deque[Request] = collections.deque()
+        self._released: list[Session] = []
+        self._update: _Update | None = None
+        self._down = ""
+        self._thread = threading.Thread(target=self._run, name="LocalEngine", daemon=True)
+        self._thread.start()
+
+    # --- called from any thread ---
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def load(self, version: int, params: Params) -> Callable[[], None]:
+        """Takes weights over once the forwards under way allow it; the result waits until they serve.
+
+        Raises EngineError, and so does the wait, when the lane is down.
+        """
+        update = _Update(version, params)
+        with self._wake:
+            while self._update is not None and not self._down:
+                self._wake.wait(_POLL_SECONDS)
+            self._raise_if_down()
+            self._update = update
+            self._wake.notify_all()
+
+        def wait() -> None:
+            self._await(update.taken)
+            if self._update is update:
+                self._raise_if_down()
+
+        return wait
+
+    def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Request:
+        """Asks to continue `prompt`, which must extend what the session has seen and said.
+
+        Raises ValueError, or EngineError when the lane is down.
+        """
+        with self._wake:
+            self._raise_if_down()
+            state = self._sessions.setdefault(session, Session())
+            if state.request is not None:
+                raise ValueError(f"session {session!r} is still generating; one call at a time")
+            if prompt[: len(state.tokens)] != state.tokens:
+                raise ValueError(
+                    f"the prompt of session {session!r} does not extend its first {len(state.tokens)} tokens; "
+                    "append to what was sampled, or release the session"
+                )
+            request = state.request = Request(state, prompt, sampling, chances)
+            self._arrived.append(request)
+            self._wake.notify_all()
+        return request
+
+    def result(self, request: Request) -> Completion:
+        """Waits for what was submitted; raises EngineError when the session is released or the lane goes down."""
+        self._await(request.done)
+        if request.error or request.completion is None:
+            raise EngineError(request.error)
+        return request.completion
+
+    def release(self, session: str) -> None:
+        """Forgets the session and frees its slot; a call of it still running raises EngineError. Unknown is fine."""
+        with self._wake:
+            state = self._sessions.pop(session, None)
+            if state is None:
+                return
+            if state.request is not None:
+                self._abort(state.request, f"session {session!r} was released while generating")
+            else:
+                self._released.append(state)
+            self._wake.notify_all()
+
+    def shut(self, reason: str) -> None:
+        """Stops the thread after its forward; whoever waits gets EngineError. May be called twice."""
+        with self._wake:
+            self._down = self._down or reason
+            for session in self._sessions.values():
+                if session.request is not None:
+                    self._abort(session.request, self._down)
+            if self._update is not None:
+                self._update.taken.set()
+            self._wake.notify_all()
+
+    def join(self) -> None:
+        """Returns once the thread has ended, after `shut`."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _raise_if_down(self) -> None:
+        if self._down:
+            raise EngineError(self._down)
+
+    def _await(self, event: threading.Event) -> None:
+        while not event.wait(_POLL_SECONDS):
+            if not self.alive:
+                self.shut("the engine thread died")
+
+    def _abort(self, request: Request, reason: str) -> None:
+        """Wakes the waiter; the thread drops the request before its next forward. Needs the lock."""
+        request.error = reason
+        request.done.set()
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._admit():
+                with self._busy:
+                    finished = self._batcher.forward()
+                if finished:
+                    self._deliver(finished)
+        except Exception as error:
+            self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
+
+    def _admit(self) -> bool:
+        """Takes in what came, and waits until there is something to run. False once the lane is down."""
+        with self._wake:
+            while not self._down:
+                self._batcher.drop_aborted()
+                for session in self._released:
+                    self._batcher.free(session)
+                self._released.clear()
+                if self._update is not None and not self._batcher.busy:
+                    self._take(self._update)
+                if self._update is None:
+                    self._seat_arrivals()
+                if self._batcher.busy:
+                    return True
+                self._wake.wait()
+            return False
+
+    def _take(self, update: _Update) -> None:
+        self._batcher.use(update.version, update.params)
+        self._update = None
+        update.taken.set()
+        self._wake.notify_all()
+
+    def _seat_arrivals(self) -> None:
+        """In order of arrival; who finds no slot keeps its place in the queue."""
+        waiting = collections.deque[Request]()
+        for request in self._arrived:
+            if request.error:
+                self._batcher.free(request.session)
+            elif not self._batcher.seat(request):
+                waiting.append(request)
+        self._arrived = waiting
+
+    def _deliver(self, finished: list[Request]) -> None:
+        with self._wake:
+            for request in finished:
+                session = request.session
+                if request.error:
+                    self._released.append(session)
+                    continue
+                session.tokens = request.prompt + request.sampled
+                session.request = None
+                request.done.set()
