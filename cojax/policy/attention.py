@@ -7,6 +7,10 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+
+from cojax.policy import flash
+from cojax.policy.sharding import ROWS, RULES
 
 # Query blocks a row is cut into; the block at place i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
@@ -14,12 +18,33 @@ _SMALLEST = 32  # tokens a block, below which matrix products are too small to b
 _HIDDEN = -1e30  # a score that weighs exactly 0
 
 
-def packed_attention(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+def packed_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, mesh: Mesh | None = None
+) -> jax.Array:
     """softmax(q·k / √S) v, where a token sees the earlier tokens of its own segment and itself.
 
     query [B, T, H, S], key and value [B, T, K, S] with H a multiple of K; segment_ids int32[B, T]. Returns
-    [B, T, H, S] in the dtype of the query; the softmax is in float32.
+    [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
+    default device; rows shorter than a kernel's block go through `blockwise` everywhere.
     """
+    platform = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform
+    if platform not in flash.KERNELS or query.shape[1] < flash.BLOCK:
+        return blockwise(query, key, value, segment_ids)
+    length, kernel = query.shape[1], flash.KERNELS[platform]
+    # What is added is padding, segment 0, which no token of another segment sees.
+    room = -length % flash.BLOCK
+    arrays = [jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
+    if mesh is not None:
+        # A kernel is opaque to the partitioner: each device is given its rows and heads.
+        heads, rows = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
+        kernel = jax.shard_map(
+            kernel, mesh=mesh, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False
+        )
+    return kernel(*arrays)[:, :length]
+
+
+def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """`packed_attention` in plain XLA, block by block of queries: a row's weights never exist at once."""
     rows, length, heads, size = query.shape
     groups = key.shape[2]
     shared = heads // groups

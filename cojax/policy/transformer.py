@@ -22,7 +22,7 @@ from cojax.policy.moe import RouterFacts, SparseFeedForward, facts
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import spread
 
-# What of a layer the backward pass finds again; it computes the rest a second time. From fastest to smallest: all of it;
+# What of a layer the backward pass finds again; it computes the rest a second time. From fastest to smallest: all;
 # the matrix products' results; the layer's input alone.
 REMAT: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda layer: layer,
@@ -108,7 +108,7 @@ def _entered(
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
-        mixed = packed_attention(query, key, value, segment_ids)
+        mixed = packed_attention(query, key, value, segment_ids, mesh)
         return mixed.reshape(count, *mixed.shape[2:])
 
     # Tokens stand in one axis between attentions: a kernel's gradient that sums over two is slow on CPU.
