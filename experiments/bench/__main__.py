@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -114,17 +115,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (jax.errors.JaxRuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
-            print(f"error: it does not fit into memory: {error}\n{_SMALLER}", file=sys.stderr)
-            return 1
-        raise
+    except (RuntimeError, MemoryError) as error:
+        # The words of XLA, which the engine's own error carries too: the first on accelerators, the second on CPU.
+        if isinstance(error, RuntimeError) and not re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
+            raise
+        print(f"error: it does not fit into memory: {str(error)[:500]}\n{_SMALLER}", file=sys.stderr)
+        return 1
     if as_object:
         print(json.dumps(_object(results)))
     return 0
 
 
-_SMALLER = "Try --remat=layers, fewer --layers, a shorter --row-length, fewer --micro-rows, or --param-dtype=bfloat16."
+_SMALLER = (
+    "Try --remat=layers, --param-dtype=bfloat16 or --dtype=bfloat16, fewer --layers, --micro-rows or --batch, "
+    "or a shorter --row-length."
+)
 
 
 def _parser() -> argparse.ArgumentParser:

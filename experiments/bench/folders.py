@@ -19,9 +19,7 @@ import cojax
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG, SINGLE
 from cojax.policy.parameters import parameters
-from cojax.policy.pretrained import Policy
 from cojax.policy.tensor_files import Outline, dtype_code, write_tensors
-from cojax.policy.transformer import initialize
 from experiments.bench import machine
 from experiments.bench.arithmetic import parameter_count
 from experiments.bench.results import Row, Spread, timed
@@ -33,7 +31,8 @@ _PIECE = 64 * 2**20  # bytes that the plain copies read or write at a time
 def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """cojax.load of a random model of about `gigabytes` (10⁹ bytes); its files come from the page cache."""
     config = _config(gigabytes, dtype)
-    with _folder(_bytes(config)) as folder:
+    with _folder(_bytes(config)) as parent:
+        folder = parent / "model"
         _write_random(folder, config)
         before = machine.resident()
         _, seconds = timed(lambda: jax.block_until_ready(cojax.load(folder).params), repeats)
@@ -45,10 +44,12 @@ def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -
 def export(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """Policy.save of a random model of about `gigabytes` (10⁹ bytes), durable on disk, each time into a new folder."""
     config = _config(gigabytes, dtype)
-    policy = Policy(config, jax.block_until_ready(initialize(config, 0)))
-    before = machine.resident()
-    with _folder(2 * _bytes(config)) as folder:
-        model, copy = folder / "model", folder / "copy"
+    with _folder(3 * _bytes(config)) as folder:
+        source, model, copy = folder / "source", folder / "model", folder / "copy"
+        _write_random(source, config)
+        # Loaded, for making it in place would take more memory than saving it.
+        policy = cojax.load(source)
+        before = machine.resident()
         _, seconds = timed(lambda: policy.save(model), repeats, lambda: shutil.rmtree(model, ignore_errors=True))
         peaks = machine.memory()
         _, plain = timed(lambda: _write_plainly(copy, _bytes(config)), repeats, lambda: copy.unlink(missing_ok=True))
@@ -111,6 +112,7 @@ def _write_random(folder: Path, config: ModelConfig) -> None:
             values = draw.random(outline.shape, dtype=np.float32) - np.float32(0.5)
             yield outline.name, values.astype(jnp.dtype(config.param_dtype))
 
+    folder.mkdir()
     write_tensors(folder / SINGLE, outlines, arrays())
     (folder / CONFIG).write_text(json.dumps(config.to_hf()))
 

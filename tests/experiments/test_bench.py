@@ -225,6 +225,15 @@ def test_refuses_settings_that_make_no_sense(capsys: pytest.CaptureFixture[str],
     assert not shown.out
 
 
+def test_says_what_to_do_where_memory_ends(capsys: pytest.CaptureFixture[str]):
+    # 2·10⁹ × 65,536 numbers of 4 bytes are more than a processor can address.
+    assert bench.main(["update", f"--override={TINY},vocab_size=2000000000,hidden_size=65536", "--layers=1"]) == 1
+    shown = capsys.readouterr()
+    assert "does not fit into memory" in shown.err
+    assert "--remat=layers" in shown.err
+    assert not shown.out
+
+
 @pytest.mark.parametrize("argument", ["--steps=0", "--gigabytes=nan", "--depths=2,0", "--dtype=int8", "--shape=7b"])
 def test_refuses_values_out_of_range(argument: str):
     with pytest.raises(SystemExit) as stopped:
