@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# SGLang has a virtual environment of its own; this one serves without an accelerator.
+SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
+SHIMS := cojax/rollout/cpu_shims
 
-.PHONY: demo test test-real soak lint clean
+.PHONY: demo test test-real soak lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -15,7 +18,7 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
-test-real: $(VENV)/.real
+test-real: $(VENV)/.real $(SGLANG)/.installed
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m pytest -m real
 
@@ -28,6 +31,9 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format .
 	$(BIN)/mypy
 
+sglang: $(SGLANG)/.installed
+	@echo "SGLang is in $(SGLANG); --config.engine=sglang launches it from there"
+
 clean:
 	rm -rf $(VENV) build *.egg-info
 
@@ -35,6 +41,17 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
 	  f"cojax needs Python 3.11 or newer, found {sys.version.split()[0]}; run: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
+
+# Run again, it goes on where it was stopped: what pip has installed stays.
+$(SGLANG)/.installed: $(SHIMS)/requirements.txt $(SHIMS)/sglang.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] in ((3, 11), (3, 12)) else \
+	  f"SGLang needs Python 3.11 or 3.12, found {sys.version.split()[0]}; run: make sglang PYTHON=python3.11")'
+	mkdir -p $(@D)
+	$(SGLANG)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SGLANG)
+	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check -r $(SHIMS)/requirements.txt
+	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(SHIMS)/sglang.txt
+	PYTHONPATH=$(SHIMS) SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -c 'import sglang.launch_server'
+	@touch $@
 
 $(VENV)/.base: setup.py | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .

@@ -20,6 +20,7 @@ setup(
     install_requires=[
         "absl-py>=2.1",
         "flax>=0.12",
+        "httpx>=0.28",
         "jax>=0.8",
         "jinja2>=3.1",  # chat templates
         "ml-collections>=1.0",
@@ -28,6 +29,8 @@ setup(
         "orbax-checkpoint>=0.11.20",
         "rich>=13.9",
         "safetensors>=0.5",
+        "sniffio>=1.3",  # httpx looks for it at every request; in vain, it searches the disk
+        "tenacity>=9.0",
         "tensorboardX>=2.6",
         "tokenizers>=0.22",
         "transformers>=5.0",

@@ -23,16 +23,15 @@ from cojax.policy.transformer import Params
 from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
-from cojax.rollout.local import LocalEngine
 from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS, Synthesis, initial_tasks
 from cojax.types import Group, Task
 from cojax.validation import Exclusions, Validation
 from cojax.watch import Watched
-from experiments import policies
+from experiments import engines, policies
 from experiments.settings import check, choose, kinds, settings
 
-ENGINES: dict[str, Callable[..., Engine]] = {"local": LocalEngine}
+ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
 EXPLORERS: dict[str, Callable[..., Any]] = {"scripted": ScriptedExplorer}
 
 
@@ -57,7 +56,7 @@ def parts(config: ConfigDict) -> Parts:
     environment = environments.load(config.environment.name, **settings(config.environment, "name"))
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
-    engine = choose(ENGINES, config.engine.name, "engine")(model, **settings(config.engine, "name"))
+    engine = choose(ENGINES, config.engine.name, "engine")(config, model)
     held_out = config.evaluation
     return Parts(
         environment,

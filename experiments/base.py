@@ -64,7 +64,27 @@ def get_config() -> ConfigDict:
         }
     )
 
+    # `name`: local | sglang; --config.engine=NAME is short for --config.engine.name=NAME.
     config.engine = ConfigDict({"name": "local", "slots": 128, "max_length": 4096})
+    # Servers for engine.name=sglang. Deadlines and `probe_every` in seconds.
+    config.sglang = ConfigDict(
+        {
+            "urls": "",  # running servers, http://HOST:PORT,…; "" launches `servers` on this host
+            "servers": 1,
+            "python": "",  # an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU
+            "device": "",  # cpu, or "" to leave it to SGLang and `flags`
+            "flags": "",  # more of sglang.launch_server's, e.g. "--tp 4 --base-gpu-id {index}"
+            "port": 0,  # of the first server launched; 0 takes free ones
+            "dtype": "",  # weights are sent and served as this, e.g. bfloat16; "" is the policy's own
+            "folder": "",  # for weights/ and logs; every server must see it under this path; "" is the workdir
+            "startup_deadline": 600.0,
+            "sync_deadline": 600.0,
+            "probe_every": 10.0,
+            "restarts": 5,  # of each launched server
+            "attempts": 6,  # requests for one completion
+            "mixed": False,  # keep completions during which weights changed, instead of sampling them anew
+        }
+    )
     config.sampling = ConfigDict({"temperature": 0.9, "max_tokens": 4096})
     config.limits = ConfigDict(
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -25,12 +26,17 @@ from experiments import assemble, policies
 
 # A checkpoint holds parameters and two moments; one more is written before the oldest goes.
 _COPIES = 3
+_SENT = 3  # versions of the weights on disk while a server takes a new one
 _LOGS = 200 * 2**20  # bytes
 
 
 def check(config: ConfigDict) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {}
+    config = config.copy_and_resolve_references()
+    # A server's weights and logs go into a folder of their own: the workdir may hold a run.
+    folder = Path(config.sglang.folder or config.workdir).absolute()
+    config.sglang.folder, existed = str(folder / f".check-{os.getpid()}"), folder.exists()
     examinations: list[tuple[str, Callable[[], str]]] = [
         ("configuration", lambda: _configuration(config, state)),
         ("environment", lambda: _environment(state)),
@@ -51,6 +57,10 @@ def check(config: ConfigDict) -> int:
                 break
     if "parts" in state:
         _parts(state).engine.close()
+    shutil.rmtree(config.sglang.folder, ignore_errors=True)
+    if not existed:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
     return int(failed)
 
 
@@ -139,7 +149,8 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     folder = Path(config.workdir).absolute()
     _writable(folder)
     _writable(warm_start.cache())
-    need = state.get("bytes", 0) * _COPIES * (config.checkpoints_kept + 1) + _LOGS
+    copies = _COPIES * (config.checkpoints_kept + 1) + (_SENT if config.engine.name == "sglang" else 0)
+    need = state.get("bytes", 0) * copies + _LOGS
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

@@ -29,7 +29,7 @@ from cojax import warm_start
 from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
 from cojax.console import CONSOLE, seconds_left, show_step, show_summary
-from cojax.environment import EnvironmentFailure
+from cojax.environment import EngineError, EnvironmentFailure
 from cojax.learner.step import Learner, NonFiniteUpdate
 from cojax.metrics import Clock, Metrics, Wandb
 from cojax.pool import TaskPool
@@ -40,7 +40,7 @@ from cojax.store import write_json
 from environments.worker.venv import InstallError
 from experiments import assemble, policies, preflight, presets
 from experiments.facts import facts
-from experiments.settings import check, settings
+from experiments.settings import check, settings, spelled_out
 
 _LOG = logging.getLogger("cojax")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
@@ -49,7 +49,7 @@ _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything,
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, InstallError,
+    EnvironmentFailure, EngineError, InstallError,
 )  # fmt: skip
 
 
@@ -247,6 +247,8 @@ def _log_to(path: Path) -> None:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; a setting that does not exist is named instead of traced."""
+    # In place: the configuration's flags are read from this very list.
+    argv[1:] = map(spelled_out, argv[1:])
     try:
         return app.parse_flags_with_usage(argv)
     except (AttributeError, KeyError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,14 @@ _BOUNDS = {
     "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
     "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
     "learner.updates_per_batch": 1, "warm_start.steps": 0, "warm_start.batch_size": 1, "warm_start.check_every": 1,
-    "warm_start.check_tasks": 1, "warm_start.demonstrations": 1, "model.vocabulary": 1,
+    "warm_start.check_tasks": 1, "warm_start.demonstrations": 1, "model.vocabulary": 1, "sglang.servers": 1,
+    "sglang.attempts": 1, "sglang.restarts": 0, "sglang.port": 0,
 }  # fmt: skip
+
+
+def spelled_out(argument: str) -> str:
+    """A flag as absl takes it: --config.engine=NAME is short for --config.engine.name=NAME, engine being a section."""
+    return re.sub(r"^(--?config\.engine)(?==|$)", r"\1.name", argument)
 
 
 def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:

@@ -24,17 +24,25 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """Sampled tokens (a stop token included) and their log-probs under logits / temperature."""
+    """Sampled tokens (a stop token included) and their log-probs under logits / temperature.
+
+    `weights_version` is that of the last token. Where weights changed on the way, `spans` holds (version, tokens) of
+    each stretch, oldest first, whose counts add up to all tokens; it is empty where one version sampled them all.
+    """
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     weights_version: int
     finish_reason: Literal["stop", "length"]
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """One version of the policy: `arrays()` yields (HF name, array) lazily; `path()` writes or finds it on disk."""
+    """One version of the policy: `arrays()` yields (HF name, array) lazily, in the parameter table's order.
+
+    `path()`, where there is one, is a model folder in HF format that holds the same; a server reads that instead.
+    """
 
     version: int
     arrays: Callable[[], Iterator[tuple[str, np.ndarray]]]

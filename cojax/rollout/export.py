@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import read_params, write_model
-from cojax.policy.parameters import Params
-from cojax.policy.tensor_files import DamagedFile
+from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_model
+from cojax.policy.parameters import Params, parameters
+from cojax.policy.tensor_files import DamagedFile, Outline, divided, dtype_code, read_header, write_tensors
+from cojax.store import explain, sync_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# dtype → bits of a number as an integer type, and those of its exponent.
+_EXPONENT: dict[str, tuple[Any, int]] = {
+    "float32": (np.uint32, 0x7F80_0000),
+    "bfloat16": (np.uint16, 0x7F80),
+    "float16": (np.uint16, 0x7C00),
+}
+_SLICE = 1 << 18  # numbers looked at in one go: they stay in the processor's cache
 
 
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -32,3 +47,102 @@ def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
         return read_params(folder, config, mesh)
     except DamagedFile as error:
         raise DamagedFile(f"{error} Delete {folder} and make it again.") from error
+
+
+# --- weights for a server ---
+
+
+def write_weights(
+    folder: Path,
+    config: ModelConfig,
+    arrays: Iterable[tuple[str, np.ndarray]],
+    dtype: str = "",
+    largest: int = LARGEST_FILE,
+) -> None:
+    """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
+
+    One array is held at a time; `dtype` casts each, "" keeps `config.param_dtype`. The folder appears whole or not at
+    all, in the place of an older one of that name. Raises ValueError for arrays that are not the model's or not finite,
+    OSError with the fix when the disk refuses; what was there before then still is.
+    """
+    config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
+    code = dtype_code(config.param_dtype)
+    outlines = [
+        Outline(name, code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)
+    ]
+    files = divided(outlines, largest)
+    names = [SINGLE] if len(files) == 1 else [_part(i, len(files)) for i in range(1, len(files) + 1)]
+    folder = folder.absolute()
+    part, aside = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
+    _sweep(folder.parent)
+    try:
+        part.mkdir(parents=True)
+        stream = _sound(arrays, np.dtype(config.param_dtype))
+        for name, contents in zip(names, files, strict=True):
+            write_tensors(part / name, contents, stream)
+        if len(files) > 1:
+            places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
+            total = {"total_size": sum(outline.size for outline in outlines)}
+            write_json(part / INDEX, {"metadata": total, "weight_map": places})
+        write_json(part / CONFIG, config.to_hf())
+        if folder.exists():
+            # A folder cannot replace a full one.
+            folder.rename(aside)
+        part.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise explain(OSError(error.errno, os.strerror(error.errno or 0)), folder) from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def check_weights(folder: Path) -> None:
+    """Raises FileNotFoundError or DamagedFile where a server could not load all of `folder`; reads headers alone."""
+    if not (folder / CONFIG).exists():
+        raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
+    names = {SINGLE}
+    if (folder / INDEX).exists():
+        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    for name in sorted(names):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"no {name} in {folder}; expected a whole model folder. Write it again.")
+        size = (folder / name).stat().st_size
+        for entry in read_header(folder / name).values():
+            if fault := entry.damage(size):
+                raise DamagedFile(f"{fault}. Write {folder} again.")
+
+
+def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
+    """Removes every version in `folder`, a subfolder with a number for its name, but those to keep."""
+    kept = {path.absolute() for path in keep}
+    for path in list(folder.absolute().iterdir()) if folder.is_dir() else []:
+        if path.name.isdigit() and path not in kept:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _part(number: int, count: int) -> str:
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def _sound(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+    """The arrays in `dtype`. Raises ValueError for one that is not finite."""
+    for name, array in arrays:
+        cast = array.astype(dtype, copy=False)
+        if not _finite(cast):
+            raise ValueError(f"{name} is not finite in {dtype.name}; training has diverged, nothing was written")
+        yield name, cast
+
+
+def _finite(array: np.ndarray) -> bool:
+    """Whether no exponent is all ones. Much faster than `np.isfinite`, which has no fast path for bfloat16."""
+    bits, mask = _EXPONENT[array.dtype.name]
+    flat = np.ascontiguousarray(array).reshape(-1).view(bits)
+    slices = (flat[start : start + _SLICE] for start in range(0, flat.size, _SLICE))
+    return all(int((piece & bits(mask)).max()) != mask for piece in slices)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes what a killed writer left behind."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,16 @@
+"""Not SGLang's kernels: names that can be imported on a CPU, and that raise when they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"sgl_kernel.{name} has no CPU version here; choose other server flags, or a GPU")
+
+    return missing

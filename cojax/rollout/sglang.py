@@ -1,0 +1,291 @@
+"""Rollouts from SGLang servers: token ids in, token ids and sampled log-probs out, weights by way of the disk.
+
+One thread runs an event loop with pooled HTTP connections; `generate` may be called from hundreds of others. Every
+reply says which weights sampled it: what comes from weights that were not asked for is thrown away and sampled anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import threading
+import time
+import uuid
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tenacity
+
+from cojax.environment import EngineError, OutOfContext
+from cojax.policy.config import ModelConfig
+from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.export import check_weights, prune_weights, write_weights
+from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
+from cojax.rollout.sglang_fleet import Fleet, Patience, Server, Target
+from cojax.rollout.sglang_process import Launch, ServerProcess
+
+_T = TypeVar("_T")
+
+
+class SGLangEngine:
+    """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
+
+    A conversation takes up to `max_length` tokens. Weights are written to `folder`/weights/VERSION/, a path that every
+    server must see, as `dtype` ("": the parameters' own). One `generate` takes at most `deadline` seconds and
+    `attempts` tries, on any server. With `mixed`, a completion during which weights changed is kept, with its spans;
+    without, it is sampled anew. `busy_seconds` is the wall time with at least one completion under way.
+
+    At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1. `seed` decides
+    the random numbers only where servers run with --enable-deterministic-inference.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        folder: Path,
+        max_length: int,
+        urls: Sequence[str] = (),
+        launch: Launch | None = None,
+        servers: int = 1,
+        patience: Patience | None = None,
+        deadline: float = 600.0,
+        attempts: int = 6,
+        dtype: str = "",
+        mixed: bool = False,
+    ) -> None:
+        if max_length > config.max_position_embeddings:
+            raise ValueError(
+                f"max_length {max_length} exceeds the model's max_position_embeddings {config.max_position_embeddings}"
+            )
+        if bool(urls) == (launch is not None):
+            raise ValueError("give either urls of running servers or launch, which says how to start some")
+        if min(servers, attempts, max_length - 1) < 1:
+            raise ValueError("servers and attempts must be at least 1, max_length at least 2")
+        self._config, self._length, self._folder = config, max_length, folder
+        self._deadline, self._attempts, self._dtype, self._mixed = deadline, attempts, dtype, mixed
+        self._nonce = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
+        self._versions: dict[str, int] = {}  # label → version
+        self._folders: list[Path] = []
+        self._loading = threading.Lock()
+        self._down = ""
+        # The event loop's own.
+        self._busy, self._active, self._since = 0.0, 0, 0.0
+        self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._syncs: set[asyncio.Task[Any]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._clients = Clients()
+        processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
+        self._fleet = Fleet(self._clients, [url.rstrip("/") for url in urls], processes, patience or Patience())
+        self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
+        self._thread.start()
+
+    # --- called from any thread ---
+
+    @property
+    def busy_seconds(self) -> float:
+        return self._busy + (time.monotonic() - self._since if self._active else 0.0)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The servers, for a look; their state belongs to the event loop."""
+        return self._fleet
+
+    def load(self, weights: Weights) -> None:
+        """Writes `weights` down, has the servers take them, and returns once those that are up serve them.
+
+        New completions wait; those under way go on under the new weights. A server that cannot take them gets no
+        request until it has. Raises ValueError for arrays that do not fit or are not finite and for a damaged folder,
+        OSError when the disk refuses or a folder is missing, EngineError when no server takes them.
+        """
+        with self._loading:
+            self._raise_if_down()
+            if weights.path is not None:
+                folder = Path(weights.path()).absolute()
+            else:
+                folder = (self._folder / "weights" / str(weights.version)).absolute()
+                write_weights(folder, self._config, weights.arrays(), self._dtype)
+            check_weights(folder)
+            label = f"{self._nonce}-{len(self._versions)}-{weights.version}"
+            self._versions[label] = weights.version
+            try:
+                self._call(self._sync(Target(folder, label)))
+            except concurrent.futures.CancelledError:
+                raise EngineError(self._down) from None
+            # The one before stays: a server left behind may be reading it.
+            self._folders = [*self._folders, folder][-2:]
+            prune_weights(self._folder / "weights", self._folders)
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
+        """Continues `prompt`, the whole conversation so far.
+
+        Raises OutOfContext when it leaves no room for a token, ValueError for a mistake of the caller, EngineError when
+        no server gives a completion in time, or the session is released.
+        """
+        tokens = [int(token) for token in prompt]
+        self._check(tokens, sampling)
+        self._raise_if_down()
+        if not self._versions:
+            raise EngineError("the engine has no weights; call load first")
+        room = min(sampling.max_tokens, self._length - len(tokens))
+        digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
+        number = int.from_bytes(digest[:8], "little") >> 1
+        try:
+            return self._call(self._generate(tokens, sampling, room, session, number))
+        except concurrent.futures.CancelledError:
+            raise EngineError(self._down or f"session {session!r} was released while generating") from None
+
+    def release(self, session: str) -> None:
+        """Forgets the session; a call of it still running raises EngineError. Unknown is fine."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._forget, session)
+
+    def close(self) -> None:
+        """Ends the servers that are ours; whoever waits gets EngineError. May be called twice."""
+        if self._down:
+            return
+        self._down = "the engine was closed"
+        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _check(self, tokens: list[int], sampling: Sampling) -> None:
+        if not tokens:
+            raise ValueError("the prompt is empty; give at least one token")
+        # A token outside the vocabulary would end the server.
+        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
+            raise ValueError(
+                f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{self._config.vocab_size - 1}"
+            )
+        if sampling.max_tokens < 1 or sampling.temperature < 0:
+            raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
+        if len(tokens) + 1 > self._length:
+            raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {self._length}")
+
+    def _raise_if_down(self) -> None:
+        if self._down:
+            raise EngineError(self._down)
+
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    # --- the event loop ---
+
+    async def _sync(self, target: Target) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._syncs.add(task)
+        try:
+            await self._fleet.sync(target)
+        finally:
+            self._syncs.discard(task)
+
+    async def _generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """One completion, within the deadline and the number of tries."""
+        if session in self._tasks:
+            raise ValueError(f"session {session!r} is still generating; one call at a time")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[session] = task
+        if not self._active:
+            self._since = time.monotonic()
+        self._active += 1
+        tries = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
+            retry=tenacity.retry_if_exception_type(Lost),
+            reraise=True,
+        )
+        try:
+            async with asyncio.timeout(self._deadline):
+                return await tries(self._attempt, tokens, sampling, room, session, seed)
+        except TimeoutError as error:
+            faults = self._fleet.faults()
+            raise EngineError(
+                f"no completion within {self._deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
+            ) from error
+        except Lost as error:
+            raise EngineError(f"no completion in {self._attempts} attempts, the last: {error}") from error
+        except Refused as error:
+            raise EngineError(str(error)) from error
+        finally:
+            del self._tasks[session]
+            self._active -= 1
+            if not self._active:
+                self._busy += time.monotonic() - self._since
+
+    async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """One request to one server. Raises Lost where another may succeed."""
+        server = await self._fleet.route(session)
+        assert self._fleet.target is not None
+        asked, rid = self._fleet.target.label, uuid.uuid4().hex
+        request = asyncio.create_task(server.endpoint.generate(tokens, sampling, room, rid, seed))
+        server.requests.add(request)
+        try:
+            return self._completion(await request, server, asked, sampling)
+        except Unreachable as error:
+            self._fleet.suspect(server, str(error))
+            raise
+        except asyncio.CancelledError:
+            request.cancel()
+            self._send(self._abort(server, rid))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Lost(f"{server.name} was left out: {server.fault}") from None
+        finally:
+            server.requests.discard(request)
+
+    def _completion(self, reply: Reply, server: Server, asked: str, sampling: Sampling) -> Completion:
+        """The reply, once its weights are those that were asked for. Raises Lost where they are not."""
+        assert self._fleet.target is not None
+        labels = [label for label, _ in reply.spans]
+        if strange := [label for label in labels if label not in self._versions]:
+            self._fleet.suspect(server, f"it sampled from weights {strange[0]!r}, which are not of this run")
+            raise Lost(f"{server.name} sampled from weights {strange[0]!r}, which are not of this run")
+        if not self._mixed and (len(labels) > 1 or labels[0] not in (asked, self._fleet.target.label)):
+            raise Lost(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {asked}")
+        spans: list[tuple[int, int]] = []
+        for label, count in reply.spans:
+            version = self._versions[label]
+            if spans and spans[-1][0] == version:
+                spans[-1] = version, spans[-1][1] + count
+            else:
+                spans.append((version, count))
+        stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
+        return Completion(
+            reply.tokens,
+            reply.logprobs,
+            spans[-1][0],
+            "stop" if stopped else "length",
+            tuple(spans) if len(spans) > 1 else (),
+        )
+
+    async def _abort(self, server: Server, rid: str) -> None:
+        with contextlib.suppress(Lost, Refused):
+            await server.endpoint.abort(rid)
+
+    def _send(self, errand: Coroutine[Any, Any, None]) -> None:
+        """Runs something nobody waits for."""
+        task = self._loop.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def _forget(self, session: str) -> None:
+        if session in self._tasks:
+            self._tasks[session].cancel()
+        self._fleet.forget(session)
+
+    async def _shut(self) -> None:
+        waiting = [*self._tasks.values(), *self._syncs]
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*self._errands, return_exceptions=True)
+        await self._fleet.close()
+        await self._clients.aclose()

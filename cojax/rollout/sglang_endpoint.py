@@ -1,0 +1,187 @@
+"""One SGLang server over HTTP: what it is asked, and what its answers mean."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cojax.rollout.engine import Sampling
+
+# Deadlines in seconds of calls that do no work worth waiting for.
+_QUICK = 10.0
+_HEALTH = 40.0  # the server itself gives up after 20
+# The server closes idle connections after 5 s; ours must be gone by then, or a request meets a closed one.
+_KEEP_ALIVE = 2.0
+
+
+class Lost(Exception):
+    """No completion came of a request; asked again, there may be one."""
+
+
+class Unreachable(Lost):
+    """The server did not answer, or broke: it needs a look before it is asked again."""
+
+
+class Refused(Exception):
+    """The server understood and said no: asking again will not help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """One sampled continuation: `spans` are (label of the weights, tokens) of each stretch, oldest first."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[tuple[str, int], ...]
+    stopped: bool
+
+
+class Clients:
+    """Connections that are kept and used again, each in a client of its own, for one event loop.
+
+    The library's pool looks at all its connections for each request, which at hundreds costs more than the request.
+    """
+
+    def __init__(self) -> None:
+        self._context = httpx.create_ssl_context()
+        self._idle: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
+
+    async def request(self, method: str, origin: str, path: str, body: Any, timeout: httpx.Timeout) -> httpx.Response:
+        """Raises httpx.HTTPError."""
+        idle = self._idle[origin]
+        limits = httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
+        client = idle.pop() if idle else httpx.AsyncClient(limits=limits, verify=self._context, trust_env=False)
+        try:
+            return await client.request(method, f"{origin}/{path}", json=body, timeout=timeout)
+        finally:
+            idle.append(client)
+
+    async def aclose(self) -> None:
+        """Closes all connections; none may be in use."""
+        await asyncio.gather(*(client.aclose() for idle in self._idle.values() for client in idle))
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """The server at `url`, called through clients that many servers share."""
+
+    url: str
+    clients: Clients
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling, room: int, rid: str, seed: int) -> Reply:
+        """Samples at most `room` tokens; the caller bounds the time. Raises Lost or Refused.
+
+        Log-probs are those of logits / temperature, at temperature 0 those at temperature 1. The seed counts where the
+        server runs with --enable-deterministic-inference; elsewhere it is ignored.
+        """
+        answer = await self._post(
+            "generate",
+            {
+                "rid": rid,
+                "input_ids": list(prompt),
+                "return_logprob": True,
+                "sampling_params": {
+                    "temperature": sampling.temperature,
+                    "max_new_tokens": room,
+                    "stop_token_ids": list(sampling.stop_tokens),
+                    "sampling_seed": seed,
+                },
+            },
+            None,
+        )
+        try:
+            return _read(answer, room)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise Lost(f"{self.url} answered what is no completion: {type(error).__name__}: {error}") from error
+
+    async def abort(self, rid: str) -> None:
+        """Ends a request whose answer nobody waits for any more."""
+        await self._post("abort_request", {"rid": rid}, _QUICK)
+
+    async def version(self) -> str:
+        """The label of the weights it serves; also says that it is up."""
+        answer = await self._call("GET", "model_info", None, _QUICK)
+        try:
+            return str(answer["weight_version"])
+        except (KeyError, TypeError) as error:
+            raise Unreachable(f"{self.url} tells no weight_version; expected an SGLang server") from error
+
+    async def healthy(self) -> None:
+        """Raises Unreachable unless it can generate a token now, or is generating."""
+        await self._call("GET", "health", None, _HEALTH)
+
+    async def update(self, folder: Path, label: str) -> None:
+        """Has it load the weights in `folder`, a path that it must see as we do. The caller bounds the time.
+
+        Requests under way are put back in the queue, and go on under the new weights with their cache made anew.
+        """
+        try:
+            await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+            await self._post(
+                "update_weights_from_disk",
+                {"model_path": str(folder), "weight_version": label, "flush_cache": True},
+                None,
+            )
+        finally:
+            # A server left paused would answer nobody. `shield`: it goes on also if our time is up.
+            await asyncio.shield(self._post("continue_generation", {}, _QUICK))
+        if (found := await self.version()) != label:
+            raise Unreachable(f"{self.url} serves weights {found!r} after an update to {label!r}")
+
+    async def _post(self, path: str, body: dict[str, Any], seconds: float | None) -> Any:
+        return await self._call("POST", path, body, seconds)
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None) -> Any:
+        timeout = httpx.Timeout(seconds, connect=_QUICK, pool=None)
+        try:
+            response = await self.clients.request(method, self.url, path, body, timeout)
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{self.url}/{path}: {type(error).__name__} {error}".rstrip()) from error
+        if response.status_code in (408, 429):
+            raise Lost(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")
+        if 400 <= response.status_code < 500:
+            raise Refused(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")
+        if response.status_code != 200:
+            raise Unreachable(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")
+        try:
+            return response.json() if response.content.strip() else None
+        except ValueError as error:
+            raise Unreachable(f"{self.url}/{path} answered what is no JSON: {response.text[:200]!r}") from error
+
+
+def _read(answer: Any, room: int) -> Reply:
+    """Raises KeyError, TypeError, ValueError or IndexError for what is no whole completion."""
+    about = answer["meta_info"]
+    finish = about["finish_reason"]
+    if finish["type"] not in ("stop", "length"):
+        raise ValueError(f"it ended by {finish}")
+    pairs = about["output_token_logprobs"]
+    tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
+    if list(tokens) != answer["output_ids"]:
+        raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
+    if not 0 < len(tokens) <= room:
+        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
+    if not all(math.isfinite(logprob) for logprob in logprobs):
+        raise ValueError("a log-prob is not finite")
+    versions = about["weight_versions"]
+    spans = tuple((str(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
+    if sum(count for _, count in spans) != len(tokens):
+        raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
+    return Reply(tokens, logprobs, spans, finish["type"] == "stop")
+
+
+def _reason(response: httpx.Response) -> str:
+    """The server's own words, cut to what fits a message."""
+    try:
+        body = response.json()
+        body = body.get("error", body)
+        return str(body.get("message", body))[:500]
+    except (ValueError, AttributeError):
+        return response.text[:500]

@@ -1,0 +1,64 @@
+"""Rollout engines from a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from cojax import warm_start
+from cojax.policy.config import ModelConfig
+from cojax.rollout.engine import Engine
+from cojax.rollout.local import LocalEngine
+from cojax.rollout.sglang import SGLangEngine
+from cojax.rollout.sglang_fleet import Patience
+from cojax.rollout.sglang_process import Launch
+from experiments.settings import settings
+
+
+def local(config: ConfigDict, model: ModelConfig) -> Engine:
+    """In this process."""
+    return LocalEngine(model, **settings(config.engine, "name"))
+
+
+def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
+    """On SGLang servers: those of sglang.urls, or such as are launched here."""
+    section = config.sglang
+    urls = [url.strip() for url in section.urls.split(",") if url.strip()]
+    if strange := [url for url in urls if not url.startswith(("http://", "https://"))]:
+        raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
+    folder = Path(section.folder or config.workdir)
+    own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
+    return SGLangEngine(
+        model,
+        folder=folder,
+        max_length=config.engine.max_length,
+        urls=urls,
+        launch=own,
+        servers=section.servers,
+        patience=Patience(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts),
+        deadline=config.limits.engine_deadline,
+        attempts=section.attempts,
+        dtype=section.dtype,
+        mixed=section.mixed,
+    )
+
+
+def launch(config: ConfigDict, logs: Path, dtype: str) -> Launch:
+    """How servers are launched; without an interpreter of its own by the one of `make sglang`, on the CPU."""
+    section = config.sglang
+    return Launch(
+        section.python or str(default_python()),
+        logs,
+        config.engine.max_length,
+        dtype,
+        device=section.device or ("" if section.python else "cpu"),
+        flags=section.flags,
+        port=section.port,
+        max_running=config.engine.slots,
+    )
+
+
+def default_python() -> Path:
+    """The interpreter that `make sglang` installs."""
+    return warm_start.cache().absolute() / "sglang" / "bin" / "python"
