@@ -72,6 +72,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "override": {"type": _words, "metavar": "FIELD=VALUE,…", "help": "other fields of the model's config"},
     "dtype": {**_DTYPE, "help": "computed in"},
     "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
+    "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
     "remat": {"choices": ("none", "dots", "layers"), "help": "what of a layer is computed again, not kept"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_NUMBER, "help": "packed rows an update"},
@@ -81,6 +82,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prompts": {**_NUMBER, "help": "prompts a step"},
     "samples": {**_NUMBER, "help": "samples a prompt"},
     "batch": {**_NUMBER, "help": "conversations at once"},
+    "lanes": {**_NUMBER, "help": "threads that the engine decodes in"},
     "prompt-length": {**_NUMBER, "help": "tokens a prompt"},
     "completion-length": {**_NUMBER, "help": "tokens sampled a conversation"},
     "prefill-rows": {**_NUMBER, "help": "conversations that are prefilled at a time"},
@@ -127,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _SMALLER = (
-    "Try --remat=layers, --param-dtype=bfloat16 or --dtype=bfloat16, fewer --layers, --micro-rows or --batch, "
+    "Try --remat=layers, --param-dtype=bfloat16 or --moments-dtype=bfloat16, fewer --layers, --micro-rows or --batch, "
     "or a shorter --row-length."
 )
 
@@ -150,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shown(default: Any) -> str:
-    return str(default) if default not in (None, (), False) else "–"
+    return str(default) if default not in (None, (), False, "") else "–"
 
 
 def _takes(suite: Callable[..., list[Row]]) -> Mapping[str, inspect.Parameter]:

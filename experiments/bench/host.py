@@ -16,6 +16,7 @@ from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.signals import SIGNALS, apply, detect, init
 from cojax.types import Action, Call, Group, Observation, Task, Trajectory, Turn
+from experiments.bench import machine
 from experiments.bench.results import Row, timed
 from experiments.bench.shapes import SHAPES
 
@@ -68,11 +69,11 @@ def desk(*, tasks: int = 500, repeats: int = 5) -> list[Row]:
     return [{"actions": actions, "seconds": seconds, "actions_per_second": seconds.map(lambda value: actions / value)}]
 
 
-def engine(*, batch: int = 128, repeats: int = 5) -> list[Row]:
+def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> list[Row]:
     """`batch` conversations with the demo's policy: 28 tokens, then 4 turns of 12 new and 9 sampled ones."""
     config = SHAPES["demo"]
     params = initialize(config, 0)
-    served = LocalEngine(config, slots=batch, max_length=256)
+    served = LocalEngine(config, slots=batch, lanes=machine.lanes(batch, lanes), max_length=256)
     sampling = Sampling(temperature=1.0, max_tokens=9)
 
     def converse(number: int, wave: int) -> None:

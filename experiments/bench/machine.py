@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
@@ -41,6 +42,14 @@ def memory_bandwidth() -> float:
     _, summed = timed(lambda: jax.block_until_ready(total(array)), _REPEATS)
     _, copied = timed(lambda: jax.block_until_ready(copy(array)), _REPEATS)
     return max(array.nbytes / min(summed.values), 2 * array.nbytes / min(copied.values))
+
+
+def lanes(slots: int, given: int | None) -> int:
+    """The engine's lanes where none are given: about one a core of a CPU, as divide the slots, else one."""
+    if given is not None:
+        return given
+    cores = os.cpu_count() or 1
+    return max(n for n in range(1, cores + 1) if slots % n == 0) if jax.default_backend() == "cpu" else 1
 
 
 def memory() -> dict[str, float]:

@@ -32,6 +32,7 @@ def decode(
     override: Sequence[str] = (),
     dtype: str = "float32",
     batch: int = 64,
+    lanes: int | None = None,
     prompt_length: int = 128,
     completion_length: int = 128,
     prefill_rows: int = 16,
@@ -43,8 +44,10 @@ def decode(
     `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's own bandwidth over the time it
     took. It means something only for a model far larger than the processor's caches.
     """
-    config = model_config(shape, layers, override, dtype)
-    with _conversations(config, batch, prompt_length + 1 + completion_length, prefill_rows, prefill_chunk) as talk:
+    config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
+    with _conversations(
+        config, batch, prompt_length + 1 + completion_length, lanes, prefill_rows, prefill_chunk
+    ) as talk:
         opening, decoding, busy = [], [], []
         for wave in range(repeats + 1):
             began = time.perf_counter()
@@ -64,6 +67,7 @@ def decode(
     return [
         {
             **_of(shape, config, batch, prompt_length),
+            "lanes": lanes,
             "completion_tokens": batch * completion_length,
             "decode_seconds": seconds,
             "tokens_per_second": seconds.map(lambda value: batch * completion_length / value),
@@ -84,6 +88,7 @@ def prefill(
     override: Sequence[str] = (),
     dtype: str = "float32",
     batch: int = 64,
+    lanes: int | None = None,
     prompt_length: int = 512,
     prefill_rows: int = 16,
     prefill_chunk: int = 128,
@@ -93,8 +98,8 @@ def prefill(
 
     MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
     """
-    config = model_config(shape, layers, override, dtype)
-    with _conversations(config, batch, prompt_length + 1, prefill_rows, prefill_chunk) as talk:
+    config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
+    with _conversations(config, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as talk:
         opening = []
         for wave in range(repeats + 1):
             began = time.perf_counter()
@@ -107,6 +112,7 @@ def prefill(
     return [
         {
             **_of(shape, config, batch, prompt_length),
+            "lanes": lanes,
             "prefill_rows": prefill_rows,
             "prefill_chunk": prefill_chunk,
             "prefill_seconds": seconds,
@@ -163,11 +169,17 @@ class _Conversations:
 
 @contextlib.contextmanager
 def _conversations(
-    config: ModelConfig, batch: int, length: int, prefill_rows: int, prefill_chunk: int
+    config: ModelConfig, batch: int, length: int, lanes: int, prefill_rows: int, prefill_chunk: int
 ) -> Iterator[_Conversations]:
     """An engine with random weights that holds `batch` conversations of `length` tokens, until the block ends."""
     engine = LocalEngine(
-        config, slots=batch, max_length=length, prefill_rows=prefill_rows, prefill_chunks=(prefill_chunk,)
+        config,
+        slots=batch,
+        lanes=lanes,
+        max_length=length,
+        # A lane never prefills more conversations than it holds.
+        prefill_rows=min(prefill_rows, batch // lanes),
+        prefill_chunks=(prefill_chunk,),
     )
     try:
         _load(engine, config)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import random
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from cojax.learner.step import Learner, TrainState, adamw
+from cojax.learner.optimizer import adamw
+from cojax.learner.step import Learner
+from cojax.learner.update import Metrics, TrainState
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.local import LocalEngine
@@ -23,6 +26,31 @@ KL_COEFFICIENT = 1e-3
 _RESERVED = 3  # tokens at the start of the vocabulary that no prompt holds
 
 
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What a step samples: so many of each prompt, in tokens of such lengths."""
+
+    prompts: int
+    samples: int
+    prompt_length: int
+    completion_length: int
+
+    @property
+    def conversations(self) -> int:
+        return self.prompts * self.samples
+
+    @property
+    def length(self) -> int:
+        """Tokens of a conversation."""
+        return self.prompt_length + self.completion_length
+
+    def questions(self, rng: random.Random, vocabulary: int) -> list[tuple[int, ...]]:
+        """Random prompts."""
+        return [
+            tuple(rng.randrange(_RESERVED, vocabulary) for _ in range(self.prompt_length)) for _ in range(self.prompts)
+        ]
+
+
 def step(
     *,
     shape: str = "nano",
@@ -30,6 +58,7 @@ def step(
     override: Sequence[str] = (),
     dtype: str = "float32",
     param_dtype: str = "float32",
+    moments_dtype: str = "",
     remat: str = "none",
     prompts: int = 8,
     samples: int = 8,
@@ -37,6 +66,7 @@ def step(
     completion_length: int = 128,
     row_length: int | None = None,
     micro_rows: int = 8,
+    lanes: int | None = None,
     learning_rate: float = 1e-6,
     steps: int = 6,
 ) -> list[Row]:
@@ -49,84 +79,88 @@ def step(
         raise ValueError(f"--steps={steps}: the first step only warms up; give 2 or more")
     if samples < 2:
         raise ValueError(f"--samples={samples}: an advantage relative to a group needs a group of 2 or more")
-    length = prompt_length + completion_length
     config = model_config(shape, layers, override, dtype, param_dtype)
     if config.vocab_size <= _RESERVED:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
-    reference = initialize(config, 0)
+    job = Job(prompts, samples, prompt_length, completion_length)
+    lanes = machine.lanes(job.conversations, lanes)
+    params = initialize(config, 0)
     learner = Learner(
         config=config,
-        optimizer=adamw(learning_rate),
+        optimizer=adamw(learning_rate, moments_dtype=moments_dtype),
         loss_settings={"kl_coefficient": KL_COEFFICIENT},
         temperature=TEMPERATURE,
-        row_length=row_length or length,
+        row_length=row_length or job.length,
         micro_rows=micro_rows,
         remat=remat,
-        reference=reference,
+        reference=params,
     )
-    state = learner.init(reference)
-    engine = LocalEngine(
-        config,
-        slots=prompts * samples,
-        max_length=length,
-        prefill_rows=prompts * samples,
-        prefill_chunks=(prompt_length,),
-    )
-    try:
-        engine.load(learner.weights(state, 0))
-        records = _train(engine, learner, state, [prompts, samples, prompt_length, completion_length], steps)
-    finally:
-        engine.close()
+    state = learner.init(params)
+    del params  # the learner keeps the reference as it is computed with, which may be half of this
+    records = _train(learner, state, job, lanes, steps)
     return [
         {
             "shape": shape,
             "dtype": dtype,
+            "param_dtype": param_dtype,
+            "moments_dtype": moments_dtype or param_dtype,
             "parameters": parameter_count(config),
             **_summary(records),
             **machine.memory(),
             "row_length": learner.row_length,
             "micro_rows": micro_rows,
+            "lanes": lanes,
             "remat": remat,
         }
     ]
 
 
-def _train(
-    engine: LocalEngine, learner: Learner, state: TrainState, job: Sequence[int], steps: int
-) -> list[dict[str, Any]]:
+def _train(learner: Learner, state: TrainState, job: Job, lanes: int, steps: int) -> list[dict[str, Any]]:
     """What each step took, in seconds, and counted."""
-    prompts, samples, prompt_length, completion_length = job
     rng = random.Random(0)
     records = []
-    with concurrent.futures.ThreadPoolExecutor(prompts * samples) as pool:
-        for number in range(steps):
-            questions = [
-                tuple(rng.randrange(_RESERVED, learner.config.vocab_size) for _ in range(prompt_length))
-                for _ in range(prompts)
-            ]
-            began = time.perf_counter()
-            groups = _generate(engine, pool, number, questions, samples, completion_length)
-            generated = time.perf_counter()
-            state, metrics = learner.update(state, groups)
-            updated = time.perf_counter()
-            engine.load(learner.weights(state, number + 1))
-            synced = time.perf_counter()
-            turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-            records.append(
-                {
-                    "step_seconds": synced - began,
-                    "generation_seconds": generated - began,
-                    "update_seconds": updated - generated,
-                    "sync_seconds": synced - updated,
-                    "prompt_tokens": sum(len(turn.prompt_tokens) for turn in turns),
-                    "completion_tokens": sum(len(turn.action_tokens) for turn in turns),
-                    "updates": int(metrics["updates"]),
-                    "tokens_trained": int(metrics["tokens_trained"]),
-                    "kl": metrics["kl"],
-                    "logprob_mismatch": metrics["logprob_mismatch"],
-                }
-            )
+    engine = LocalEngine(
+        learner.config,
+        slots=job.conversations,
+        lanes=lanes,
+        max_length=job.length,
+        prefill_rows=job.conversations // lanes,
+        prefill_chunks=(job.prompt_length,),
+    )
+    try:
+        engine.load(learner.weights(state, 0))
+        with concurrent.futures.ThreadPoolExecutor(job.conversations) as pool:
+            for number in range(steps):
+                questions = job.questions(rng, learner.config.vocab_size)
+                began = time.perf_counter()
+                groups = _generate(engine, pool, number, questions, job)
+                generated = time.perf_counter()
+                state, metrics = learner.update(state, groups)
+                updated = time.perf_counter()
+                engine.load(learner.weights(state, number + 1))
+                synced = time.perf_counter()
+                records.append(_record(groups, metrics, (began, generated, updated, synced)))
+    finally:
+        engine.close()
     return records
+
+
+def _record(groups: Sequence[Group], metrics: Metrics, moments: tuple[float, float, float, float]) -> dict[str, Any]:
+    """A step's seconds between its moments, its tokens as they stand in the groups, and what its update says."""
+    began, generated, updated, synced = moments
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    return {
+        "step_seconds": synced - began,
+        "generation_seconds": generated - began,
+        "update_seconds": updated - generated,
+        "sync_seconds": synced - updated,
+        "prompt_tokens": sum(len(turn.prompt_tokens) for turn in turns),
+        "completion_tokens": sum(len(turn.action_tokens) for turn in turns),
+        "updates": int(metrics["updates"]),
+        "tokens_trained": int(metrics["tokens_trained"]),
+        "kl": metrics["kl"],
+        "logprob_mismatch": metrics["logprob_mismatch"],
+    }
 
 
 def _generate(
@@ -134,23 +168,22 @@ def _generate(
     pool: concurrent.futures.Executor,
     number: int,
     questions: Sequence[tuple[int, ...]],
-    samples: int,
-    completion_length: int,
+    job: Job,
 ) -> list[Group]:
     """A group of sampled and rewarded conversations for each question."""
-    sampling = Sampling(temperature=TEMPERATURE, max_tokens=completion_length)
+    sampling = Sampling(temperature=TEMPERATURE, max_tokens=job.completion_length)
 
     def complete(place: int) -> Completion:
         session = f"{number}-{place}"
-        completion = engine.generate(questions[place // samples], sampling, session=session, seed=(number, place))
+        completion = engine.generate(questions[place // job.samples], sampling, session=session, seed=(number, place))
         engine.release(session)
         return completion
 
-    completions = list(pool.map(complete, range(len(questions) * samples)))
+    completions = list(pool.map(complete, range(job.conversations)))
     groups = []
     for place, question in enumerate(questions):
         task = Task("bench", f"question {number}-{place}", {})
-        own = completions[place * samples : (place + 1) * samples]
+        own = completions[place * job.samples : (place + 1) * job.samples]
         groups.append(Group(task, tuple(_trajectory(task, question, completion) for completion in own)))
     return groups
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from cojax.learner.batch import TrainBatch, pack_sequences
-from cojax.learner.step import Learner, TrainState, adamw
+from cojax.learner.optimizer import adamw
+from cojax.learner.step import Learner
+from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
 from experiments.bench import machine
@@ -56,6 +59,7 @@ def update(
     override: Sequence[str] = (),
     dtype: str = "float32",
     param_dtype: str = "float32",
+    moments_dtype: str = "",
     remat: str = "none",
     rows: int = 8,
     row_length: int = 1024,
@@ -75,7 +79,10 @@ def update(
     configs = [model_config(shape, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
     if row_length > (most := min(config.max_position_embeddings for config in configs)):
         raise ValueError(f"--row-length={row_length} exceeds the {most} positions of {shape}; lower it")
-    measured = [_measure(config, packed, remat, reference, repeats) for config in configs]
+    measured = [
+        _measure(config, packed, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats)
+        for config in configs
+    ]
     rate = machine.matmul_rate(dtype)
     return [
         {
@@ -84,6 +91,7 @@ def update(
             "parameters": parameter_count(config),
             "dtype": dtype,
             "param_dtype": param_dtype,
+            "moments_dtype": moments_dtype or param_dtype,
             "remat": remat,
             "rows": rows,
             "row_length": row_length,
@@ -94,11 +102,18 @@ def update(
     ]
 
 
-def _measure(config: ModelConfig, rows: Rows, remat: str, reference: bool, repeats: int) -> dict[str, Any]:
+def _measure(
+    config: ModelConfig,
+    rows: Rows,
+    optimizer: optax.GradientTransformation,
+    remat: str,
+    reference: bool,
+    repeats: int,
+) -> dict[str, Any]:
     """Seconds of the update, warm and compiling, the size of its program, and memory."""
     learner = Learner(
         config=config,
-        optimizer=adamw(1e-6),
+        optimizer=optimizer,
         loss_settings={"kl_coefficient": KL_COEFFICIENT} if reference else {},
         row_length=rows.length,
         micro_rows=rows.micro,
