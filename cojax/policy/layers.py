@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
+from cojax.policy.adapters import merge_layer
 from cojax.policy.config import ModelConfig
 from cojax.policy.moe import SparseFeedForward
 from cojax.policy.parameters import Params
@@ -109,14 +110,23 @@ class Block(nnx.Module):
         return x + self.attention(self.attention_norm(x), rotate, attend)
 
 
+class Embedding(nnx.Module):
+    """Rows of a table. They are cast once taken, so that the gradient of a frequent token adds up as stored."""
+
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+        init, shape = nnx.initializers.normal(config.hidden_size**-0.5), (config.vocab_size, config.hidden_size)
+        self.embedding = nnx.Param(init(rngs.params(), shape, jnp.dtype(config.param_dtype)))
+        self.dtype = jnp.dtype(config.dtype)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
+
+
 class Ends(nnx.Module):
     """What surrounds the layers: embedding, final norm, and a head unless it is tied to the embedding."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        self.embed = nnx.Embed(
-            config.vocab_size, config.hidden_size, embedding_init=nnx.initializers.normal(config.hidden_size**-0.5),
-            dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype), rngs=rngs,
-        )  # fmt: skip
+        self.embed = Embedding(config, rngs)
         self.final_norm = _norm(config, config.hidden_size, rngs)
         if not config.tie_word_embeddings:
             self.head = nnx.LinearGeneral(
@@ -131,9 +141,9 @@ def ends_of(config: ModelConfig, params: Params) -> Ends:
 
 
 def block_of(config: ModelConfig, arrays: Params) -> Block:
-    """One layer, of its own arrays."""
+    """One layer, of its own arrays; adapters among them are summed into their matrices."""
     _, block = _definitions(config)
-    return nnx.merge(block, arrays)
+    return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
 
 
 @functools.cache

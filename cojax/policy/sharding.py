@@ -28,11 +28,21 @@ RULES: Mapping[str, str] = {
 def make_mesh(
     *, data: int = 1, fsdp: int = 1, tensor: int = 1, expert: int = 1, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """A mesh of the given sizes; raises ValueError unless they multiply to the number of devices."""
+    """A mesh of the given sizes, of which one may be -1: as many as remain.
+
+    Raises ValueError unless they multiply to the number of devices.
+    """
     devices = jax.devices() if devices is None else devices
-    sizes = (data, fsdp, tensor, expert)
+    sizes = [data, fsdp, tensor, expert]
+    named = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    if wrong := [size for size in sizes if size < 1 and size != -1]:
+        raise ValueError(f"a mesh of {named}: {wrong[0]} is no size; give positive ones, or -1 for what remains")
+    if sizes.count(-1) > 1:
+        raise ValueError(f"a mesh of {named}: only one size can be what remains; give the others")
+    if -1 in sizes:
+        given = -int(np.prod(sizes))
+        sizes[sizes.index(-1)] = max(1, len(devices) // given)
     if int(np.prod(sizes)) != len(devices):
-        named = " × ".join(f"{name}={size}" for name, size in zip(AXES, sizes, strict=True))
         raise ValueError(f"{named} makes {int(np.prod(sizes))} devices, but there are {len(devices)}; change one size")
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
@@ -55,11 +65,14 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
                 )
 
 
-def shard(config: ModelConfig, params: Params, mesh: Mesh) -> Params:
-    """The parameters laid out over the mesh. Raises ValueError for an axis that its mesh axis does not divide."""
+def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parameter] = ()) -> Params:
+    """The parameters laid out over the mesh; `rows` are those of the leaves, () the model's own.
+
+    Raises ValueError for an axis that its mesh axis does not divide.
+    """
     check_divides(config, mesh)
     sharded: Params = {}
-    for row in parameters(config):
+    for row in rows or parameters(config):
         sharded = with_leaf(sharded, row, jax.device_put(leaf_of(params, row), NamedSharding(mesh, partition(row))))
     return sharded
 

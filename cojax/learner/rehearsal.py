@@ -1,0 +1,69 @@
+"""Memory rehearsal: the longest batch goes through the real update before the first step, and is thrown away.
+
+So a run that cannot fit ends in its first minute, with advice, instead of in its ninth hour.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from cojax.learner.batch import TrainBatch
+from cojax.learner.memory import OutOfMemory, check_fits
+from cojax.learner.step import Learner
+from cojax.learner.update import TrainState
+
+
+def rehearse(learner: Learner, state: TrainState, rows: int) -> TrainState:
+    """The same state, bit for bit, once full rows have gone through everything that a step does to them.
+
+    `rows` is what a step packs, its number of trajectories; one micro-batch of them is computed, as memory is that of
+    one. Nothing is compiled that the first step would not compile. `state` is donated. Raises OutOfMemory.
+    """
+    full = _full(-(-rows // learner.micro_rows) * learner.micro_rows, learner.row_length)
+    advice, count = _advice(learner), np.int32(1)
+    try:
+        if all(device.platform == "cpu" for device in learner.devices):
+            # The batch stands in memory twice: as the host packs it, and where it is computed with.
+            batches = 2 * sum(array.nbytes for array in jax.tree.leaves(full))
+            check_fits(learner.programs(state, full), len(learner.devices), batches, advice)
+        batch = learner.prepare(state, full, count)
+        # A step keeps its state where loss or gradient is not finite, and here neither is.
+        state, _ = learner.apply(state, batch, count)
+        return jax.block_until_ready(state)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemory(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
+
+
+def _full(rows: int, length: int) -> TrainBatch:
+    """Rows that are as full as rows can be, with infinite weights: no loss or gradient of them is finite.
+
+    Views of one row, which take no memory.
+    """
+    places = np.arange(length, dtype=np.int32)
+
+    def repeated(row: np.ndarray | np.generic) -> np.ndarray:
+        return np.broadcast_to(row, (rows, length))
+
+    one, zero = repeated(np.float32(1)), repeated(np.float32(0))
+    return TrainBatch(
+        tokens=repeated(np.int32(0)),
+        segment_ids=repeated(np.int32(1)),
+        positions=repeated(places),
+        advantages=one,
+        sampler_logprobs=zero,
+        reference_logprobs=zero,
+        old_logprobs=zero,
+        weights=repeated(np.where(places > 0, np.float32(np.inf), np.float32(0))),
+    )
+
+
+def _advice(learner: Learner) -> str:
+    """The settings that would make an update smaller, and are not used."""
+    ways = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
+    ways += ["set learner.remat=layers"] if learner.remat != "layers" else []
+    ways += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []
+    ways += ["set optimizer.moments_dtype=bfloat16 or learner.lora.rank=16"] if learner.lora is None else []
+    return ", ".join([*ways, "or spread it over more devices by mesh"])

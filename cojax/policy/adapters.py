@@ -1,0 +1,130 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): what is learned beside frozen matrices, as rows of the same table.
+
+A matrix W of the layers becomes W + alpha / rank · A·B, with A [inputs, rank] drawn and B [rank, outputs] zero at
+first, so that the policy begins as it was. Both keep the matrix's own axes, stacked over layers and experts alike.
+The sum is made within the scan over layers, so that neither it nor its gradient ever exists for all layers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with_leaf
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    """`targets` names the matrices that get adapters: query, key, value, output, gate, up, down; () is all of them."""
+
+    rank: int
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; adapters need at least 1")
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """A matrix and its adapters, in the place of the matrix in a tree of parameters.
+
+    base: [L, (E,) inputs…, outputs…]; a: float32[L, (E,) inputs…, rank]; b: float32[L, (E,) rank, outputs…]; within
+    the scan over layers without L.
+    """
+
+    base: jax.Array
+    a: jax.Array
+    b: jax.Array
+    scale: float = dataclasses.field(metadata={"static": True})
+
+    def merged(self, dtype: jnp.dtype) -> jax.Array:
+        """base + scale · A·B of one layer, summed in float32, as `dtype`."""
+        a, b = self.a, self.b
+        # Experts are a batch axis. Where there are none, one of length 1: rematerialisation by "dots" would keep the
+        # result of a product without batch axes, which is as large as the matrix.
+        batched = a.ndim + b.ndim - 2 > self.base.ndim
+        if not batched:
+            a, b = a[None], b[None]
+        numbers = (((a.ndim - 1,), (1,)), ((0,), (0,)))
+        product = jax.lax.dot_general(a, b, numbers, precision=jax.lax.Precision.HIGHEST)
+        return (self.base.astype(jnp.float32) + self.scale * product.reshape(self.base.shape)).astype(dtype)
+
+
+def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
+    """One layer's arrays with every LowRank summed to its matrix; other leaves stay."""
+    return jax.tree.map(lambda x: x.merged(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
+
+
+def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
+    """The table's rows that get adapters. Raises ValueError for a target that the model does not have."""
+    rows = {row.path[2]: row for row in parameters(config) if row.stacked and row.inputs and "router" not in row.axes}
+    if unknown := [name for name in lora.targets if name not in rows]:
+        raise ValueError(f"lora.targets has {unknown[0]!r}; the model's matrices are {', '.join(rows)}")
+    return tuple(row for name, row in rows.items() if name in (lora.targets or rows))
+
+
+def factors(row: Parameter) -> tuple[Parameter, Parameter]:
+    """The rows of A and B of a matrix, for sharding: axes as the matrix has them, and `rank`, which no rule splits."""
+    assert row.inputs
+    stacked, cut = row.stacked, len(row.stacked) + row.inputs
+    a = Parameter((*row.path, "a"), (*row.axes[:cut], "rank"), "")
+    return a, Parameter((*row.path, "b"), (*stacked, "rank", *row.axes[cut:]), "")
+
+
+def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
+    """Adapters that change nothing yet: A of N(0, 1 / inputs), B of zeros; float32, as {path of the matrix: {a, b}}."""
+    rows = adapted_rows(config, lora)
+
+    @jax.jit
+    def make() -> Params:
+        made: Params = {}
+        for number, row in enumerate(rows):
+            of_a, of_b = factors(row)
+            shape, stacked = row.shape(config), len(row.stacked)
+            cut = stacked + (row.inputs or 0)
+            key = jax.random.fold_in(jax.random.key(seed), number)
+            a = jax.random.normal(key, (*shape[:cut], lora.rank)) * math.prod(shape[stacked:cut]) ** -0.5
+            made = with_leaf(with_leaf(made, of_a, a), of_b, jnp.zeros((*shape[:stacked], lora.rank, *shape[cut:])))
+        return made
+
+    return make()
+
+
+def adapted(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
+    """The parameters of the policy: `base` with a LowRank in the place of every matrix that has adapters."""
+    params = base
+    for row in adapted_rows(config, lora):
+        a, b = (leaf_of(adapters, factor) for factor in factors(row))
+        params = with_leaf(params, row, LowRank(leaf_of(base, row), a, b, lora.scale))  # type: ignore[arg-type]
+    return params
+
+
+def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
+    """The same policy without adapters, for an engine or a model folder: each sum in its matrix's dtype.
+
+    Layers are summed one after another, as in the forward.
+    """
+    params = adapted(config, lora, base, adapters)
+    for row in adapted_rows(config, lora):
+        params = with_leaf(params, row, _merged(leaf_of(params, row)))  # type: ignore[arg-type]
+    return params
+
+
+@jax.jit
+def _merged(stack: LowRank) -> jax.Array:
+    return jax.lax.map(lambda layer: layer.merged(stack.base.dtype), stack)
+
+
+def _low_rank(x: object) -> bool:
+    return isinstance(x, LowRank)

@@ -1,0 +1,25 @@
+"""Parameters in the dtype they are computed with, for who only reads them: a reference, a frozen base, an engine."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with_leaf
+
+
+def is_matrix(row: Parameter) -> bool:
+    """Whether the forward casts the parameter to `config.dtype` before it multiplies; a router's product is float32."""
+    return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
+
+
+def computed(config: ModelConfig, params: Params) -> Params:
+    """The same policy, to the bit: matrices as `config.dtype`, small vectors and routers as they are stored.
+
+    Leaves that have their dtype already are not copied; layouts over a mesh stay.
+    """
+    cast: Params = {}
+    for row in parameters(config):
+        leaf = leaf_of(params, row)
+        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(config.dtype)) if is_matrix(row) else leaf)
+    return cast

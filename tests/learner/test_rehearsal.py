@@ -1,0 +1,114 @@
+"""The memory rehearsal: everything runs, nothing changes, nothing compiles twice, and what cannot fit is refused."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from test_step import CONFIG, GROUPS, PARAMS, _bits, _learner
+
+from cojax.learner import memory
+from cojax.learner.advantages import group_relative
+from cojax.learner.batch import pack
+from cojax.learner.memory import GIB, OutOfMemory, available
+from cojax.learner.rehearsal import rehearse
+from cojax.policy.adapters import Lora
+from cojax.policy.transformer import initialize
+
+ROWS = sum(len(group.trajectories) for group in GROUPS)
+KL = {"loss_settings": {"kl_coefficient": 0.1}, "reference": initialize(CONFIG, 1)}
+
+
+@pytest.fixture
+def compiled():
+    """How many programs the back end has compiled so far in this test."""
+    names: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        listen := lambda name, seconds, **facts: names.append(name) if "backend_compile" in name else None
+    )
+    yield lambda: len(names)
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("settings", [{}, {**KL, "updates_per_batch": 2}, {**KL, "lora": Lora(2)}])
+def test_a_run_that_fits_is_unchanged_bit_for_bit(settings):
+    learner, plain = _learner(**settings), _learner(**settings)
+    state = learner.init(PARAMS)
+    before = _bits(state)
+    state = rehearse(learner, state, ROWS)
+    assert _bits(state) == before
+    state, _ = learner.update(state, GROUPS)
+    expected, _ = plain.update(plain.init(PARAMS), GROUPS)
+    assert _bits(state) == _bits(expected)
+    assert _bits(state) != before
+
+
+def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
+    learner = _learner(**KL, updates_per_batch=2)
+    state = learner.init(PARAMS)
+    begun = compiled()
+    state = rehearse(learner, state, ROWS)
+    assert compiled() - begun == 3  # the update, log-probs of the reference, those of the policy before the updates
+    batch, _ = pack(GROUPS, group_relative, learner.row_length, learner.micro_rows)
+    learner.apply(state, learner.prepare(state, batch, np.int32(2)), np.int32(2))
+    assert compiled() - begun == 3
+
+
+def test_what_cannot_fit_is_refused_with_advice():
+    learner = _learner(row_length=1 << 16, micro_rows=1 << 12, remat="none")
+    with pytest.raises(
+        OutOfMemory,
+        match=r"the update needs \d+\.\d GiB beside what is loaded, and \d+\.\d GiB are available; lower "
+        r"learner\.micro_rows \(4096\) or learner\.row_length \(65536\), set learner\.remat=layers, "
+        r"set model\.dtype=bfloat16, set optimizer\.moments_dtype=bfloat16 or learner\.lora\.rank=16, or spread it",
+    ):
+        rehearse(learner, learner.init(PARAMS), ROWS)
+
+
+def test_memory_that_runs_out_becomes_advice(monkeypatch):
+    """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
+    monkeypatch.setattr(memory, "available", lambda: None)
+    config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
+    learner = dataclasses.replace(_learner(micro_rows=1, row_length=1 << 22), config=config)
+    with pytest.raises(OutOfMemory, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
+        rehearse(learner, learner.init(initialize(config, 0)), 1)
+
+
+# What is available ------------------------------------------------------------------------------------------------
+
+
+def _machine(folder, cgroup, files):
+    (folder / "proc/self").mkdir(parents=True)
+    (folder / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    8388608 kB\n")
+    (folder / "proc/self/cgroup").write_text(cgroup)
+    for name, text in files.items():
+        (folder / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "cgroup" / name).write_text(text)
+    return available(folder / "proc", folder / "cgroup")
+
+
+def test_without_a_limit_it_is_what_the_machine_has(tmp_path):
+    assert _machine(tmp_path, "0::/\n", {"memory.max": "max\n"}) == 8 * GIB
+
+
+def test_a_limit_of_version_2_counts_what_is_used_but_cached_files(tmp_path):
+    files = {
+        "job/memory.max": f"{4 * GIB}\n",
+        "job/memory.current": f"{3 * GIB}\n",
+        "job/memory.stat": f"anon 5\nactive_file {GIB // 2}\ninactive_file {GIB // 2}\n",
+        "job/inner/memory.max": "max\n",
+    }
+    assert _machine(tmp_path, "0::/job/inner\n", files) == 2 * GIB
+
+
+def test_a_limit_of_version_1_stands_at_the_root_of_a_container(tmp_path):
+    files = {"memory/memory.limit_in_bytes": f"{2 * GIB}\n", "memory/memory.usage_in_bytes": f"{GIB}\n"}
+    assert _machine(tmp_path, "5:cpu:/x\n4:cpuset,memory:/docker/abc\n0::/\n", files) == GIB
+
+
+def test_where_the_system_does_not_say_nothing_is_known(tmp_path):
+    assert available(tmp_path, tmp_path) is None
+
+
+def test_this_machine_has_some():
+    assert 0 < available() < 1 << 50
