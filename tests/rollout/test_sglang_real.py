@@ -1,6 +1,7 @@
 """The engine on a real SGLang server, launched here on the CPU: numbers, weights, faults."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 import signal
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
+from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang import SGLangEngine
 from cojax.rollout.sglang_fleet import Patience, Server
@@ -31,7 +34,8 @@ from experiments.engines import default_python
 
 pytestmark = pytest.mark.real
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
-LENGTH = 160
+LENGTH = 480
+LONG = 400  # tokens of a completion that lasts long enough for something to happen
 PATIENCE = Patience(startup=240.0, sync=30.0, probe_every=2.0, restarts=4)
 
 
@@ -42,6 +46,12 @@ def params(seed: int) -> Params:
 
 def weights(version: int) -> Weights:
     return Weights(version, lambda: to_hf(CONFIG, params(version)))
+
+
+def written(version: int, folder: Path) -> Weights:
+    """The same, on disk already: a sync that waits for no export."""
+    write_weights(folder, CONFIG, to_hf(CONFIG, params(version)))
+    return dataclasses.replace(weights(version), path=lambda: str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +83,16 @@ def attached(engine: SGLangEngine, folder: Path, **settings: object) -> SGLangEn
 
 def exact(seed: int, prompt: list[int], completion: Completion, temperature: float) -> np.ndarray:
     """Our own forward pass: log-probs of the completion's tokens."""
-    tokens = jnp.asarray([[*prompt, *completion.tokens]])
-    positions, segments = jnp.arange(tokens.shape[1])[None], jnp.ones_like(tokens)
-    found = token_logprobs(CONFIG, params(seed), tokens, positions, segments, temperature=temperature)
-    return np.asarray(found)[0, len(prompt) :]
+    whole = [*prompt, *completion.tokens]
+    rows = np.zeros((2, 1, LENGTH), np.int32)  # of one shape, so that one program serves all
+    rows[0, 0, : len(whole)], rows[1, 0, : len(whole)] = whole, 1
+    return np.asarray(forward(params(seed), rows[0], rows[1], temperature))[0, len(prompt) : len(whole)]
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def forward(parameters: Params, tokens: jax.Array, segments: jax.Array, temperature: float) -> jax.Array:
+    positions = jnp.arange(LENGTH)[None]
+    return token_logprobs(CONFIG, parameters, tokens, positions, segments, temperature=temperature)
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -140,7 +156,7 @@ def test_sampled_logprobs_are_our_forward_pass_at_that_temperature(fresh: SGLang
 def test_a_growing_conversation_fills_the_context_to_its_last_token(fresh: SGLangEngine) -> None:
     tokens = [1, 2, 3]
     for turn in range(20):
-        completion = fresh.generate(tokens, Sampling(1.0, 20), session="long", seed=(turn,))
+        completion = fresh.generate(tokens, Sampling(1.0, 60), session="long", seed=(turn,))
         np.testing.assert_allclose(completion.logprobs, exact(0, tokens, completion, 1.0), atol=1e-4)
         tokens += [*completion.tokens, 5]
         if len(tokens) >= LENGTH:
@@ -164,12 +180,12 @@ def test_after_a_sync_outputs_are_those_of_the_new_parameters(fresh: SGLangEngin
 
 
 def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> Completion:
-    """A completion of 150 tokens, once `act` has run while the server was at it."""
+    """A completion of LONG tokens, once `act` has run while the server was at it."""
     results: list[object] = []
 
     def one() -> None:
         try:
-            results.append(engine.generate([3, 4, 5], Sampling(1.0, 150), session="long", seed=(1,)))
+            results.append(engine.generate([3, 4, 5], Sampling(1.0, LONG), session="long", seed=(1,)))
         except Exception as error:
             results.append(error)
 
@@ -179,7 +195,7 @@ def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> C
     while not any(server.requests for server in engine.fleet.servers):
         assert time.monotonic() < deadline, "the request never left"
         time.sleep(0.001)
-    time.sleep(0.1)
+    time.sleep(0.2)
     act()
     thread.join()
     engine.release("long")
@@ -190,25 +206,23 @@ def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> C
 
 def test_a_sync_in_the_middle_gives_spans_that_are_each_their_versions_own(fresh: SGLangEngine, tmp_path: Path) -> None:
     other = attached(fresh, tmp_path, mixed=True)
-    # The update must not wait for the disk: the completion would be over.
-    other.load(weights(1))
     other.load(weights(0))
-    completion = during_a_long_completion(other, lambda: other.load(weights(1)))
+    new = written(1, tmp_path / "new")
+    completion = during_a_long_completion(other, lambda: other.load(new))
     other.close()
     assert [version for version, _ in completion.spans] == [0, 1], "the completion ended before the sync"
-    assert sum(count for _, count in completion.spans) == len(completion.tokens) == 150
+    assert sum(count for _, count in completion.spans) == len(completion.tokens) == LONG
     assert completion.weights_version == 1
     first = completion.spans[0][1]
-    old, new = (exact(version, [3, 4, 5], completion, 1.0) for version in (0, 1))
-    np.testing.assert_allclose(completion.logprobs[:first], old[:first], atol=1e-4)
-    np.testing.assert_allclose(completion.logprobs[first:], new[first:], atol=1e-4)
+    before, after = (exact(version, [3, 4, 5], completion, 1.0) for version in (0, 1))
+    np.testing.assert_allclose(completion.logprobs[:first], before[:first], atol=1e-4)
+    np.testing.assert_allclose(completion.logprobs[first:], after[first:], atol=1e-4)
 
 
-def test_without_mixed_such_a_completion_is_sampled_anew(fresh: SGLangEngine) -> None:
-    fresh.load(weights(1))
-    fresh.load(weights(0))
-    completion = during_a_long_completion(fresh, lambda: fresh.load(weights(1)))
-    assert (completion.weights_version, completion.spans, len(completion.tokens)) == (1, (), 150)
+def test_without_mixed_such_a_completion_is_sampled_anew(fresh: SGLangEngine, tmp_path: Path) -> None:
+    new = written(1, tmp_path / "new")
+    completion = during_a_long_completion(fresh, lambda: fresh.load(new))
+    assert (completion.weights_version, completion.spans, len(completion.tokens)) == (1, (), LONG)
     np.testing.assert_allclose(completion.logprobs, exact(1, [3, 4, 5], completion, 1.0), atol=1e-4)
 
 
@@ -243,7 +257,7 @@ def test_a_server_killed_while_sampling_costs_nothing_but_time(fresh: SGLangEngi
     restarts, victim = only(fresh).restarts, server_process(fresh)
     killer = threading.Timer(0.3, os.kill, (victim, signal.SIGKILL))
     killer.start()
-    rounds = [sample_all(fresh, asked, Sampling(1.0, 90)) for _ in range(3)]
+    rounds = [sample_all(fresh, asked, Sampling(1.0, 200)) for _ in range(3)]
     killer.join()
     assert only(fresh).restarts == restarts - 1
     for completions in rounds:
@@ -309,7 +323,7 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from cojax.rollout.sglang_process import Launch, ServerProcess
-process = ServerProcess(Launch(sys.argv[1], Path(sys.argv[2]), 160, "float32", "cpu"))
+process = ServerProcess(Launch(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
 process.start(Path(sys.argv[3]), "x")
 print(process.port, flush=True)
 time.sleep(600)
