@@ -15,7 +15,7 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
 test-real: $(VENV)/.real $(SGLANG)/.installed
