@@ -1,0 +1,67 @@
+"""From flags to an engine: the short spelling, the sections, and what is said where something is missing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from cojax.policy.config import ModelConfig
+from experiments import base, engines
+from experiments.settings import spelled_out
+
+ROOT = Path(__file__).parents[2]
+MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    config = base.get_config()
+    config.workdir = str(tmp_path / "run")
+    return config
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--config.engine=sglang", "--config.engine.name=sglang"),
+        ("-config.engine=local", "-config.engine.name=local"),
+        ("--config.engine", "--config.engine.name"),
+        ("--config.engine.name=sglang", "--config.engine.name=sglang"),
+        ("--config.engine.slots=4", "--config.engine.slots=4"),
+        ("--config.workdir=--config.engine=x", "--config.workdir=--config.engine=x"),
+    ],
+)
+def test_the_engine_may_be_named_by_its_section(given: str, expected: str) -> None:
+    assert spelled_out(given) == expected
+
+
+def test_the_command_takes_the_short_spelling() -> None:
+    command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", "--config.engine=warp"]
+    done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "engine 'warp' not found; available: local, sglang" in done.stdout
+
+
+def test_a_server_is_launched_by_the_installed_interpreter_on_the_cpu_or_by_ones_own(config, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cache/sglang/bin/python' is no interpreter\. Run `make sglang`"):
+        engines.launch(config, tmp_path, "float32")
+    engines.default_python().parent.mkdir(parents=True)
+    engines.default_python().symlink_to(sys.executable)
+    assert engines.launch(config, tmp_path, "float32").device == "cpu"
+    config.sglang.python = sys.executable
+    assert engines.launch(config, tmp_path, "bfloat16").device == ""
+    config.sglang.device = "cpu"
+    assert engines.launch(config, tmp_path, "bfloat16").device == "cpu"
+
+
+def test_urls_attach_and_need_no_interpreter(config) -> None:
+    config.sglang.urls = "http://127.0.0.1:1, http://127.0.0.1:2/"
+    engine = engines.sglang(config, MODEL)
+    assert [server.endpoint.url for server in engine.fleet.servers] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    engine.close()
+    config.sglang.urls = "127.0.0.1:1"
+    with pytest.raises(ValueError, match=r"sglang\.urls names '127\.0\.0\.1:1'; expected http://HOST:PORT"):
+        engines.sglang(config, MODEL)
