@@ -1,0 +1,129 @@
+"""bfloat16 is computed in, float32 is kept: near the float32 update, and nothing small is rounded away."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_step import GROUPS, PARAMS, _bits, _flat, _learner
+
+from cojax.learner.optimizer import adamw
+from cojax.policy.config import ModelConfig
+from cojax.policy.logprobs import token_logprobs
+from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.precision import computed
+from cojax.policy.transformer import initialize
+
+WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, attention_bias=True, qk_norm=False)
+SPARSE = ModelConfig(64, 32, 48, 2, 4, 2, 16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24)
+
+
+def half(config, **changes):
+    return dataclasses.replace(config, dtype="bfloat16", **changes)
+
+
+def _gradient(config, params, tokens):
+    """Of the mean log-prob, float32, over one text."""
+    positions = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+
+    @jax.jit
+    def loss(params):
+        return token_logprobs(config, params, tokens, positions, jnp.ones_like(tokens), remat="layers").mean()
+
+    return jax.value_and_grad(loss)(params)
+
+
+def test_a_bfloat16_update_is_near_the_float32_one():
+    """To 5 % of every leaf's gradient, with a token that stands everywhere: summed in bfloat16, the gradient of its
+    embedding would stop growing after some hundred places."""
+    params = initialize(WIDE, 0)
+    draw = np.random.default_rng(0)
+    tokens = np.where(draw.random((1, 2048)) < 0.9, 7, draw.integers(0, 64, (1, 2048))).astype(np.int32)
+    exact, expected = _gradient(WIDE, params, tokens)
+    value, found = _gradient(half(WIDE), params, tokens)
+    assert value == pytest.approx(float(exact), abs=0.01)
+    for row in parameters(WIDE):
+        a, b = (np.asarray(leaf_of(tree, row)) for tree in (found, expected))
+        assert a.dtype == np.float32
+        assert np.linalg.norm(a - b) <= 0.05 * np.linalg.norm(b), row.name
+
+
+def test_masters_move_where_bfloat16_would_stand_still():
+    """Adam's first step is 1e-5 everywhere; numbers above 0.0051 lie further apart than 2e-5 in bfloat16."""
+    moved = {}
+    for stored in ("float32", "bfloat16"):
+        config = half(_learner().config, param_dtype=stored)
+        params = jax.tree.map(lambda leaf: leaf.astype(stored), PARAMS)  # noqa: B023
+        learner = _learner(optimizer=adamw(1e-5))
+        learner = dataclasses.replace(learner, config=config)
+        state, metrics = learner.update(learner.init(params), GROUPS)
+        assert metrics["grad_norm"] > 0
+        kernel = "layers", "attention", "query", "kernel"
+        before, after = (np.asarray(_at(tree, kernel), np.float32) for tree in (params, state.params))
+        moved[stored] = (np.abs(before) > 0.0051) & (before != after)
+    assert moved["float32"].mean() > 0.8
+    assert moved["bfloat16"].mean() == 0.0
+
+
+def _at(tree, path):
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def test_moments_in_bfloat16_are_half_and_learn_alike():
+    exact, halved = _learner(), _learner(optimizer=adamw(1e-2, moments_dtype="bfloat16"))
+    states = [learner.init(PARAMS) for learner in (exact, halved)]
+    adam = states[1].opt_state[1][0]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((adam.mu, adam.nu))} == {"bfloat16"}
+    for _ in range(4):
+        states = [learner.update(state, GROUPS)[0] for learner, state in zip((exact, halved), states, strict=True)]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(states[1].params)} == {"float32"}
+    adam = states[1].opt_state[1][0]
+    assert {leaf.dtype.name for leaf in jax.tree.leaves((adam.mu, adam.nu))} == {"bfloat16"}
+    way = np.linalg.norm(_flat(states[0].params) - _flat(PARAMS))
+    assert np.linalg.norm(_flat(states[1].params) - _flat(states[0].params)) < 0.05 * way
+
+
+def test_other_moments_are_refused():
+    with pytest.raises(ValueError, match="moments_dtype 'float16' is not supported; available: '', float32, bfloat16"):
+        adamw(1e-2, moments_dtype="float16")
+
+
+@pytest.mark.parametrize("config", [half(WIDE), half(SPARSE)], ids=["dense", "sparse"])
+def test_what_is_computed_with_is_the_policy_to_the_bit(config):
+    params = initialize(config, 0)
+    small = computed(config, params)
+    tokens = np.random.default_rng(0).integers(0, 64, (2, 16)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
+    scores = [token_logprobs(config, tree, tokens, positions, jnp.ones_like(tokens)) for tree in (params, small)]
+    assert (scores[0] == scores[1]).all()
+    halved = {row.name for row in parameters(config) if leaf_of(small, row).dtype == jnp.bfloat16}
+    kept = {row.name.removeprefix("layers/") for row in parameters(config) if row.name not in halved}
+    assert kept <= {
+        "attention_norm/scale", "feed_forward_norm/scale", "final_norm/scale", "feed_forward/router",
+        "attention/query_norm/scale", "attention/key_norm/scale", "attention/query/bias", "attention/key/bias",
+        "attention/value/bias",
+    }  # fmt: skip
+
+
+def test_the_reference_is_kept_as_it_is_computed_with():
+    config = half(_learner().config)
+    learner = _learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS)
+    exact = dataclasses.replace(learner, reference=PARAMS)
+    assert exact.reference["embed"]["embedding"] is PARAMS["embed"]["embedding"]  # no copy where none is needed
+    learner = dataclasses.replace(learner, config=config, reference=PARAMS)
+    assert learner.reference["embed"]["embedding"].dtype == jnp.bfloat16
+    metrics = learner.update(learner.init(PARAMS), GROUPS)[1]
+    assert metrics["kl"] == 0.0
+
+
+def test_an_engine_is_given_what_the_update_computes_with():
+    config = half(_learner().config)
+    learner = dataclasses.replace(_learner(), config=config)
+    arrays = dict(learner.weights(learner.init(PARAMS), 0).arrays())
+    assert arrays["model.layers.0.mlp.up_proj.weight"].dtype == jnp.bfloat16
+    expected = np.asarray(PARAMS["layers"]["feed_forward"]["up"]["kernel"][0].astype(jnp.bfloat16)).T
+    assert arrays["model.layers.0.mlp.up_proj.weight"].tobytes() == np.ascontiguousarray(expected).tobytes()
+    assert _bits(arrays["model.norm.weight"]) == _bits(PARAMS["final_norm"]["scale"])
