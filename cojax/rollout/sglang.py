@@ -227,7 +227,9 @@ class SGLangEngine:
         request = asyncio.create_task(server.endpoint.generate(tokens, sampling, room, rid, seed))
         server.requests.add(request)
         try:
-            return self._completion(await request, server, asked, sampling)
+            reply = await request
+            server.replies += 1
+            return self._completion(reply, server, asked, sampling)
         except Unreachable as error:
             self._fleet.suspect(server, str(error))
             raise

@@ -114,7 +114,7 @@ class Endpoint:
             raise Unreachable(f"{self.url} tells no weight_version; expected an SGLang server") from error
 
     async def healthy(self) -> None:
-        """Raises Unreachable unless it can generate a token now, or is generating."""
+        """Raises Lost while it gives no sign of generating, Unreachable where it is gone."""
         await self._call("GET", "health", None, _HEALTH)
 
     async def update(self, folder: Path, label: str) -> None:
@@ -142,9 +142,11 @@ class Endpoint:
         timeout = httpx.Timeout(seconds, connect=_QUICK, pool=None)
         try:
             response = await self.clients.request(method, self.url, path, body, timeout)
+        except httpx.ReadTimeout as error:
+            raise Lost(f"{self.url}/{path} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             raise Unreachable(f"{self.url}/{path}: {type(error).__name__} {error}".rstrip()) from error
-        if response.status_code in (408, 429):
+        if response.status_code in (408, 429, 503):
             raise Lost(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")
         if 400 <= response.status_code < 500:
             raise Refused(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")

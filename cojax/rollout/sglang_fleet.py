@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang_endpoint import Clients, Endpoint, Lost, Refused
+from cojax.rollout.sglang_endpoint import Clients, Endpoint, Lost, Refused, Unreachable
 from cojax.rollout.sglang_process import ServerProcess
 
 _LOG = logging.getLogger(__name__)
 _STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
+# Looks in a row without a sign of life until a server counts as hanging: one under heavy load may miss one.
+_MISSES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Server:
     lost: bool = False  # ours, and not to be started again
     fault: str = "not started"
     sessions: int = 0
+    replies: int = 0  # since the last look: it lives
+    misses: int = 0  # looks in a row without a sign of life
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
@@ -209,6 +213,7 @@ class Fleet:
                 await asyncio.sleep(_STARTING_LOOK)
                 continue
             _LOG.info("%s is ready at %s", server.name, process.url)
+            server.misses = 0
             await self._set(server, True)
             return
 
@@ -226,16 +231,21 @@ class Fleet:
                     _LOG.error("the look at %s failed", server.name, exc_info=error)
 
     async def _examine(self, server: Server) -> None:
-        """Leaves a sick server out, and heals one that is: with the current weights before it gets requests."""
+        """Leaves a sick server out, and heals one that is: with the current weights before it gets requests.
+
+        One that is gone is seen to at once, one that merely gives no sign of life after `_MISSES` looks.
+        """
         if server.lock.locked() or server.lost or self.target is None:
             return
         async with server.lock:
             target, process = self.target, server.process
             try:
                 if process is not None and not process.running:
-                    raise Lost(f"it has ended; {process.log} ends:\n{process.tail()}")
+                    raise Unreachable(f"it has ended; {process.log} ends:\n{process.tail()}")
                 was_up = server.up
-                await server.endpoint.healthy()
+                if not (was_up and server.replies):
+                    await server.endpoint.healthy()
+                server.replies = server.misses = 0
                 if await server.endpoint.version() != target.label:
                     await self._set(server, False, "it serves other weights")
                     await self._push(server, target)
@@ -244,11 +254,20 @@ class Fleet:
                 await self._set(server, True)
             except (Lost, Refused, TimeoutError) as error:
                 fault = str(error) or "it did not answer in time"
+                if isinstance(error, Lost) and not isinstance(error, Unreachable):
+                    server.misses += 1
+                    if server.misses < _MISSES:
+                        self._again()
+                        return
                 if fault != server.fault:
                     _LOG.warning("%s is left out: %s", server.name, fault)
                 await self._set(server, False, fault)
                 if process is not None:
                     await self._start(server, target)
+
+    def _again(self) -> None:
+        """Another look soon, without waiting for the next round."""
+        asyncio.get_running_loop().call_later(min(1.0, self._patience.probe_every), self._alarm.set)
 
     async def _set(self, server: Server, up: bool, fault: str = "") -> None:
         """Notes the state. What runs on a server that is left out is given up, so that it can be tried elsewhere."""
