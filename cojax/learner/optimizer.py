@@ -15,24 +15,35 @@ def adamw(
     learning_rate: float | optax.Schedule,
     *,
     warmup_steps: int = 0,
+    decay_steps: int = 0,
+    decay_to: float = 0.1,
     b1: float = 0.9,
     b2: float = 0.95,
     weight_decay: float = 0.0,
     clip_norm: float = 1.0,
     moments_dtype: str = "",
 ) -> optax.GradientTransformation:
-    """AdamW behind a clip of the global gradient norm; the rate rises linearly over `warmup_steps` updates.
+    """AdamW behind a clip of the global gradient norm.
 
-    Norm scales and biases do not decay. Both moments are stored as `moments_dtype` (float32 or bfloat16) and computed
-    in float32; "" stores and computes them as the parameters are stored. Raises ValueError for another dtype.
+    The rate rises linearly over `warmup_steps` updates, falls linearly to `decay_to` of itself until update
+    `decay_steps`, and stays there; with 0 it does not fall. Norm scales and biases do not decay. Both moments are
+    stored as `moments_dtype` (float32 or bfloat16) and computed
+    in float32; "" stores and computes them as the parameters are stored. Raises ValueError for another dtype, and for
+    what is no schedule.
     """
     if moments_dtype not in ("", "float32", "bfloat16"):
         # The squares in float16 would be 0 for gradients below 2e-4.
         raise ValueError(f"moments_dtype {moments_dtype!r} is not supported; available: '', float32, bfloat16")
+    if warmup_steps < 0 or decay_steps < 0 or not 0 <= decay_to <= 1:
+        raise ValueError(
+            f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, decay_to={decay_to}; expected numbers of updates, "
+            "and a share of the learning rate from 0 to 1"
+        )
     rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
+    fall = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
 
     def warmed(count: jax.Array) -> jax.Array:
-        return rate(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
+        return rate(count) * fall(count) * jnp.minimum(1.0, (count + 1) / max(1, warmup_steps))
 
     def decayed(params: Params) -> Any:
         return jax.tree_util.tree_map_with_path(
