@@ -36,8 +36,8 @@ def adamw(
         raise ValueError(f"moments_dtype {moments_dtype!r} is not supported; available: '', float32, bfloat16")
     if warmup_steps < 0 or decay_steps < 0 or not 0 <= decay_to <= 1:
         raise ValueError(
-            f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, decay_to={decay_to}; expected numbers of updates, "
-            "and a share of the learning rate from 0 to 1"
+            f"warmup_steps={warmup_steps}, decay_steps={decay_steps}, decay_to={decay_to}; expected numbers of updates "
+            "and a share of the rate from 0 to 1"
         )
     rate = learning_rate if callable(learning_rate) else optax.constant_schedule(learning_rate)
     fall = optax.linear_schedule(1.0, decay_to, decay_steps) if decay_steps else optax.constant_schedule(1.0)
