@@ -26,7 +26,7 @@ FREE_SETTINGS = frozenset(
     {
         "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "engine.slots",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
-        "limits.engine_deadline",
+        "limits.engine_deadline", "sglang",
     }
 )  # fmt: skip
 

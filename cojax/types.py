@@ -103,7 +103,8 @@ class Turn:
 
     `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
     (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
-    that is not a policy.
+    that is not a policy. `weights_version` sampled the last token; where weights changed on the way, `spans` holds
+    (version, tokens) of each stretch, oldest first.
     """
 
     action: Action
@@ -112,6 +113,7 @@ class Turn:
     action_tokens: tuple[int, ...] = ()
     action_logprobs: tuple[float, ...] = ()
     weights_version: int = -1
+    spans: tuple[tuple[int, int], ...] = ()
     engine_seconds: float = 0.0
     environment_seconds: float = 0.0
 

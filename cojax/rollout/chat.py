@@ -223,4 +223,5 @@ class PolicyActor:
             action_tokens=done.tokens,
             action_logprobs=done.logprobs,
             weights_version=done.weights_version,
+            spans=done.spans,
         )
