@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
@@ -18,7 +19,9 @@ from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
 from cojax.learner.optimizer import adamw
 from cojax.learner.step import Learner
 from cojax.metrics import Clock
+from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
@@ -42,6 +45,7 @@ class Parts:
     environment: Environment
     chat: Chat
     model: ModelConfig
+    mesh: Mesh | None
     engine: Engine
     limits: Limits
     evaluation: tuple[Task, ...]
@@ -56,12 +60,16 @@ def parts(config: ConfigDict) -> Parts:
     environment = environments.load(config.environment.name, **settings(config.environment, "name"))
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
-    engine = choose(ENGINES, config.engine.name, "engine")(config, model)
+    mesh = mesh_of(config)
+    # An engine stores what it computes with, and never the masters.
+    served = dataclasses.replace(model, param_dtype=model.dtype)
+    engine = choose(ENGINES, config.engine.name, "engine")(config, served)
     held_out = config.evaluation
     return Parts(
         environment,
         chat,
         model,
+        mesh,
         engine,
         Limits(**settings(config.limits)),
         environment.tasks(held_out.split, held_out.tasks),
@@ -70,13 +78,24 @@ def parts(config: ConfigDict) -> Parts:
     )
 
 
-def learner(config: ConfigDict, model: ModelConfig, reference: Params | None) -> Learner:
+def mesh_of(config: ConfigDict) -> Mesh | None:
+    """The mesh that the policy is spread over, None for one device."""
+    sizes = settings(config.mesh)
+    return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
+
+
+def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
+    """The learner of a policy that begins at `params`."""
+    lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
+    read = lora is not None or config.learner.loss_settings.get("kl_coefficient", 0.0) > 0
     return Learner(
-        config=model,
+        config=made.model,
         optimizer=adamw(**settings(config.optimizer)),
         temperature=config.sampling.temperature,
-        reference=reference if config.learner.loss_settings.get("kl_coefficient", 0.0) > 0 else None,
-        **settings(config.learner),
+        reference=params if read else None,
+        lora=lora,
+        mesh=made.mesh,
+        **settings(config.learner, "lora"),
     )
 
 
@@ -87,7 +106,14 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
 
     return policies.initial_params(
-        config, made.environment, made.chat, made.model, made.engine, score, lambda: initial(config, made).tasks
+        config,
+        made.environment,
+        made.chat,
+        made.model,
+        made.engine,
+        score,
+        lambda: initial(config, made).tasks,
+        made.mesh,
     )
 
 

@@ -36,6 +36,8 @@ def get_config() -> ConfigDict:
             "tools": "full",  # documentation the policy is shown: full | brief | none
             "tokenizer": "words",  # of a policy from scratch: words | bytes
             "vocabulary": 4096,  # entries of the tokenizer `bytes`
+            "dtype": "",  # computed in: float32 | bfloat16; "" is the folder's own, float32 from scratch
+            "param_dtype": "float32",  # learned and saved in; "" is the folder's own, float32 from scratch
             "shape": ConfigDict(
                 {
                     "hidden_size": 0,
@@ -65,7 +67,7 @@ def get_config() -> ConfigDict:
     )
 
     # `name`: local | sglang; --config.engine=NAME is short for --config.engine.name=NAME.
-    config.engine = ConfigDict({"name": "local", "slots": 128, "max_length": 4096})
+    config.engine = ConfigDict({"name": "local", "slots": 128, "lanes": 1, "max_length": 4096})
     # Servers for engine.name=sglang. Deadlines and `probe_every` in seconds.
     config.sglang = ConfigDict(
         {
@@ -104,12 +106,30 @@ def get_config() -> ConfigDict:
             "row_length": 4096,
             "micro_rows": 8,
             "updates_per_batch": 1,
+            "remat": "layers",  # what of a layer is kept for the backward pass: none (all) | dots | layers (its input)
+            # Adapters of this rank learn instead of the matrices, which stay frozen in model.dtype; 0 is off. `targets`
+            # of query, key, value, output, gate, up, down; () is all.
+            "lora": ConfigDict({"rank": 0, "alpha": 16.0, "targets": ()}),
             "loss_settings": ConfigDict(
                 {"clip_low": 0.20, "clip_high": 0.28, "kl_coefficient": 1e-3, "importance_cap": 2.0}
             ),
         }
     )
-    config.optimizer = ConfigDict({"learning_rate": 1e-6, "warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 1.0})
+    # The rate falls linearly to `decay_to` of itself over `decay_steps` updates; 0 is the paper: it stays. Both moments
+    # are stored as `moments_dtype`: float32 | bfloat16; "" is as the parameters.
+    config.optimizer = ConfigDict(
+        {
+            "learning_rate": 1e-6,
+            "warmup_steps": 0,
+            "decay_steps": 0,
+            "decay_to": 0.1,
+            "weight_decay": 0.0,
+            "clip_norm": 1.0,
+            "moments_dtype": "",
+        }
+    )
+    # Devices that parameters and rows are spread over; all 1 is one device, and one may be -1: all that remain.
+    config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, "expert": 1})
 
     # θ is `percent`; the window W and `minimum`, N_min, are not published.
     config.forgetting = ConfigDict({"window": 10, "threshold": 0.5})

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import optax
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -18,6 +19,7 @@ from cojax import warm_start
 from cojax.console import CONSOLE, bar, percent
 from cojax.environment import Demonstrated, Environment
 from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import rehearse
 from cojax.learner.step import Learner
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
@@ -47,11 +49,22 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
                 "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, and name its folder in "
                 "--config.model.path, or choose a small policy from scratch with --config.policy=tiny"
             )
-        return AutoTokenizer.from_pretrained(folder), ModelConfig.from_hf(folder)
+        return AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)
+    shape = settings(config.model.shape)
+    shape |= {name: config.model[name] or "float32" for name in ("dtype", "param_dtype")}
     # Products of whole sixteens run faster.
-    return tokenizer, ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **settings(config.model.shape))
+    return tokenizer, ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
+
+
+def stored_shape(config: ConfigDict, folder: Path) -> ModelConfig:
+    """The shape of a model folder, with the dtypes of the configuration."""
+    own = ModelConfig.from_hf(folder)
+    dtype = config.model.dtype or own.dtype
+    # What adapters leave frozen is only ever computed with.
+    stored = dtype if config.learner.lora.rank else config.model.param_dtype or own.param_dtype
+    return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
 
 
 def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
@@ -122,13 +135,14 @@ def initial_params(
     engine: Engine,
     score: Callable[[int], float],
     initial: Callable[[], Sequence[Task]],
+    mesh: Mesh | None = None,
 ) -> Params:
     """π_θ before the first step: read from model.path, drawn at random, or warm-started once and cached.
 
     `score(step)` is the success on the development split of the policy that `engine` holds; `initial` finds D_0.
     """
     if config.model.path:
-        return load_params(Path(config.model.path), model)
+        return load_params(Path(config.model.path), model, mesh)
     section = config.warm_start
     if not section.steps:
         CONSOLE.print("policy: random parameters, no warm start (warm_start.steps=0)", soft_wrap=True)
@@ -158,7 +172,7 @@ def initial_params(
     }
     folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
-    return load_params(folder, model)
+    return load_params(folder, model, mesh)
 
 
 def demonstrations(
@@ -215,6 +229,17 @@ def _train(
 ) -> warm_start.Trained:
     section = config.warm_start
     schedule = warm_start.Schedule(**{f.name: section[f.name] for f in dataclasses.fields(warm_start.Schedule)})
+    learner = Learner(
+        config=model,
+        optimizer=adamw(
+            optax.linear_schedule(section.learning_rate, 0.05 * section.learning_rate, schedule.steps),
+            warmup_steps=50,
+        ),
+        loss="sft",
+        row_length=config.learner.row_length,
+        micro_rows=config.learner.micro_rows,
+    )
+    rehearse(learner, learner.init(initialize(model, config.seed)), schedule.batch_size)
     pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         played = []
@@ -233,16 +258,7 @@ def _train(
     with bar("warm start", schedule.steps) as advance:
         params, checks = warm_start.train(
             model,
-            Learner(
-                config=model,
-                optimizer=adamw(
-                    optax.linear_schedule(section.learning_rate, 0.05 * section.learning_rate, schedule.steps),
-                    warmup_steps=50,
-                ),
-                loss="sft",
-                row_length=config.learner.row_length,
-                micro_rows=config.learner.micro_rows,
-            ),
+            learner,
             engine,
             fitting,
             score,

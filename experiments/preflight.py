@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from cojax import warm_start
 from cojax.console import CONSOLE
 from cojax.environment import play
+from cojax.learner.rehearsal import rehearse
 from cojax.policy.transformer import Params, initialize
 from cojax.replay import follow
 from cojax.rollout.chat import PolicyActor
@@ -24,8 +25,6 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from experiments import assemble, policies
 
-# A checkpoint holds parameters and two moments; one more is written before the oldest goes.
-_COPIES = 3
 _SENT = 3  # versions of the weights on disk while a server takes a new one
 _LOGS = 200 * 2**20  # bytes
 
@@ -43,6 +42,7 @@ def check(config: ConfigDict) -> int:
         ("template", lambda: _template(config, state)),
         ("policy", lambda: _policy(config, state)),
         ("engine", lambda: _engine(config, state)),
+        ("memory", lambda: _memory(config, state)),
         ("disk", lambda: _disk(config, state)),
         ("metrics", lambda: _metrics(config)),
     ]
@@ -108,7 +108,7 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     if config.model.path:
-        params: Params = load_params(Path(config.model.path), made.model)
+        params: Params = load_params(Path(config.model.path), made.model, made.mesh)
         origin = f"from {config.model.path}"
     else:
         params, origin = initialize(made.model, config.seed), "random parameters"
@@ -119,7 +119,7 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
             origin = f"to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    state["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    state["bytes"] = _bytes(params)
     return f"{count:,} parameters, {origin}"
 
 
@@ -127,8 +127,9 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     if "params" not in state:
         raise ValueError("not tried, as there is no policy")
-    learner = assemble.learner(config, made.model, state["params"])
-    weights: Weights = learner.weights(learner.init(state["params"]), 0)
+    learner = state["learner"] = assemble.learner(config, made, state["params"])
+    learned = state["learned"] = learner.init(state.pop("params"), config.seed)
+    weights: Weights = learner.weights(learned, 0)
     made.engine.load(weights)
     actor = PolicyActor(
         made.engine,
@@ -145,12 +146,26 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
 
 
+def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
+    if "learned" not in state:
+        raise ValueError("not tried, as there is no policy")
+    learner, learned = state["learner"], state.pop("learned")
+    state["saved"] = _bytes(learned)
+    rehearse(learner, learned, config.batch_size * config.group_size)
+    return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits"
+
+
+def _bytes(arrays: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(arrays))
+
+
 def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     folder = Path(config.workdir).absolute()
     _writable(folder)
     _writable(warm_start.cache())
-    copies = _COPIES * (config.checkpoints_kept + 1) + (_SENT if config.engine.name == "sglang" else 0)
-    need = state.get("bytes", 0) * copies + _LOGS
+    # One more checkpoint is written before the oldest goes.
+    need = state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOGS
+    need += state.get("bytes", 0) * (_SENT if config.engine.name == "sglang" else 0)
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

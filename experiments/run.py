@@ -6,6 +6,7 @@ The same command goes on with a run that was stopped, prints the table of a fini
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -30,7 +31,10 @@ from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
 from cojax.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
-from cojax.learner.step import Learner, NonFiniteUpdate
+from cojax.learner.memory import OutOfMemory
+from cojax.learner.rehearsal import rehearse
+from cojax.learner.step import Learner
+from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.metrics import Clock, Metrics, Wandb
 from cojax.pool import TaskPool
 from cojax.report import write_report
@@ -49,7 +53,7 @@ _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything,
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, EngineError, InstallError,
+    EnvironmentFailure, EngineError, InstallError, OutOfMemory,
 )  # fmt: skip
 
 
@@ -98,11 +102,16 @@ def run(config: ConfigDict) -> int:
         policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
         params = assemble.initial_params(config, made)
     try:
-        learner = assemble.learner(config, made.model, params)
+        learner = assemble.learner(config, made, params)
         loop = assemble.loop(config, made, learner, clock)
-        untrained = learner.init(params)
-        zero_shot = _zero_shot(config, made, learner, untrained, clock, directory)
-        state = _resume(loop, untrained, directory) or _begin(config, made, loop, untrained, directory)
+        learned = learner.init(params, config.seed)
+        del params  # copied: what the learner needs of them it has
+        learned = learned if begun else _rehearsed(config, loop, learned)
+        zero_shot = _zero_shot(config, made, learner, learned, clock, directory)
+        if begun:
+            # What is restored needs the room.
+            learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
+        state = _resume(config, loop, learned, directory) or _begin(config, made, loop, learned, directory)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
@@ -144,8 +153,14 @@ def _begin(config: ConfigDict, made: assemble.Parts, loop: Loop, learned: Any, d
     return state
 
 
-def _resume(loop: Loop, learned: Any, directory: RunDirectory) -> State | None:
-    """The state of the newest checkpoint, or None where there is none."""
+def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
+    """The same state, once a step's largest batch has proved to fit."""
+    with loop.clock("update"):
+        return rehearse(loop.learner, learned, config.batch_size * config.group_size)
+
+
+def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
+    """The state of the newest checkpoint, of the shapes of `learned`, or None where there is none."""
     with loop.clock("checkpoint"):
         found = directory.resume(learned, signs.init(loop.detectors))
     if found is None:
@@ -154,7 +169,8 @@ def _resume(loop: Loop, learned: Any, directory: RunDirectory) -> State | None:
     message = f"resumed at step {found.step}"
     _LOG.info(message)
     CONSOLE.print(message)
-    return State(found.step, found.arrays, found.pool, found.memory, found.pending, found.host["evolved"])
+    state = State(found.step, found.arrays, found.pool, found.memory, found.pending, found.host["evolved"])
+    return dataclasses.replace(state, learner=_rehearsed(config, loop, state.learner))
 
 
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:

@@ -27,6 +27,7 @@ from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Parameter, parameters, to_hf
 from cojax.policy.precision import computed
 from cojax.policy.sharding import shard
+from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group
 
@@ -62,7 +63,10 @@ class Learner:
     mesh: Mesh | None = None
 
     def __post_init__(self) -> None:
-        for kind, name, table in (("loss", self.loss, LOSSES), ("advantage", self.advantage, ADVANTAGES)):
+        named: Sequence[tuple[str, str, Mapping[str, object]]] = (
+            ("loss", self.loss, LOSSES), ("advantage", self.advantage, ADVANTAGES), ("remat", self.remat, REMAT),
+        )  # fmt: skip
+        for kind, name, table in named:
             if name not in table:
                 raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(table))}")
         known = [p.name for p in inspect.signature(LOSSES[self.loss]).parameters.values() if p.kind == p.KEYWORD_ONLY]
@@ -105,7 +109,8 @@ class Learner:
             params = initialize_adapters(self.config, self.lora, seed)
             rows = tuple(factor for row in adapted_rows(self.config, self.lora) for factor in factors(row))
         if self.mesh is None:
-            return TrainState(jnp.int32(0), params, self.optimizer.init(params))
+            # All of it bound to the device, as an update leaves it: a mixture would compile twice.
+            return jax.device_put(TrainState(jnp.int32(0), params, self.optimizer.init(params)), self.devices[0])
         params = self._spread(params, rows)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         opt_state = optax.tree.map_params(

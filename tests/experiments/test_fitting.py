@@ -1,0 +1,73 @@
+"""Settings by which a policy is made to fit, through the command itself: dtypes, adapters, a mesh, the rehearsal."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "steps=2", "evolve=none", "checkpoint_every=1", "batch_size=4", "group_size=4", "initial_tasks=8",
+    "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
+    "warm_start.steps=0", "evaluation.tasks=4", "evaluation.dev_tasks=4", "evaluation.every=0", "engine.slots=16",
+    "limits.concurrency=16", "limits.max_turns=2",
+)  # fmt: skip
+
+
+def run(
+    folder: Path, *settings: str, devices: int = 1, flags: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "COJAX_CACHE": str(folder / "cache"),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    }
+    own = [f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings)]
+    command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *own, *flags]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
+
+
+def test_a_run_that_cannot_fit_stops_before_its_first_step(tmp_path):
+    done = run(tmp_path, "learner.micro_rows=8192", "learner.row_length=65536")
+    assert done.returncode == 1
+    assert "error: the update needs " in done.stdout
+    assert "lower learner.micro_rows (8192) or learner.row_length (65536), set model.dtype=bfloat16" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "zero-shot" not in done.stdout
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.real
+def test_the_preflight_rehearses_too(tmp_path):
+    done = run(tmp_path, "learner.micro_rows=8192", "learner.row_length=65536", flags=("--check",))
+    assert done.returncode == 1
+    assert "failed  memory: the update needs " in done.stdout
+    done = run(tmp_path, flags=("--check",))
+    assert done.returncode == 0, done.stdout
+    assert "ok      memory: an update of 4 × 256 tokens at a time fits" in done.stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("rank", [0, 4])
+def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
+    """With and without adapters, which are all that a checkpoint then holds."""
+    settings = (
+        "model.dtype=bfloat16", "mesh.fsdp=4", "mesh.data=-1", "learner.micro_rows=8", f"learner.lora.rank={rank}",
+        "learner.loss_settings.kl_coefficient=0.01", "optimizer.moments_dtype=bfloat16", "learner.remat=dots",
+    )  # fmt: skip
+    for steps in (1, 2):
+        done = run(tmp_path, *settings, f"steps={steps}", devices=8)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at step 1" in done.stdout
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2]
+    # A reference is there, so that groups without variance are trained on as well.
+    assert [record["updates"] for record in records] == [1.0, 1.0]
+    assert records[0]["kl"] == 0.0
+    assert all(record["logprob_mismatch"] < 0.05 for record in records)
+    saved = sum(path.stat().st_size for path in (tmp_path / "run/checkpoints/2/arrays").rglob("*"))
+    assert saved < 200_000 if rank else saved > 400_000

@@ -1,0 +1,91 @@
+"""Run with eight virtual devices by test_learner_mesh.py: steps with adapters and a reference, on meshes and on one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+
+sys.path.insert(0, str(Path(__file__).parent))
+import test_step as here
+
+from cojax.checkpoint import Checkpointer
+from cojax.learner.rehearsal import rehearse
+from cojax.learner.step import Learner
+from cojax.learner.update import TrainState
+from cojax.policy.adapters import Lora
+from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import make_mesh
+from cojax.policy.transformer import initialize
+
+DENSE = ModelConfig(16, 32, 48, 2, 4, 2, 16)
+SPARSE = ModelConfig(
+    16, 32, 48, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True
+)
+CASES = {
+    "dense": (DENSE, {"fsdp": 4, "tensor": -1}),
+    "sparse": (SPARSE, {"data": -1, "fsdp": 2, "expert": 2}),
+}
+
+
+def learner(config: ModelConfig, sizes: dict, lora: Lora | None) -> Learner:
+    return Learner(
+        config,
+        optax.sgd(1.0, momentum=0.9),
+        loss_settings={"kl_coefficient": 0.1},
+        row_length=16,
+        micro_rows=4,
+        reference=initialize(config, 1),
+        lora=lora,
+        mesh=make_mesh(**sizes) if sizes else None,
+    )
+
+
+def begun(learner: Learner, config: ModelConfig) -> TrainState:
+    """With adapters that are not zero, so that all of them have gradients."""
+    state = learner.init(initialize(config, 0))
+    if learner.lora is None:
+        return state
+    moved = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf) + np.float32(0.05), leaf.sharding), state.params)
+    return dataclasses.replace(state, params=moved)
+
+
+def compare(config: ModelConfig, sizes: dict, lora: Lora | None, folder: Path) -> None:
+    results = []
+    for shape in ({}, sizes):
+        learns = learner(config, shape, lora)
+        state = begun(learns, config)
+        layout = jax.tree.map(lambda leaf: leaf.sharding, state)
+        state = rehearse(learns, state, 12)
+        for _ in range(2):
+            state, _ = learns.update(state, here.GROUPS)
+        assert jax.tree.map(lambda leaf: leaf.sharding, state) == layout
+        assert (learns._step._cache_size(), learns._forward._cache_size()) == (1, 1)
+        results.append((learns, state))
+    (alone, one), (spread, many) = results
+    start = begun(alone, config).params
+    for before, a, b in zip(*(jax.tree.leaves(tree) for tree in (start, one.params, many.params)), strict=True):
+        before, a, b = (np.asarray(leaf, np.float64) for leaf in (before, a, b))
+        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), (sizes, lora)
+        assert np.linalg.norm(a - before) > 0
+    assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves((many.params, spread.reference)))
+    kernel = spread.reference["layers"]["attention"]["query"]["kernel"]
+    assert kernel.addressable_shards[0].data.size < kernel.size
+    keeper = Checkpointer(folder / str(lora))
+    keeper.save(1, many, {})
+    restored = keeper.restore(alone.init(initialize(config, 0)))
+    assert restored is not None
+    for a, b in zip(jax.tree.leaves(restored[1]), jax.tree.leaves(many), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+if __name__ == "__main__":
+    kind, folder = sys.argv[1], Path(sys.argv[2])
+    assert len(jax.devices()) == 8
+    model, sizes = CASES[kind]
+    for lora in (Lora(2), None):
+        compare(model, sizes, lora, folder)
