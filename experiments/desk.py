@@ -18,18 +18,19 @@ def get_config() -> ConfigDict:
     config.workdir = "runs/desk"
     config.environment.name = "desk"
     config.environment.isolated = False  # True: every episode in a process of its own; the same result, slower
-    config.steps = 90
+    config.steps = 120
     config.fresh_fraction = 0.5
 
     config.model.tools = "none"  # the warm start teaches the tools; a row stays near 200 tokens
     config.model.shape.hidden_size = 128
-    config.model.shape.intermediate_size = 384
+    config.model.shape.intermediate_size = 512
     config.model.shape.num_hidden_layers = 4
     config.model.shape.num_attention_heads = 4
     config.model.shape.num_key_value_heads = 2
     config.warm_start.steps = 450
     config.warm_start.target = 0.40
     config.engine.max_length = 256
+    config.engine.lanes = 2
     config.sampling.temperature = 1.0
     config.sampling.max_tokens = 24
     config.limits.max_turns = 12
@@ -37,6 +38,7 @@ def get_config() -> ConfigDict:
     config.learner.loss_settings.kl_coefficient = 0.0
     config.learner.micro_rows = 4
     config.optimizer.learning_rate = 5e-4
+    config.optimizer.decay_steps = 120
     config.rare.pattern = "1"  # rarely used tools; nearly every whole sequence of calls is rare here
     config.rare.percent = 2.0
     config.explorer.stretch = (-1, -1, 0, 1)

@@ -35,6 +35,7 @@ _TINY: dict[str, Any] = {
     "synthesis.contexts": 8,
     "synthesis.budget": 8,
     "engine.slots": 16,
+    "engine.lanes": 2,
     "engine.max_length": 1536,
     "limits.concurrency": 16,
     "limits.max_turns": 20,
