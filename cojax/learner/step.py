@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from cojax.learner.advantages import ADVANTAGES
-from cojax.learner.batch import TrainBatch, describe, live_rows, pack
+from cojax.learner.batch import TrainBatch, describe, live_rows, pack, staleness
 from cojax.learner.losses import LOSSES
 from cojax.learner.optimizer import adamw
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, micro_batch, train_step
@@ -127,6 +127,7 @@ class Learner:
         batch, facts = pack(
             groups, ADVANTAGES[self.advantage], self.row_length, self.micro_rows, skip_flat=self.kl_coefficient == 0
         )
+        facts |= staleness(batch, int(state.step))
         state, metrics = self.train(state, batch)
         return state, {**facts, **metrics}
 
@@ -154,7 +155,7 @@ class Learner:
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with those log-probs that are not the current ones."""
         batch = jax.tree.map(lambda array: array.reshape(-1, self.micro_rows, array.shape[-1]), batch)
-        placed = jax.device_put(batch, None if self.mesh is None else self._batch_sharding)
+        placed = jax.device_put(batch, self._batch_sharding)
         if self.kl_coefficient > 0:
             reference = self._forward(self.reference, None, placed, count)
             placed = dataclasses.replace(placed, reference_logprobs=reference)
@@ -169,7 +170,7 @@ class Learner:
 
     def programs(self, state: TrainState, batch: TrainBatch) -> list[jax.stages.Compiled]:
         """What `prepare` and `apply` run, compiled for a batch [B, T] of this shape; later calls find it compiled."""
-        place, count = None if self.mesh is None else self._batch_sharding, np.int32(1)
+        place, count = self._batch_sharding, np.int32(1)
         shape = (len(batch.tokens) // self.micro_rows, self.micro_rows, batch.tokens.shape[1])
         batch = jax.tree.map(lambda array: jax.ShapeDtypeStruct(shape, array.dtype, sharding=place), batch)
         lowered = [self._step.lower(state, self._frozen, batch, count, shardings=self._shardings(state))]
@@ -227,7 +228,7 @@ class Learner:
 
             return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-        return jax.jit(forward) if self.mesh is None else jax.jit(forward, out_shardings=self._batch_sharding)
+        return jax.jit(forward, out_shardings=self._batch_sharding)
 
     def _logprobs(self, frozen: Params | None, params: Params | None, batch: TrainBatch) -> jax.Array:
         """float32[b, T] of a policy: all of it in either, or frozen with adapters as the params."""
@@ -258,8 +259,9 @@ class Learner:
         return 1 if self.mesh is None else self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
     @property
-    def _batch_sharding(self) -> NamedSharding:
-        assert self.mesh is not None
+    def _batch_sharding(self) -> jax.sharding.Sharding:
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(None, ("data", "fsdp")))
 
     def _spread(self, params: Params, rows: Sequence[Parameter]) -> Params:
