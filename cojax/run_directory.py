@@ -24,7 +24,8 @@ _LOG = logging.getLogger(__name__)
 # A larger `steps` extends a finished run; these too may differ between two starts of one run.
 FREE_SETTINGS = frozenset(
     {
-        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "engine.slots",
+        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
+        "engine.slots",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
         "limits.engine_deadline", "sglang",
     }

@@ -24,6 +24,7 @@ def get_config() -> ConfigDict:
     config.initial_tasks = 100  # N
     config.checkpoint_every = 10
     config.checkpoints_kept = 3
+    config.mismatch_alarm = 0.1  # a step's mean |log-prob trainer − sampler| above this is warned of; 0 never
     config.episodes_kept = 0  # newest steps whose episodes are kept; 0 keeps all
 
     config.environment = ConfigDict({"name": ""})

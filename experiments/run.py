@@ -186,6 +186,14 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
         with loop.clock("checkpoint"):
             metrics.write(record)
             show_step(record, config.steps, seconds_left(spent, config.steps - record["step"]))
+        if 0 < config.mismatch_alarm < record.get("logprob_mismatch", 0.0):
+            message = (
+                f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
+                f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
+                "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
+            )
+            _LOG.warning(message)
+            CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
 
     stop.looping = True
     try:

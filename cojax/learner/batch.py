@@ -27,6 +27,7 @@ class TrainBatch:
     positions: int32[B, T], the place of a token in its own sequence.
     advantages: float32[B, T], constant over a trajectory.
     sampler_logprobs: float32[B, T], log π of the sampler where it acted, 0 elsewhere.
+    versions: int32[B, T], the weights that sampled the token, -1 where none did.
     reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
     weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
     """
@@ -36,6 +37,7 @@ class TrainBatch:
     positions: Any
     advantages: Any
     sampler_logprobs: Any
+    versions: Any
     reference_logprobs: Any
     old_logprobs: Any
     weights: Any
@@ -43,12 +45,14 @@ class TrainBatch:
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One trajectory before packing: tokens int[n], mask bool[n] of what is learned from, logprobs float[n]."""
+    """One trajectory before packing: tokens int[n], mask bool[n] of what is learned from, logprobs float[n], versions
+    int[n] of the weights that sampled."""
 
     name: str
     tokens: Sequence[int]
     mask: Sequence[bool]
     logprobs: Sequence[float]
+    versions: Sequence[int]
     advantage: float
     weight: float
 
@@ -106,7 +110,7 @@ def pack_sequences(
     if not total:
         raise ValueError(f"{len(sequences)} sequences with no token to learn; give at least one mask with a true entry")
     rows = [
-        Segment(f"sequence {index}", tokens, mask, [0.0] * len(tokens), 0.0, 1.0 / total)
+        Segment(f"sequence {index}", tokens, mask, [0.0] * len(tokens), [-1] * len(tokens), 0.0, 1.0 / total)
         for index, (tokens, mask) in enumerate(sequences)
     ]
     return _arrays(rows, row_length, _round_up(len(rows), rows_multiple))
@@ -128,11 +132,19 @@ def describe(batch: TrainBatch) -> dict[str, float]:
     }
 
 
+def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
+    """By how many updates the weights that sampled are behind `version`, over the learned tokens of a batch of `pack`:
+    their mean and the largest."""
+    behind = (version - batch.versions)[batch.weights > 0]
+    return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
+
+
 def _sequence(trajectory: Trajectory, advantage: float, weight: float) -> Segment:
     """Token in, token out: exactly what was shown and sampled, in order."""
     tokens: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
+    versions: list[int] = []
     for number, turn in enumerate(trajectory.turns):
         if len(turn.action_tokens) != len(turn.action_logprobs):
             raise ValueError(
@@ -142,13 +154,21 @@ def _sequence(trajectory: Trajectory, advantage: float, weight: float) -> Segmen
         tokens += [*turn.prompt_tokens, *turn.action_tokens]
         mask += [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
         logprobs += [0.0] * len(turn.prompt_tokens) + [*turn.action_logprobs]
-    return Segment(f"episode {trajectory.episode!r}", tokens, mask, logprobs, advantage, weight)
+        spans = turn.spans or ((turn.weights_version, len(turn.action_tokens)),)
+        versions += [-1] * len(turn.prompt_tokens) + [version for version, count in spans for _ in range(count)]
+    if len(versions) != len(tokens):
+        raise ValueError(
+            f"episode {trajectory.episode!r}: its turns' spans cover {len(versions)} of {len(tokens)} tokens; "
+            "the engine must say of each sampled token which weights it came from"
+        )
+    return Segment(f"episode {trajectory.episode!r}", tokens, mask, logprobs, versions, advantage, weight)
 
 
 def _arrays(sequences: Sequence[Segment], row_length: int, rows: int) -> TrainBatch:
     integers: Mapping[str, np.ndarray] = {
         name: np.zeros((rows, row_length), np.int32) for name in ("tokens", "segment_ids", "positions")
     }
+    integers = {**integers, "versions": np.full((rows, row_length), -1, np.int32)}
     floats: Mapping[str, np.ndarray] = {
         name: np.zeros((rows, row_length), np.float32)
         for name in ("advantages", "sampler_logprobs", "reference_logprobs", "old_logprobs", "weights")
@@ -160,6 +180,7 @@ def _arrays(sequences: Sequence[Segment], row_length: int, rows: int) -> TrainBa
             integers["tokens"][place] = sequence.tokens
             integers["segment_ids"][place] = segment
             integers["positions"][place] = np.arange(len(sequence.tokens))
+            integers["versions"][place] = sequence.versions
             floats["advantages"][place] = sequence.advantage
             floats["sampler_logprobs"][place] = sequence.logprobs
             # Nothing predicts a sequence's first token.

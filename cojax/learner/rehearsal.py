@@ -54,6 +54,7 @@ def _full(rows: int, length: int) -> TrainBatch:
         positions=repeated(places),
         advantages=one,
         sampler_logprobs=zero,
+        versions=repeated(np.int32(0)),
         reference_logprobs=zero,
         old_logprobs=zero,
         weights=repeated(np.where(places > 0, np.float32(np.inf), np.float32(0))),

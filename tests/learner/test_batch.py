@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cojax.learner.advantages import mean_centred
-from cojax.learner.batch import live_rows, pack, pack_sequences
+from cojax.learner.batch import live_rows, pack, pack_sequences, staleness
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 
@@ -122,6 +122,26 @@ def test_first_fit_decreasing_is_deterministic_and_tight():
 def test_a_trajectory_longer_than_a_row_names_the_fix():
     with pytest.raises(ValueError, match=r"episode '0-ab-0' has 6 tokens, a training row holds 5; raise row_length"):
         pack([group(ONE_TURN, TWO_TURNS)], mean_centred, row_length=5)
+
+
+def test_every_token_keeps_the_weights_that_sampled_it():
+    """Versions 3 and 4 within one turn, 4 in the next, 2 in the other trajectory."""
+    first, second = TWO_TURNS.turns
+    turns = (
+        dataclasses.replace(first, weights_version=4, spans=((3, 1), (4, 1))),
+        dataclasses.replace(second, weights_version=4),
+    )
+    other = dataclasses.replace(ONE_TURN, turns=(dataclasses.replace(ONE_TURN.turns[0], weights_version=2),))
+    batch, _ = pack([group(other, dataclasses.replace(TWO_TURNS, turns=turns))], mean_centred, row_length=10)
+    assert batch.versions[0].tolist() == [-1, -1, 3, 4, -1, 4, -1, 2, -1, -1]
+    assert staleness(batch, 5) == {"staleness": 1.75, "staleness_max": 3.0}  # 2, 1, 1 and 3 updates ago
+
+
+def test_spans_that_leave_a_token_out_are_an_error():
+    broken = dataclasses.replace(TWO_TURNS.turns[0], spans=((3, 1),))
+    broken = dataclasses.replace(TWO_TURNS, turns=(broken, TWO_TURNS.turns[1]))
+    with pytest.raises(ValueError, match="spans cover 5 of 6 tokens"):
+        pack([group(ONE_TURN, broken)], mean_centred, row_length=10)
 
 
 def test_missing_log_probs_are_an_error_not_a_zero():

@@ -21,6 +21,7 @@ def _batch(*, advantages, old, sampler, reference=None, weights=None):
         positions=jnp.arange(count, dtype=jnp.int32)[None],
         advantages=row(advantages),
         sampler_logprobs=row(sampler),
+        versions=jnp.zeros((1, count), jnp.int32),
         reference_logprobs=row(reference or [0.0] * count),
         old_logprobs=row(old),
         weights=row(weights or [1.0] * count),

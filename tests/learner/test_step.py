@@ -101,6 +101,7 @@ def _one_token(token, advantage, weight):
     return TrainBatch(
         tokens=full(token, np.int32), segment_ids=full(1, np.int32), positions=full(0, np.int32),
         advantages=full(advantage, np.float32), sampler_logprobs=full(math.log(0.25), np.float32),
+        versions=full(0, np.int32),
         reference_logprobs=full(0, np.float32), old_logprobs=full(0, np.float32), weights=full(weight, np.float32),
     )  # fmt: skip
 
