@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/cpu_shims
 
-.PHONY: demo test test-real soak lint sglang clean
+.PHONY: demo test test-real bench soak lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -21,6 +21,9 @@ test: $(VENV)/.test
 test-real: $(VENV)/.real $(SGLANG)/.installed
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m pytest -m real
+
+bench: $(VENV)/.base
+	$(BIN)/python -m experiments.bench
 
 soak: $(VENV)/.base
 	$(BIN)/python -m environments.install bfcl
