@@ -35,7 +35,7 @@ CASES = {
 def learner(config: ModelConfig, sizes: dict, lora: Lora | None) -> Learner:
     return Learner(
         config,
-        optax.sgd(1.0, momentum=0.9),
+        optax.sgd(0.1, momentum=0.9),
         loss_settings={"kl_coefficient": 0.1},
         row_length=16,
         micro_rows=4,
@@ -50,7 +50,13 @@ def begun(learner: Learner, config: ModelConfig) -> TrainState:
     state = learner.init(initialize(config, 0))
     if learner.lora is None:
         return state
-    moved = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf) + np.float32(0.05), leaf.sharding), state.params)
+    draw = np.random.default_rng(0)
+    moved = jax.tree.map(
+        lambda leaf: jax.device_put(
+            np.asarray(leaf) + draw.normal(0, 0.02, leaf.shape).astype(np.float32), leaf.sharding
+        ),
+        state.params,
+    )
     return dataclasses.replace(state, params=moved)
 
 

@@ -333,6 +333,7 @@ def test_the_learning_rate_warms_up_and_norms_do_not_decay():
         ({"loss": "sft", "loss_settings": {"clip_low": 0.1}}, "loss 'sft' has no setting clip_low; it has: none"),
         ({"loss_settings": {"kl_coefficient": 0.1}}, "kl_coefficient is 0.1 but there is no reference"),
         ({"updates_per_batch": 0}, "updates_per_batch is 0; expected 1 or more"),
+        ({"remat": "some"}, "remat 'some' not found; available: dots, layers, none"),
     ],
 )
 def test_a_wrong_setting_says_what_is_right(changes, message):
