@@ -27,7 +27,7 @@ FREE_SETTINGS = frozenset(
         "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
         "engine.slots",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
-        "limits.engine_deadline", "sglang",
+        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
     }
 )  # fmt: skip
 

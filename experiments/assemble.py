@@ -61,9 +61,7 @@ def parts(config: ConfigDict) -> Parts:
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
     mesh = mesh_of(config)
-    # An engine stores what it computes with, and never the masters.
-    served = dataclasses.replace(model, param_dtype=model.dtype)
-    engine = choose(ENGINES, config.engine.name, "engine")(config, served)
+    engine = choose(ENGINES, config.engine.name, "engine")(config, model)
     held_out = config.evaluation
     return Parts(
         environment,

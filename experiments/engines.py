@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+import httpx
 from ml_collections import ConfigDict
 
 from cojax import warm_start
@@ -24,8 +26,10 @@ def local(config: ConfigDict, model: ModelConfig) -> Engine:
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     """On SGLang servers: those of sglang.urls, or such as are launched here."""
     section = config.sglang
+    # A server stores what it computes with.
+    model = dataclasses.replace(model, param_dtype=model.dtype)
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
-    if strange := [url for url in urls if not url.startswith(("http://", "https://"))]:
+    if strange := [url for url in urls if not _is_address(url)]:
         raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
     folder = Path(section.folder or config.workdir)
     own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
@@ -42,6 +46,14 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         dtype=section.dtype,
         mixed=section.mixed,
     )
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
 def launch(config: ConfigDict, logs: Path, dtype: str) -> Launch:

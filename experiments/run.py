@@ -44,7 +44,8 @@ from cojax.store import write_json
 from environments.worker.venv import InstallError
 from experiments import assemble, policies, preflight, presets
 from experiments.facts import facts
-from experiments.settings import check, settings, spelled_out
+from experiments.flags import parse
+from experiments.settings import check, settings
 
 _LOG = logging.getLogger("cojax")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
@@ -154,7 +155,9 @@ def _begin(config: ConfigDict, made: assemble.Parts, loop: Loop, learned: Any, d
 
 
 def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
-    """The same state, once a step's largest batch has proved to fit."""
+    """The same state, once a step's largest batch has proved to fit beside the engine and its weights."""
+    with loop.clock("sync"):
+        loop.engine.load(loop.learner.weights(learned, int(learned.step)))
     with loop.clock("update"):
         return rehearse(loop.learner, learned, config.batch_size * config.group_size)
 
@@ -267,26 +270,6 @@ def _log_to(path: Path) -> None:
         other.setLevel(logging.WARNING)
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)
-
-
-def parse(argv: list[str]) -> list[str]:
-    """Parses the flags; a setting that does not exist is named instead of traced."""
-    # In place: the configuration's flags are read from this very list.
-    argv[1:] = map(spelled_out, argv[1:])
-    try:
-        return app.parse_flags_with_usage(argv)
-    except (AttributeError, KeyError) as error:
-        reason: Any = error
-        while isinstance(reason, BaseException):
-            reason = reason.args[0]
-        name, *hint = str(reason).splitlines()
-        CONSOLE.print(
-            f"error: {name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}",
-            style="bold red",
-            markup=False,
-            soft_wrap=True,
-        )
-        sys.exit(1)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang_process import ServerProcess
 from experiments import engines, presets
-from experiments.run import parse
+from experiments.flags import parse
 
 _LOG = logging.getLogger("cojax.serve")
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")

@@ -74,6 +74,10 @@ class Learner:
             raise ValueError(
                 f"loss {self.loss!r} has no setting {', '.join(unknown)}; it has: {', '.join(known) or 'none'}"
             )
+        if self.config.dtype == "float16":
+            raise ValueError(
+                "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
+            )
         if self.updates_per_batch < 1:
             raise ValueError(f"updates_per_batch is {self.updates_per_batch}; expected 1 or more")
         if self.kl_coefficient > 0 and self.reference is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -161,8 +161,17 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
             yield name, row.to_hf(np.asarray(source[index]), config)
 
 
-def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]]) -> Params:
-    """Parameters from Hugging Face arrays, cast to `config.param_dtype`.
+def stored_dtype(config: ModelConfig, row: Parameter) -> str:
+    """`config.param_dtype`, of every row."""
+    return config.param_dtype
+
+
+def from_hf(
+    config: ModelConfig,
+    arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
+    dtype_of: Callable[[ModelConfig, Parameter], str] = stored_dtype,
+) -> Params:
+    """Parameters from Hugging Face arrays, cast to what `dtype_of` says of their row.
 
     Only the pieces of unfinished leaves are held besides the leaves. Raises ValueError that names every missing,
     unexpected and misshapen array. A tied `lm_head.weight` is ignored.
@@ -184,7 +193,8 @@ def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tup
         except ValueError as fault:
             faults.append(f"{name} {fault}")
         if len(pending[row.path]) == counts[row.path] and not faults:
-            params = with_leaf(params, row, _joined(row, config, pending.pop(row.path)))
+            leaf = _joined(row, config, pending.pop(row.path), jnp.dtype(dtype_of(config, row)))
+            params = with_leaf(params, row, leaf)
     raise_faults([f"{name} is missing" for name in wanted] + faults)
     return params
 
@@ -192,8 +202,9 @@ def from_hf(config: ModelConfig, arrays: Mapping[str, np.ndarray] | Iterable[tup
 TIED_HEAD = "lm_head.weight"  # some files of tied models hold the embedding once more under this name
 
 
-def _joined(row: Parameter, config: ModelConfig, pieces: Mapping[tuple[int, ...], np.ndarray]) -> jax.Array:
-    dtype = jnp.dtype(config.param_dtype)
+def _joined(
+    row: Parameter, config: ModelConfig, pieces: Mapping[tuple[int, ...], np.ndarray], dtype: jnp.dtype
+) -> jax.Array:
     if not row.stacked:
         # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
         return jnp.array(pieces[()], dtype)

@@ -13,6 +13,11 @@ def is_matrix(row: Parameter) -> bool:
     return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
 
 
+def computed_dtype(config: ModelConfig, row: Parameter) -> str:
+    """What a parameter is computed with."""
+    return config.dtype if is_matrix(row) else config.param_dtype
+
+
 def computed(config: ModelConfig, params: Params) -> Params:
     """The same policy, to the bit: matrices as `config.dtype`, small vectors and routers as they are stored.
 
@@ -21,5 +26,5 @@ def computed(config: ModelConfig, params: Params) -> Params:
     cast: Params = {}
     for row in parameters(config):
         leaf = leaf_of(params, row)
-        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(config.dtype)) if is_matrix(row) else leaf)
+        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(computed_dtype(config, row))))
     return cast

@@ -91,6 +91,8 @@ def write_weights(
         part.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
+        if aside.exists() and not folder.exists():
+            aside.rename(folder)
         raise explain(OSError(error.errno, os.strerror(error.errno or 0)), folder) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -224,7 +224,9 @@ class SGLangEngine:
         server = await self._fleet.route(session)
         assert self._fleet.target is not None
         asked, rid = self._fleet.target.label, uuid.uuid4().hex
-        request = asyncio.create_task(server.endpoint.generate(tokens, sampling, room, rid, seed))
+        request = asyncio.create_task(
+            server.endpoint.generate(tokens, sampling, room, self._config.vocab_size, rid, seed)
+        )
         server.requests.add(request)
         try:
             reply = await request

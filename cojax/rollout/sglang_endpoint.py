@@ -75,8 +75,10 @@ class Endpoint:
     url: str
     clients: Clients
 
-    async def generate(self, prompt: Sequence[int], sampling: Sampling, room: int, rid: str, seed: int) -> Reply:
-        """Samples at most `room` tokens; the caller bounds the time. Raises Lost or Refused.
+    async def generate(
+        self, prompt: Sequence[int], sampling: Sampling, room: int, vocabulary: int, rid: str, seed: int
+    ) -> Reply:
+        """Samples at most `room` tokens of 0 … `vocabulary` − 1; the caller bounds the time. Raises Lost or Refused.
 
         Log-probs are those of logits / temperature, at temperature 0 those at temperature 1. The seed counts where the
         server runs with --enable-deterministic-inference; elsewhere it is ignored.
@@ -97,8 +99,8 @@ class Endpoint:
             None,
         )
         try:
-            return _read(answer, room)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
+            return _read(answer, room, vocabulary)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise Lost(f"{self.url} answered what is no completion: {type(error).__name__}: {error}") from error
 
     async def abort(self, rid: str) -> None:
@@ -141,8 +143,10 @@ class Endpoint:
     async def _call(self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None) -> Any:
         timeout = httpx.Timeout(seconds, connect=_QUICK, pool=None)
         try:
-            response = await self.clients.request(method, self.url, path, body, timeout)
-        except httpx.ReadTimeout as error:
+            # httpx bounds each read, of which a slow answer may take any number.
+            async with asyncio.timeout(seconds):
+                response = await self.clients.request(method, self.url, path, body, timeout)
+        except (httpx.ReadTimeout, TimeoutError) as error:
             raise Lost(f"{self.url}/{path} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             raise Unreachable(f"{self.url}/{path}: {type(error).__name__} {error}".rstrip()) from error
@@ -158,8 +162,8 @@ class Endpoint:
             raise Unreachable(f"{self.url}/{path} answered what is no JSON: {response.text[:200]!r}") from error
 
 
-def _read(answer: Any, room: int) -> Reply:
-    """Raises KeyError, TypeError, ValueError or IndexError for what is no whole completion."""
+def _read(answer: Any, room: int, vocabulary: int) -> Reply:
+    """Raises KeyError, TypeError, ValueError, IndexError or OverflowError for what is no whole completion."""
     about = answer["meta_info"]
     finish = about["finish_reason"]
     if finish["type"] not in ("stop", "length"):
@@ -168,13 +172,15 @@ def _read(answer: Any, room: int) -> Reply:
     tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
     if list(tokens) != answer["output_ids"]:
         raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary:
+        raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
     if not 0 < len(tokens) <= room:
         raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
     if not all(math.isfinite(logprob) for logprob in logprobs):
         raise ValueError("a log-prob is not finite")
     versions = about["weight_versions"]
     spans = tuple((str(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
-    if sum(count for _, count in spans) != len(tokens):
+    if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
     return Reply(tokens, logprobs, spans, finish["type"] == "stop")
 

@@ -1,5 +1,6 @@
 """From flags to an engine: the short spelling, the sections, and what is said where something is missing."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,14 @@ def test_urls_attach_and_need_no_interpreter(config) -> None:
     engine = engines.sglang(config, MODEL)
     assert [server.endpoint.url for server in engine.fleet.servers] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     engine.close()
-    config.sglang.urls = "127.0.0.1:1"
-    with pytest.raises(ValueError, match=r"sglang\.urls names '127\.0\.0\.1:1'; expected http://HOST:PORT"):
-        engines.sglang(config, MODEL)
+    for wrong in ("127.0.0.1:1", "http://HOST:PORT", "http://"):
+        config.sglang.urls = wrong
+        with pytest.raises(ValueError, match=rf"sglang\.urls names '{re.escape(wrong)}'; expected http://HOST:PORT"):
+            engines.sglang(config, MODEL)
+
+
+def test_the_command_for_rollout_hosts_says_what_it_misses() -> None:
+    command = [sys.executable, "-m", "experiments.serve", "--config=experiments/desk.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "sglang.port is 0; a trainer must know where to find the servers" in done.stdout

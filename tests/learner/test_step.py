@@ -341,6 +341,13 @@ def test_a_wrong_setting_says_what_is_right(changes, message):
         _learner(**changes)
 
 
+def test_float16_is_refused():
+    """Nothing scales the loss, so that gradients of single tokens would round to zero without a word."""
+    config = dataclasses.replace(CONFIG, dtype="float16")
+    with pytest.raises(ValueError, match="dtype is float16"):
+        Learner(config, ADAMW)
+
+
 # Several devices --------------------------------------------------------------------------------------------------
 
 SHARDED = """

@@ -189,7 +189,8 @@ def test_each_request_says_what_the_policy_needs(pair, make) -> None:
     seeds = [body["sampling_params"]["sampling_seed"] for body in pair[0].bodies if "input_ids" in body]
     assert seeds[0] == seeds[1] == seeds[2]
     engine.generate([5], Sampling(), session="a", seed=(1, 3))
-    assert pair[0].bodies[-1]["sampling_params"]["sampling_seed"] != seeds[0]
+    last = [body for body in pair[0].bodies if "input_ids" in body][-1]
+    assert last["sampling_params"]["sampling_seed"] != seeds[0]
 
 
 def test_a_sync_pauses_updates_continues_and_asks_for_the_version(pair, make) -> None:
@@ -232,18 +233,43 @@ def test_a_dead_server_costs_only_its_requests_and_is_healed_before_it_gets_more
     assert pair[0].count("generate") > 0
 
 
-def test_what_a_broken_reply_costs_is_one_more_request(pair, make) -> None:
-    engine = make(pair[:1])
-    engine.load(weights(0))
-    faults = iter(
+def said(answer: dict, token: float) -> None:
+    """Another token in the place of every one."""
+    answer["output_ids"] = [token] * 3
+    answer["meta_info"]["output_token_logprobs"] = [[-1.5, token, None]] * 3
+
+
+def spanning(answer: dict, *ends: int) -> None:
+    """One version, in stretches that end at these places."""
+    label = answer["meta_info"]["weight_versions"][0]["version"]
+    spans = [{"version": label, "start": start, "end": end} for start, end in zip((0, *ends), ends, strict=False)]
+    answer["meta_info"]["weight_versions"] = spans
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
         [
             lambda answer: answer["meta_info"].update(finish_reason={"type": "abort", "message": "x"}),
             lambda answer: answer.update(output_ids=[7, 7]),
             lambda answer: answer["meta_info"].update(output_token_logprobs=[[None, 7, None]] * 3),
             lambda answer: answer.pop("meta_info"),
             lambda answer: answer["meta_info"].update(weight_versions=[{"version": "boot", "start": 0, "end": 2}]),
-        ]
-    )
+        ],
+        [
+            lambda answer: said(answer, 10**9),
+            lambda answer: said(answer, -1),
+            lambda answer: said(answer, float("inf")),
+            lambda answer: spanning(answer, -3, 3),
+            lambda answer: spanning(answer, 3, 3),
+        ],
+    ],
+    ids=["of another shape", "out of bounds"],
+)
+def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> None:
+    engine = make(pair[:1])
+    engine.load(weights(0))
+    faults = iter(faults)
 
     def mood(path: str, body: dict, answer: dict) -> int:
         if path == "generate" and (fault := next(faults, None)) is not None:
