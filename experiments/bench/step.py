@@ -59,7 +59,7 @@ def step(
     dtype: str = "float32",
     param_dtype: str = "float32",
     moments_dtype: str = "",
-    remat: str = "none",
+    remat: str = "dots",
     prompts: int = 8,
     samples: int = 8,
     prompt_length: int = 64,
