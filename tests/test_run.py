@@ -385,7 +385,7 @@ def test_preflight_tries_everything_and_trains_nothing(environment, tmp_path):
         [*command(tmp_path / "run"), "--check"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 7
+    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 8
     assert not (tmp_path / "run").exists()
     bad = subprocess.run(
         [*command(Path("/proc/cojax")), "--check"],

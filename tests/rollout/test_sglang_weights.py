@@ -109,7 +109,7 @@ def test_a_folder_a_server_could_not_load_is_told(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         check_weights(tmp_path / "7")
     write_weights(tmp_path / "7", CONFIG, arrays(), largest=20_000)
-    part = tmp_path / "7" / "model-00002-of-00004.safetensors"
+    part = sorted((tmp_path / "7").glob("model-00002-of-*.safetensors"))[0]
     whole = part.read_bytes()
     part.write_bytes(whole[:-100])
     with pytest.raises(ValueError, match="truncated"):
