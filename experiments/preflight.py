@@ -112,7 +112,6 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
         origin = f"from {config.model.path}"
     else:
         params, origin = initialize(made.model, config.seed), "random parameters"
-        state["params"] = params
         if config.warm_start.steps:
             # Raises where there is nothing to learn from.
             policies.demonstrations(config, made.environment, (0.0, 0.0))

@@ -19,7 +19,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.batch import TrainBatch, describe, live_rows, pack, staleness
 from cojax.learner.losses import LOSSES
-from cojax.learner.optimizer import adamw
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, micro_batch, train_step
 from cojax.policy.adapters import Lora, adapted, adapted_rows, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -32,8 +31,6 @@ from cojax.rollout.engine import Weights
 from cojax.types import Group
 
 Shardings = tuple[jax.sharding.Sharding, ...] | None
-
-__all__ = ["Learner", "NonFiniteUpdate", "TrainState", "adamw"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

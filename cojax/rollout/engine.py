@@ -12,6 +12,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from cojax.environment import OutOfContext
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -47,6 +49,18 @@ class Weights:
     version: int
     arrays: Callable[[], Iterator[tuple[str, np.ndarray]]]
     path: Callable[[], str] | None = None
+
+
+def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, length: int) -> None:
+    """Raises ValueError for what no engine can continue, OutOfContext for a prompt that leaves no room in `length`."""
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one token")
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise ValueError(f"prompt tokens span {min(prompt)}–{max(prompt)}; the vocabulary has 0–{vocabulary - 1}")
+    if sampling.max_tokens < 1 or sampling.temperature < 0:
+        raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
+    if len(prompt) + 1 > length:
+        raise OutOfContext(f"prompt of {len(prompt)} tokens leaves no room; the engine holds {length}")
 
 
 class Engine(Protocol):

@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from cojax.environment import EngineError, OutOfContext
+from cojax.environment import EngineError
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.precision import computed_dtype
 from cojax.policy.transformer import unstack
 from cojax.rollout.batching import Batcher
-from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.forwards import uniforms
 from cojax.rollout.lane import Busy, Lane
 
@@ -101,7 +101,7 @@ class LocalEngine:
         session or another mistake of the caller, EngineError when the engine fails, is closed, or releases the session.
         """
         tokens = [int(token) for token in prompt]
-        self._check(tokens, sampling)
+        check_request(tokens, sampling, self._config.vocab_size, self._length)
         chances = uniforms(seed, min(sampling.max_tokens, self._length - len(tokens)))
         self._settle(session)
         with self._lock:
@@ -153,18 +153,6 @@ class LocalEngine:
             self._homes[session] = lane
             self._room[lane] -= 1
             self._waiting.pop(session).set()
-
-    def _check(self, tokens: list[int], sampling: Sampling) -> None:
-        if not tokens:
-            raise ValueError("the prompt is empty; give at least one token")
-        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
-            raise ValueError(
-                f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{self._config.vocab_size - 1}"
-            )
-        if sampling.max_tokens < 1 or sampling.temperature < 0:
-            raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
-        if len(tokens) + 1 > self._length:
-            raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {self._length}")
 
     def _shut(self, reason: str) -> None:
         with self._lock:

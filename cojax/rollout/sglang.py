@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 import tenacity
 
-from cojax.environment import EngineError, OutOfContext
+from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
-from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.export import check_weights, prune_weights, write_weights
 from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
 from cojax.rollout.sglang_fleet import Fleet, Patience, Server, Target
@@ -127,7 +127,8 @@ class SGLangEngine:
         no server gives a completion in time, or the session is released.
         """
         tokens = [int(token) for token in prompt]
-        self._check(tokens, sampling)
+        # A token outside the vocabulary would end a server.
+        check_request(tokens, sampling, self._config.vocab_size, self._length)
         self._raise_if_down()
         if not self._versions:
             raise EngineError("the engine has no weights; call load first")
@@ -153,19 +154,6 @@ class SGLangEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _check(self, tokens: list[int], sampling: Sampling) -> None:
-        if not tokens:
-            raise ValueError("the prompt is empty; give at least one token")
-        # A token outside the vocabulary would end the server.
-        if min(tokens) < 0 or max(tokens) >= self._config.vocab_size:
-            raise ValueError(
-                f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{self._config.vocab_size - 1}"
-            )
-        if sampling.max_tokens < 1 or sampling.temperature < 0:
-            raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
-        if len(tokens) + 1 > self._length:
-            raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {self._length}")
 
     def _raise_if_down(self) -> None:
         if self._down:

@@ -20,5 +20,5 @@ def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
         "PYTHONPATH": str(root),
     }
     program = [sys.executable, str(Path(__file__).with_name("mesh_program.py")), kind, str(tmp_path)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1_200)
     assert done.returncode == 0, done.stderr
