@@ -283,7 +283,7 @@ def test_every_task_has_its_lineage(reference):
         (("nonsense=1",), "'nonsense' is not a setting"),
         (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
         (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
-        (("environment.name=atlantis",), "environment 'atlantis' not found; available: bfcl, desk"),
+        (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk"),
         (("engine.name=warp",), "engine 'warp' not found; available: local"),
         (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
         (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
