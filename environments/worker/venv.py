@@ -29,13 +29,14 @@ class Recipe:
     """What an environment needs in its virtual environment.
 
     `requirements` as pip reads them, without their dependencies where `dependencies` is false; `pythons` the versions
-    it was measured on; `proof` a statement that works once it is installed.
+    it was measured on; `prepare` a statement run in it after that; `proof` one that works once it is installed.
     """
 
     requirements: tuple[str, ...]
     proof: str
     dependencies: bool = True
     pythons: tuple[tuple[int, int], ...] = ((3, 11), (3, 12))
+    prepare: str = ""
 
 
 def home(name: str) -> Path:
@@ -65,7 +66,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InstallError(f"cannot write {folder.parent}: {error}; set COJAX_CACHE to a writable folder") from error
-    with _locked(folder.with_suffix(".lock"), say):
+    with locked(folder.with_suffix(".lock"), say):
         mark = folder / _MARK
         version = _version(python) if python else None
         if _marked(folder, recipe) and _runs(folder, version):
@@ -85,7 +86,8 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         say(f"{name}: installing {', '.join(recipe.requirements)}")
         _pip(folder, recipe)
         with tempfile.TemporaryDirectory() as scratch:
-            _run([str(folder / "bin" / "python"), "-c", recipe.proof], f"{name} does not work", {"TMPDIR": scratch})
+            for statement in filter(None, (recipe.prepare, recipe.proof)):
+                _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
         part = mark.with_suffix(".part")
         part.write_text(json.dumps({"recipe": _fingerprint(recipe), "python": ".".join(map(str, version))}))
         part.replace(mark)
@@ -162,7 +164,7 @@ def _fingerprint(recipe: Recipe) -> str:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Two installations of one environment wait for each other; the lock ends with its process."""
     with open(path, "w") as lock:
         try:
