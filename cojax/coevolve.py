@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from cojax import signals as signs
@@ -23,7 +26,8 @@ from cojax.types import Group, Signal, SignalKind
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that changes. `evolved` is the step of the last evolution, `pending` the signals since."""
+    """Everything that changes. `evolved` is the step of the last evolution, `pending` the signals since; `waiting` are
+    the next step's groups, where they were sampled ahead."""
 
     step: int
     learner: TrainState
@@ -31,6 +35,7 @@ class State:
     memory: Memory
     pending: tuple[Signal, ...] = ()
     evolved: int = 0
+    waiting: tuple[Group, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +44,10 @@ class Loop:
 
     `evolve` is an entry of `synthesis.EVOLUTIONS`; every `evolve_every` steps it prepares at most `contexts`
     expeditions, of which at most `budget` tasks come back, `per_context` from each. `fresh_fraction` of a batch is
-    drawn from the newest tasks (0 is the paper). `observe` sees every record of metrics.jsonl before it is written.
+    drawn from the newest tasks (0 is the paper).
+
+    `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
+    groups are sampled while this step's update runs. An update waits for the share `quorum` of each group.
     """
 
     environment: Environment
@@ -64,7 +72,15 @@ class Loop:
     budget: int
     per_context: int
     checkpoint_every: int
+    staleness: int = 0
+    quorum: float = 1.0
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
+
+    def __post_init__(self) -> None:
+        if self.staleness not in (0, 1):
+            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1: rollouts run one step ahead of updates")
+        if not 0.0 < self.quorum <= 1.0:
+            raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
 
 
 def coevolve(
@@ -74,16 +90,18 @@ def coevolve(
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:
-    """Runs to `loop.steps`, or to the end of the step in which `stop` turns true; the last state is checkpointed."""
+    """Runs to `loop.steps`, or to the end of the step in which `stop` turns true; the last state is checkpointed.
+
+    `observe` sees every record of metrics.jsonl before it is written.
+    """
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     while state.step < loop.steps and not stop():
         step, seed = state.step + 1, (loop.seed, state.step)
 
         # Stage 1: train on D_t, and notice where the policy is weak.
-        tasks = state.pool.sample(loop.batch_size, seed, loop.fresh_fraction)
-        groups = rollout(loop, tasks, seed, step)
-        with loop.clock("update"):
+        groups = state.waiting or rollout(loop, state.pool, step)
+        with ahead(loop, state.pool, step + 1) as waiting, loop.clock("update"):
             learned, figures = loop.learner.update(state.learner, groups)
         with loop.clock("sync"):
             loop.engine.load(loop.learner.weights(learned, step))
@@ -93,7 +111,8 @@ def coevolve(
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
             directory.add_episodes(step, groups, found)
-        state = dataclasses.replace(state, step=step, learner=learned, pending=(*state.pending, *found))
+        pending = (*state.pending, *found)
+        state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
 
         # Stages 2 and 3: reflect, go back there, keep what provably works.
         evolution = None
@@ -113,23 +132,64 @@ def coevolve(
     return state
 
 
-def rollout(loop: Loop, tasks: tuple, seed: tuple[int, int], step: int) -> list[Group]:
-    """The groups of one step; engine time is charged to generation, the rest of the wall time to the environment."""
+def rollout(loop: Loop, pool: TaskPool, step: int) -> list[Group]:
+    """The groups of a step."""
+    with charged(loop):
+        return sample(loop, pool, step)
+
+
+@contextlib.contextmanager
+def ahead(loop: Loop, pool: TaskPool, step: int) -> Iterator[list[Group]]:
+    """Samples the groups of `step` on a thread beside the block; the list yielded is filled when the block is left.
+
+    It stays empty where rollouts do not run ahead, and at the end. A block that fails is not waited for.
+    """
+    groups: list[Group] = []
+    if not loop.staleness or step > loop.steps:
+        yield groups
+        return
+    unwanted, sampled = threading.Event(), Future[list[Group]]()
+
+    def work() -> None:
+        try:
+            sampled.set_result(sample(loop, pool, step, unwanted.is_set))
+        except BaseException as error:
+            sampled.set_exception(error)
+
+    threading.Thread(target=work, name="ahead", daemon=True).start()
+    try:
+        yield groups
+        with charged(loop):
+            groups += sampled.result()
+    finally:
+        unwanted.set()
+
+
+def sample(loop: Loop, pool: TaskPool, step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
+    """Tasks drawn from the pool, and the episodes played of each; decided by the seed and the step alone."""
+    seed = loop.seed, step - 1
+    return collect(
+        loop.engine,
+        loop.chat,
+        loop.environment,
+        pool.sample(loop.batch_size, seed, loop.fresh_fraction),
+        group_size=loop.group_size,
+        sampling=loop.sampling,
+        seed=seed,
+        label=str(step),
+        limits=loop.limits,
+        quorum=loop.quorum,
+        stop=stop,
+    )
+
+
+@contextlib.contextmanager
+def charged(loop: Loop) -> Iterator[None]:
+    """Charges the engine's time within the block to generation, the rest of the wall time to the environment."""
     busy = loop.engine.busy_seconds
     with loop.clock("environment"):
-        groups = collect(
-            loop.engine,
-            loop.chat,
-            loop.environment,
-            tasks,
-            group_size=loop.group_size,
-            sampling=loop.sampling,
-            seed=seed,
-            label=str(step),
-            limits=loop.limits,
-        )
+        yield
     loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy)
-    return groups
 
 
 def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, int]) -> Synthesis:
@@ -162,11 +222,15 @@ def save(loop: Loop, state: State, directory: RunDirectory) -> None:
     """Checkpoints the state. Arrays first reach the disk, then the step counts."""
     with loop.clock("checkpoint"):
         host = {"evolved": state.evolved, "fresh": len(state.pool.fresh), "clock": loop.clock.state()}
-        directory.save(state.step, state.learner, host)
+        directory.save(state.step, state.learner, host, state.waiting)
 
 
 def describe(
-    state: State, groups: list[Group], found: list[Signal], figures: Mapping[str, float], evolution: Synthesis | None
+    state: State,
+    groups: Sequence[Group],
+    found: list[Signal],
+    figures: Mapping[str, float],
+    evolution: Synthesis | None,
 ) -> dict[str, Any]:
     """One record of metrics.jsonl: what the step did, all of it decided by the seed."""
     trajectories = [t for group in groups for t in group.trajectories]

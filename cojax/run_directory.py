@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import itertools
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,13 +39,14 @@ class RunDirectoryError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Resumed:
-    """The host's part of a state that was read back."""
+    """A state that was read back: the arrays, and the host's part."""
 
     step: int
     arrays: Any
     pool: TaskPool
     memory: Memory
     pending: tuple[Signal, ...]
+    waiting: tuple[Group, ...]
     host: Mapping[str, Any]
 
 
@@ -89,6 +91,8 @@ class RunDirectory:
         self.drafts = Log(folder / "drafts.jsonl")
         self.memory = Log(folder / "memory.jsonl")
         self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
+        # The groups that a checkpoint's next step begins with, where they were sampled ahead.
+        self.waiting = Episodes(folder / "waiting")
         self.checkpointer = Checkpointer(folder / "checkpoints", keep=checkpoints_kept)
 
     @property
@@ -142,6 +146,7 @@ class RunDirectory:
         for log in self.logs.values():
             log.truncate(0)
         self.episodes.truncate(-1)
+        self.waiting.truncate(-1)
 
     def resume(self, like: Any, memory: Memory) -> Resumed | None:
         """The newest sound checkpoint with its logs cut back to it, or None.
@@ -163,7 +168,8 @@ class RunDirectory:
             for record in self.signals.read()
             if record["step"] > host["evolved"]
         )
-        return Resumed(step, arrays, TaskPool.of(tasks, fresh=host["fresh"]), memory, pending, host)
+        pool, waiting = TaskPool.of(tasks, fresh=host["fresh"]), self._waiting(step, host["waiting"])
+        return Resumed(step, arrays, pool, memory, pending, waiting, host)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
@@ -186,12 +192,36 @@ class RunDirectory:
         """The trajectories of these steps, as far as they are kept."""
         return Recall({record["episode"]: record for step in steps for record in self.episodes.read(step)})
 
-    def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
-        """Checkpoints the arrays and the host's state together with the lengths of all logs."""
+    def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
+        """Checkpoints the arrays, the host's state and the groups `waiting` for the next step, together with the
+        lengths of all logs."""
         lengths = {name: log.length for name, log in self.logs.items()}
-        self.checkpointer.save(step, arrays, {**host, "lengths": lengths})
+        trajectories = [to_json(trajectory) for group in waiting for trajectory in group.trajectories]
+        if trajectories:
+            self.waiting.write(step, trajectories)
+        self.checkpointer.save(step, arrays, {**host, "lengths": lengths, "waiting": len(trajectories)})
         # Any checkpoint that is kept may be gone on from, and its next evolution looks back to its last one.
         self.episodes.prune(1 + min(kept["evolved"] for kept in self.checkpointer.hosts()))
+        self.waiting.retain(self.checkpointer.steps())
+
+    def _waiting(self, step: int, count: int) -> tuple[Group, ...]:
+        """The groups sampled ahead when step `step` was checkpointed, `count` episodes in all.
+
+        Where their file is gone they are sampled anew; raises StorageError where it is damaged.
+        """
+        if not count:
+            return ()
+        records = self.waiting.read(step)
+        if len(records) != count:
+            _LOG.warning(
+                "%d of the %d episodes that waited for step %d are there; its groups are sampled anew",
+                len(records), count, step + 1,
+            )  # fmt: skip
+            return ()
+        trajectories = [from_json(Trajectory, record) for record in records]
+        return tuple(
+            Group(task, tuple(found)) for task, found in itertools.groupby(trajectories, lambda found: found.task)
+        )
 
     def summary(self) -> dict[str, Any] | None:
         """summary.json of a finished run, or None."""

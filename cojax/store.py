@@ -135,6 +135,11 @@ class Episodes:
         """Drops the episodes of every step later than `step`."""
         self._drop(later for later in self.steps() if later > step)
 
+    def retain(self, steps: Iterable[int]) -> None:
+        """Drops the episodes of every other step."""
+        kept = set(steps)
+        self._drop(step for step in self.steps() if step not in kept)
+
     def steps(self) -> list[int]:
         """The steps kept, ascending."""
         names = (path.name.partition(".") for path in self.folder.glob("*.jsonl.gz"))

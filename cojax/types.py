@@ -16,13 +16,14 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error"]
+Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
 Origin = Literal["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"]
 SignalKind = Literal["forgetting", "boundary", "rare"]
 Status = Literal["accepted", "retained", "discarded"]
 
-# Outcomes that say something about the machinery and nothing about the policy: never a reward.
-INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error"})
+# Outcomes that say something about the machinery and nothing about the policy: never a reward. A step does not wait
+# for episodes that are cut.
+INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 
 
 @dataclasses.dataclass(frozen=True)

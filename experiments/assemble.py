@@ -217,6 +217,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         evolve_every=config.evolve_every,
         fresh_fraction=config.fresh_fraction,
         checkpoint_every=config.checkpoint_every,
+        staleness=config.staleness,
+        quorum=config.quorum,
         **settings(config.synthesis),
     )
 

@@ -20,6 +20,9 @@ def get_config() -> ConfigDict:
     config.validate = True
     config.batch_size = 32  # tasks a step
     config.group_size = 8  # K
+    # 1: the next step's episodes are played while this step's update runs, with weights one update behind. 0: never.
+    config.staleness = 0
+    config.quorum = 1.0  # share of each group that an update waits for; the other episodes are cut
     config.fresh_fraction = 0.0  # share of a batch drawn from the newest tasks
     config.initial_tasks = 100  # N
     config.checkpoint_every = 10

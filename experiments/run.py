@@ -172,7 +172,8 @@ def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunD
     message = f"resumed at step {found.step}"
     _LOG.info(message)
     CONSOLE.print(message)
-    state = State(found.step, found.arrays, found.pool, found.memory, found.pending, found.host["evolved"])
+    evolved, waiting = found.host["evolved"], found.waiting
+    state = State(found.step, found.arrays, found.pool, found.memory, found.pending, evolved, waiting)
     return dataclasses.replace(state, learner=_rehearsed(config, loop, state.learner))
 
 
@@ -194,6 +195,7 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
                 f"step {record['step']}: the trainer's log-probs differ from the sampler's by "
                 f"{record['logprob_mismatch']:.2g} on average, more than mismatch_alarm={config.mismatch_alarm}; "
                 "check that both compute in the same dtype (model.dtype, sglang.dtype) and hold the same weights"
+                + ("; what the policy changed in one update counts too, as staleness is 1" if config.staleness else "")
             )
             _LOG.warning(message)
             CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -67,6 +68,15 @@ def check(config: ConfigDict) -> None:
         raise ValueError(f"sampling.temperature is {config.sampling.temperature}; training samples need one above 0")
     if not 0.0 <= config.fresh_fraction <= 1.0:
         raise ValueError(f"fresh_fraction is {config.fresh_fraction}; expected a share from 0 to 1")
+    if config.staleness not in (0, 1):
+        raise ValueError(
+            f"staleness is {config.staleness}; expected 0, or 1: episodes are played one step ahead of updates"
+        )
+    if not 0.0 < config.quorum <= 1.0 or math.ceil(config.quorum * config.group_size - 1e-9) < 2:
+        raise ValueError(
+            f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
+            "episodes: an advantage is relative to the others of a group"
+        )
     if config.learner.row_length < config.engine.max_length:
         raise ValueError(
             f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "

@@ -56,6 +56,15 @@ def reference(environment, tmp_path_factory) -> Path:
     return workdir
 
 
+@pytest.fixture(scope="module")
+def overlapped(environment, tmp_path_factory) -> Path:
+    """The same with rollouts one step ahead of the updates."""
+    workdir = tmp_path_factory.mktemp("overlapped") / "run"
+    done = run(workdir, environment, "staleness=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir
+
+
 def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -184,6 +193,35 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environ
     assert_same_run(workdir, reference)
 
 
+def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, environment, tmp_path):
+    """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""
+    workdir = tmp_path / "run"
+    status, _ = kill_when(workdir, environment, lambda: in_checkpoint(workdir), signal.SIGKILL, "staleness=1")
+    assert status == -signal.SIGKILL
+    done = run(workdir, environment, "staleness=1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"resumed at step [24]\b", (workdir / "run.log").read_text())
+    assert_same_run(workdir, overlapped)
+
+
+def test_overlapped_steps_are_one_update_behind(overlapped, reference):
+    records = lines(overlapped / "metrics.jsonl")
+    for step, found in enumerate(episodes(overlapped).values(), 1):
+        assert {turn["weights_version"] for episode in found for turn in episode["turns"]} == {max(0, step - 2)}
+    learned = [record for record in records[1:] if record["groups_live"]]
+    assert learned
+    assert all(record["staleness"] == record["staleness_max"] == 1.0 for record in learned)
+    # The first step has nothing to run ahead of: it is the step of any run.
+    for key in ("success", "tokens_sampled", "groups_live"):
+        assert records[0][key] == lines(reference / "metrics.jsonl")[0][key]
+    # Step 3 was sampled while step 2 trained: its tasks are from before the evolution that ended step 2.
+    known = {record["id"] for record in lines(overlapped / "tasks.jsonl") if not record["lineage"]["step"]}
+    assert {episode["episode"].split("-")[1] for episode in episodes(overlapped)["000003.jsonl.gz"]} <= known
+    seconds = json.loads((overlapped / "summary.json").read_text())["seconds"]
+    parts = sum(spent for part, spent in seconds.items() if part not in ("total", "warm_start"))
+    assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
+
+
 def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     """Killed in step 5, resumed at 4: the evolution of step 6 needs episodes that the killed run saw as old."""
     settings = ("evolve_every=3", "episodes_kept=1", "checkpoints_kept=1", "evolve=trajectory")
@@ -291,7 +329,9 @@ def test_every_task_has_its_lineage(reference):
         (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
         (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
         (("group_size=1",), "group_size is 1; expected at least 2"),
+        (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
         (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
+        (("staleness=2",), "staleness is 2; expected 0, or 1"),
         (("sampling.temperature=0.0",), "training samples need one above 0"),
         (("batch_size=0",), "batch_size is 0"),
         (("learner.row_length=100",), "a row must hold the longest episode"),

@@ -8,12 +8,14 @@ what happens twice is put down to the policy.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Abandoned, Environment, Progress, play
 from cojax.rollout.chat import Chat, PolicyActor
@@ -30,6 +32,10 @@ _WATCH_EVERY = 0.05
 
 class RolloutError(RuntimeError):
     """Too many episodes were lost to the machinery for the step to mean anything."""
+
+
+class RolloutStopped(RuntimeError):
+    """Nobody wants the episodes any more."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,13 +83,17 @@ def collect(
     seed: tuple[int, ...],
     label: str,
     limits: Limits,
+    quorum: float = 1.0,
     on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
     """Plays `group_size` episodes of each task; groups are ordered by task and sample, never by arrival.
 
-    The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. `on_episode`
-    is called with each finished one, for progress. Raises RolloutError, which names the commonest cause, when more than
-    `limits.error_rate` of them are lost.
+    The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. Once the share
+    `quorum` of every group is in, the others are cut: their outcome is `cut`, which no advantage counts, and which of
+    them it hits is a matter of time. `on_episode` is called with each finished one, for progress. Raises RolloutError,
+    which names the commonest cause, when more than `limits.error_rate` of them are lost, RolloutStopped soon after
+    `stop` turns true.
     """
 
     jobs = [
@@ -91,7 +101,18 @@ def collect(
         for place, task in enumerate(tasks)
         for sample in range(group_size)
     ]
-    trajectories = _Floor(engine, chat, environment, sampling, limits, on_episode).play(jobs)
+    needed = math.ceil(quorum * group_size - 1e-9)
+
+    def enough(results: Mapping[int, Trajectory]) -> bool:
+        return needed < group_size and all(
+            sum(trajectory.valid for trajectory in found) >= needed or len(found) == group_size
+            for found in (
+                [results[index] for index in range(start, start + group_size) if index in results]
+                for start in range(0, len(jobs), group_size)
+            )
+        )
+
+    trajectories = _Floor(engine, chat, environment, sampling, limits, on_episode).play(jobs, enough, stop)
     _raise_above(limits.error_rate, trajectories)
     return [
         Group(task, tuple(trajectories[place * group_size : (place + 1) * group_size]))
@@ -120,34 +141,42 @@ class _Floor:
         self.lock = threading.Lock()
         self.threads = 0
 
-    def play(self, jobs: Sequence[_Job]) -> list[Trajectory]:
-        """Plays every job to its end, in the order of the jobs."""
+    def play(
+        self, jobs: Sequence[_Job], enough: Callable[[Mapping[int, Trajectory]], bool], stop: Callable[[], bool]
+    ) -> list[Trajectory]:
+        """Plays every job to its end, or until `enough` of the results are in, in the order of the jobs."""
         results: dict[int, Trajectory] = {}
         for job in jobs:
             self.todo.put(job)
         for _ in range(min(len(jobs), self.limits.concurrency)):
             self._hire()
         try:
-            while len(results) < len(jobs):
-                try:
-                    job, progress, result = self.done.get(timeout=_WATCH_EVERY)
-                except queue.Empty:
-                    self._watch()
-                    continue
-                if progress is not job.progress:
-                    continue
-                if isinstance(result, BaseException):
-                    raise result
-                if self._again(job, result):
-                    continue
-                if result.outcome == "timeout" and not job.hung:
-                    # Only a hang that comes again is put down to the action.
-                    result = dataclasses.replace(result, outcome="environment_error")
-                results[job.index] = result
-                self.on_episode(result)
+            while len(results) < len(jobs) and not enough(results):
+                if stop():
+                    raise RolloutStopped(f"stopped with {len(results)} of {len(jobs)} episodes played")
+                self._receive(results)
         finally:
             self._dismiss()
-        return [results[job.index] for job in jobs]
+        return [results.get(job.index) or _cut(job) for job in jobs]
+
+    def _receive(self, results: dict[int, Trajectory]) -> None:
+        """Waits a moment for what comes next; a result that stands goes into `results`."""
+        try:
+            job, progress, result = self.done.get(timeout=_WATCH_EVERY)
+        except queue.Empty:
+            self._watch()
+            return
+        if progress is not job.progress:
+            return
+        if isinstance(result, BaseException):
+            raise result
+        if self._again(job, result):
+            return
+        if result.outcome == "timeout" and not job.hung:
+            # Only a hang that comes again is put down to the action.
+            result = dataclasses.replace(result, outcome="environment_error")
+        results[job.index] = result
+        self.on_episode(result)
 
     def _again(self, job: _Job, result: Trajectory) -> bool:
         """Plays a lost or hanging episode once more, with the same seeds, while retries are left."""
@@ -219,7 +248,10 @@ class _Floor:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
 
     def _dismiss(self) -> None:
-        """Sends the threads home; those still at work are abandoned (the step failed or was interrupted)."""
+        """Sends the threads home; those still at work are abandoned (nobody waits for them any more)."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self.todo.get_nowait()
         with self.lock:
             for job in self.running.values():
                 job.progress.abandoned = True
@@ -230,13 +262,19 @@ class _Floor:
             self.todo.put(None)
 
 
+def _cut(job: _Job) -> Trajectory:
+    """An episode that was not waited for, as far as it went."""
+    seen = job.progress
+    return Trajectory(job.task, job.episode, seen.opening, tuple(seen.turns), outcome="cut", error="not waited for")
+
+
 def count_outcomes(trajectories: Sequence[Trajectory]) -> dict[str, int]:
     """How many episodes ended in each outcome."""
     return dict(sorted(collections.Counter(t.outcome for t in trajectories).items()))
 
 
 def _raise_above(rate: float, trajectories: Sequence[Trajectory]) -> None:
-    lost = [t for t in trajectories if not t.valid]
+    lost = [t for t in trajectories if not t.valid and t.outcome != "cut"]
     if len(lost) <= rate * len(trajectories):
         return
     causes = collections.Counter(f"{t.outcome}: {t.error}" for t in lost)

@@ -12,7 +12,7 @@ from cojax.environment import EngineError
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.rollout.chat import Chat, none
-from cojax.rollout.collect import Limits, RolloutError, collect
+from cojax.rollout.collect import Limits, RolloutError, RolloutStopped, collect
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
@@ -45,11 +45,11 @@ class DiceEngine:
 WORLD = CounterEnvironment()
 
 
-def gather(environment=WORLD, engine=None, group_size=8, **limits) -> list[Group]:
+def gather(environment=WORLD, engine=None, group_size=8, quorum=1.0, stop=lambda: False, **limits) -> list[Group]:
     limits = Limits(**{"environment_deadline": 0.5, "error_rate": 1.0, **limits})
     return collect(
         engine or DiceEngine(), CHAT, environment, TASKS,
-        group_size=group_size, sampling=SAMPLING, seed=(0, 7), label="7", limits=limits,
+        group_size=group_size, sampling=SAMPLING, seed=(0, 7), label="7", limits=limits, quorum=quorum, stop=stop,
     )  # fmt: skip
 
 
@@ -156,3 +156,72 @@ def test_a_bug_in_the_engine_is_raised():
 
     with pytest.raises(KeyError):
         gather(engine=Buggy())
+
+
+class SlowSample(DiceEngine):
+    """Stalls the last two samples of each task until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = threading.Event()
+        self.released: list[str] = []
+
+    def generate(self, prompt, sampling, *, session, seed):
+        if session.split("-")[2] in ("6", "7"):
+            assert self.free.wait(10)
+        return super().generate(prompt, sampling, session=session, seed=seed)
+
+    def release(self, session):
+        super().release(session)
+        self.released.append(session)
+
+
+def test_an_update_need_not_wait_for_stragglers():
+    engine = SlowSample()
+    began = time.monotonic()
+    # The slow ones may not hold up the others' threads.
+    groups = gather(engine=engine, quorum=0.75)
+    assert time.monotonic() - began < 5
+    engine.free.set()
+    for group, whole in zip(groups, gather(), strict=True):
+        assert [t.episode for t in group.trajectories] == [t.episode for t in whole.trajectories]
+        assert [t.outcome for t in group.trajectories[6:]] == ["cut", "cut"]
+        # Those that are in are what they would have been.
+        assert plain([Group(group.task, group.trajectories[:6])]) == plain([Group(whole.task, whole.trajectories[:6])])
+        assert len(group.valid) == 6
+        assert group.score == sum(t.reward for t in group.trajectories[:6]) / 6
+        # Their requests are given up, so that nothing is generated that nobody reads.
+        assert {f"{t.episode}-0" for t in group.trajectories[6:]} <= set(engine.released)
+
+
+def test_what_is_cut_counts_as_no_loss():
+    """Two of eight are more than the 10 % that may be lost."""
+    engine = SlowSample()
+    assert gather(engine=engine, quorum=0.75, error_rate=0.1)
+    engine.free.set()
+
+
+def test_a_quorum_of_valid_episodes_is_waited_for():
+    """Lost episodes don't stand in for valid ones; a group that cannot reach its quorum is waited for to its end."""
+
+    def broken(task):
+        if task.setup["target"] == 1:
+            raise ConnectionError("gone")
+
+    groups = gather(CounterEnvironment(on_start=broken), quorum=0.5)
+    assert [t.outcome for t in groups[0].trajectories] == ["environment_error"] * 8
+    assert all(len(group.valid) >= 4 for group in groups[1:])
+
+
+def test_unwanted_rollouts_stop_and_start_nothing_more():
+    engine = SlowSample()
+    asked = threading.Event()
+    threading.Timer(0.3, asked.set).start()
+    began = time.monotonic()
+    with pytest.raises(RolloutStopped, match=r"of 32 episodes"):
+        gather(engine=engine, stop=asked.is_set, concurrency=4)
+    assert time.monotonic() - began < 5
+    seen = set(engine.released)
+    engine.free.set()
+    time.sleep(0.2)
+    assert len(set(engine.released) - seen) <= 4
