@@ -1,4 +1,4 @@
-"""python -m environments.install NAME: the packages of an environment, in a virtual environment of its own.
+"""python -m environments.install NAME: the packages of an environment, in a virtual environment of its own; its data.
 
 Run again, it goes on where it stopped, or says that all is there. Exit code 0 if installed, 1 if not, 2 for bad
 arguments.
@@ -8,26 +8,46 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 import environments
-from environments.worker.venv import InstallError, install
+from environments.worker.venv import InstallError, install, interpreter
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _data(module: ModuleType) -> ModuleType | None:
+    """The environment's module `data` (ROOTS, the default first, and provide()), if it has one."""
+    if "__path__" not in vars(module) or importlib.util.find_spec(f"{module.__name__}.data") is None:
+        return None
+    return importlib.import_module(f"{module.__name__}.data")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m environments.install", description=__doc__.partition("\n")[0])
     parser.add_argument("name", help=f"one of {', '.join(environments.available())}")
     parser.add_argument("--python", help="interpreter to build on (default: this one, or a measured one on PATH)")
+    parser.add_argument("--data", help="which data, where an environment needs some and there is a choice")
     options = parser.parse_args(arguments)
     if options.name not in environments.available():
         parser.error(f"environment {options.name!r} not found; available: {', '.join(environments.available())}")
     module = importlib.import_module(f"environments.{options.name}")
+    data = _data(module)
+    if options.data is not None and options.data not in (data.ROOTS if data else ()):
+        choice = f"one of {', '.join(data.ROOTS)}" if data else "none: it needs no data"
+        parser.error(f"--data is {options.data!r}; for the environment {options.name!r} expected {choice}")
     if "RECIPE" not in vars(module):
         print(f"{options.name}: needs nothing installed")
         return 0
     try:
-        install(options.name, module.RECIPE, options.python, lambda line: print(line, flush=True))
+        install(options.name, module.RECIPE, options.python, say)
+        if data:
+            data.provide(options.data or data.ROOTS[0], interpreter(options.name, module.RECIPE), say)
     except InstallError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

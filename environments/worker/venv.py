@@ -39,10 +39,14 @@ class Recipe:
     prepare: str = ""
 
 
+def cache() -> Path:
+    """The folder of all that can be made again: `$COJAX_CACHE`, by default ~/.cache/cojax."""
+    return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser().absolute()
+
+
 def home(name: str) -> Path:
     """The folder of the environment's virtual environment."""
-    cache = Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser()
-    return cache.absolute() / "environments" / name
+    return cache() / "environments" / name
 
 
 def interpreter(name: str, recipe: Recipe) -> str:

@@ -1,0 +1,259 @@
+"""AppWorld's data roots: which there are, where, how they are made and checked. Standard library only.
+
+    $COJAX_CACHE/appworld/official          the benchmark's own data, downloaded, or put there by hand
+    $COJAX_CACHE/appworld/tiny              built here from the installed package
+    $COJAX_CACHE/appworld/ROOT-public       the same without any `ground_truth`: all that model code may see
+
+Each is laid out as the package's APPWORLD_ROOT. A root is made beside its place and renamed into it; its stamp says
+what it was made by, so that a stale or half-made one is not taken. The public twin is a copy, not links: what is
+written through a link would reach the root that verdicts are found on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from environments.worker.venv import InstallError, Recipe, cache, home, locked
+
+RECIPE = Recipe(
+    requirements=("appworld==0.1.3.post1",),
+    # What `appworld install` does; its tests go there too, instead of into the user's home.
+    prepare="import os, sys; os.environ['APPWORLD_CACHE'] = sys.prefix + '/package'; "
+    "from appworld.install import install_package; install_package()",
+    proof="import appworld.apps.spotify.models",
+)
+# The first is what an installation takes where none is named.
+ROOTS = ("official", "tiny")
+SPLITS = ("train", "dev", "test_normal", "test_challenge")
+
+_STAMP = "stamp.json"
+_TRUTH = "ground_truth"
+# Seconds: for the server to answer at all, for the whole download, for building.
+_PATIENCE, _DOWNLOAD, _BUILD = 15, 1_800, 600
+_PROBE = """
+import requests
+from appworld.download import S3_BASE_URL
+answer = requests.head(S3_BASE_URL + "data-0.1.0.bundle", timeout=5)
+raise SystemExit(0 if answer.ok else f"the server answered {answer.status_code}")
+"""
+
+
+def root(name: str) -> Path:
+    """The data root of that name, ground truth included, as APPWORLD_ROOT of a process that runs no model code.
+
+    Raises InstallError, which names the ways forward, where it is not there or not what this version makes.
+    """
+    folder = _place(name)
+    if not _current(name):
+        found = "is stale" if (folder / _STAMP).exists() else "is not there"
+        raise InstallError(f"AppWorld's {name} data {found} ({folder}). {_ways(name)}")
+    return folder
+
+
+def public(name: str) -> Path:
+    """The same root without ground truth, for processes that run model code. Raises InstallError as `root` does."""
+    root(name)
+    return _twin(name)
+
+
+def tasks(name: str, split: str) -> list[str]:
+    """The ids of a split's tasks, in the benchmark's order; what precedes `_` is the scenario."""
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
+    lines = (public(name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
+    return [line.partition(":")[0].strip() for line in lines if line.strip()]
+
+
+def specs(name: str, task: str) -> dict[str, Any]:
+    """What an agent may know of a task: `instruction`, `supervisor`, `datetime`."""
+    return json.loads((_task(public(name), task) / "specs.json").read_text())
+
+
+def solution(name: str, task: str) -> tuple[str, ...]:
+    """The code blocks of a task's reference solution; none where the benchmark keeps it back (its test splits).
+
+    For trusted processes only: this reads ground truth.
+    """
+    truth = _task(root(name), task) / _TRUTH
+    if (truth / "blocks.json").exists():
+        return tuple(json.loads((truth / "blocks.json").read_text()))
+    if (truth / "compiled_solution.py").exists():
+        return ((truth / "compiled_solution.py").read_text() + "\nsolution(apis, requester)\n",)
+    return ()
+
+
+def suited(path: Path) -> Path:
+    """The path, if AppWorld can have data or outputs there. Raises InstallError for one that it would misread."""
+    if "memory" in str(path):
+        raise InstallError(
+            f"the path {path} contains 'memory', which AppWorld takes for a database held in memory; "
+            "set COJAX_CACHE to a folder without it"
+        )
+    return path
+
+
+def provide(name: str, python: str, say: Callable[[str], None]) -> None:
+    """Makes that root and its public twin, or says that they are there. `python` is the one that has the package.
+
+    Data that is there is never overwritten: official data put at its place by hand is checked and taken. Raises
+    InstallError, which names the ways forward.
+    """
+    suited(cache())
+    place = _place(name)
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with locked(place.with_suffix(".lock"), say):
+        for left in place.parent.glob(f".{name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        if _current(name):
+            say(f"appworld: {name} data already in {place}")
+            return
+        making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+        try:
+            if name == "tiny":
+                say(f"appworld: building tiny data in {place}")
+                _build(python, making / "root")
+            elif (place / "data").exists():
+                say(f"appworld: checking the data found in {place}")
+                (making / "root").mkdir(mode=0o700)
+            else:
+                say(f"appworld: downloading the official data into {place}")
+                _download(python, making / "root")
+            data = next(found / "data" for found in (making / "root", place) if (found / "data").exists())
+            if flaw := next(_flaws(data), ""):
+                raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
+            say("appworld: copying what model code may see")
+            shutil.copytree(data, making / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
+            _settle(name, making)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
+    say(f"appworld: {name} data ready in {place}")
+
+
+def _settle(name: str, making: Path) -> None:
+    """Renames what was made into place, the stamps last of each, so that neither is taken before it is whole."""
+    place = _place(name)
+    adopted = not (making / "root" / "data").exists()
+    for made, target in ((making / "public", _twin(name)), (making / "root", place)):
+        if made.name == "public" or not adopted:
+            if target.exists():
+                target.rename(making / f"old-{target.name}")
+            made.chmod(0o700)
+            made.rename(target)
+        target.chmod(0o700)
+        stamp = target / f"{_STAMP}.part"
+        stamp.write_text(json.dumps(_expected(name)))
+        stamp.replace(target / _STAMP)
+
+
+def _place(name: str) -> Path:
+    if name not in ROOTS:
+        raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
+    return suited(cache() / "appworld" / name)
+
+
+def _twin(name: str) -> Path:
+    return _place(name).with_name(f"{name}-public")
+
+
+def _task(folder: Path, task: str) -> Path:
+    if not re.fullmatch(r"[0-9a-zA-Z]+_[0-9]+", task):
+        raise ValueError(f"{task!r} is no task of AppWorld; expected an id like 82e2fac_1")
+    return folder / "data" / "tasks" / task
+
+
+def _expected(name: str) -> dict[str, str]:
+    """What a root of this version has in its stamp."""
+    stamp = {"package": RECIPE.requirements[0]}
+    if name == "tiny":
+        digest = hashlib.sha256()
+        for source in sorted((Path(__file__).parent / "tiny").rglob("*.py")):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        stamp["builder"] = digest.hexdigest()[:16]
+    return stamp
+
+
+def _current(name: str) -> bool:
+    """Whether root and twin are both there, made by this version."""
+    for folder in (_place(name), _twin(name)):
+        try:
+            if json.loads((folder / _STAMP).read_text()) != _expected(name):
+                return False
+        except (OSError, ValueError):
+            return False
+    return True
+
+
+def _ways(name: str) -> str:
+    """What a user can do to have that data."""
+    install = "python -m environments.install appworld"
+    if name == "tiny":
+        return f"Run: {install} --data=tiny"
+    return (
+        f"Ways forward:\n  {install} --data=tiny   builds a small root here, without a network\n"
+        f"  {install}   downloads the official data, where there is a network, or takes what you put at "
+        f"{_place(name) / 'data'}"
+    )
+
+
+def _build(python: str, folder: Path) -> None:
+    _run([python, "-m", "environments.appworld.tiny", str(folder)], _BUILD, "cannot build the tiny data", folder)
+
+
+def _download(python: str, folder: Path) -> None:
+    """The package's own download, into a fresh folder: it would delete data that it finds."""
+    command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
+    try:
+        _run([python, "-c", _PROBE], _PATIENCE, "its server cannot be reached", folder)
+        said = _run(command, _DOWNLOAD, "the download broke off", folder)
+        if not (folder / "data").exists():
+            raise InstallError(f"the package's download left nothing: {said.strip()[-500:]}")
+    except InstallError as error:
+        raise InstallError(f"AppWorld's official data cannot be had: {error}\n{_ways('official')}") from error
+
+
+def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> str:
+    """Runs it in `folder`, which is made, and returns what it printed."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    more = {
+        "APPWORLD_ROOT": str(folder),
+        "APPWORLD_CACHE": str(home("appworld") / "package"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=deadline, cwd=folder, env={**os.environ, **more}
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InstallError(f"{complaint}: no end within {deadline} seconds") from error
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        raise InstallError(f"{complaint}: {lines[-1][:500] if lines else f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _flaws(data: Path) -> Iterator[str]:
+    """What is missing in a data folder, the first first."""
+    for kind, pattern, count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
+        found = len(list((data / kind).glob(pattern)))
+        if found < count:
+            yield f"{data / kind} has {found} files {pattern}, expected {count}"
+    for split in SPLITS:
+        listed = data / "datasets" / f"{split}.txt"
+        if not listed.exists():
+            yield f"{listed} is missing"
+            continue
+        for line in listed.read_text().split():
+            folder = data / "tasks" / line.partition(":")[0]
+            for part in ("specs.json", "dbs", f"{_TRUTH}/evaluation.py", f"{_TRUTH}/test_data.json"):
+                if not (folder / part).exists():
+                    yield f"{folder / part} is missing"
