@@ -1,7 +1,48 @@
-"""AppWorld: the official `appworld` package (its apps Apache-2.0, redistributed encrypted alone), in workers."""
+"""AppWorld: the official `appworld` package (its apps Apache-2.0, redistributed encrypted alone), in workers.
+
+data.py         which data roots there are, and how they are made
+tiny/           a small data root of our own, built by the installed package
+prompt.py       what a policy is told; code blocks in what it writes
+skills.py       ONE table of what the scripted explorer does: code, wording
+environment.py  the environment and its episodes, as the trainer sees them
+verdict.py      the comparison with what a synthesized task's solution does
+inside.py       a worker where a model's code runs, without ground truth
+judge.py        a worker where its calls are made again and judged
+world.py        one world in one process, its calls recorded or made again
+changes.py      what calls did to the databases
+"""
 
 from __future__ import annotations
 
+from environments.appworld import data as roots
 from environments.appworld.data import RECIPE
+from environments.appworld.environment import AppWorld
+from environments.worker import Bounds, isolate
+from environments.worker.venv import interpreter
 
-__all__ = ["RECIPE"]
+__all__ = ["RECIPE", "make"]
+
+
+def make(data: str = "official", deadline: float = 40.0, solutions: bool = False) -> AppWorld:
+    """The environment `appworld` on the data root of that name, `official` or `tiny`.
+
+    A call of an episode may take `deadline` seconds; a block of code is stopped by the package itself after three
+    quarters of that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
+    for checks of the environment, never for a run. Raises InstallError where packages or data are missing, and
+    EnvironmentFailure where this system cannot keep ground truth from a model's code.
+    """
+    python = interpreter("appworld", RECIPE)
+    full, shown = str(roots.root(data) / "data"), str(roots.public(data) / "data")
+    bounds = Bounds(deadline=deadline, output=4 * 2**20)
+    play = isolate(
+        "environments.appworld.inside",
+        python=python,
+        bounds=bounds,
+        visible=(shown,),
+        data=shown,
+        hidden=full,
+        seconds=0.75 * deadline,
+    )
+    play.tools()
+    judge = isolate("environments.appworld.judge", python=python, bounds=bounds, visible=(full,), data=full)
+    return AppWorld(play, judge, data, solutions=solutions)

@@ -1,0 +1,242 @@
+"""AppWorld as the trainer sees it: code goes to one worker, the calls it made to another, which reaches the verdict.
+
+What the process that ran the code says is believed only as far as honest code could have gone: the calls it reports
+are made again where no model's code ever ran, and judged there by what they do.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Episode, LimitExceeded
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
+from environments.appworld import data as roots
+from environments.appworld import prompt, skills, verdict
+from environments.worker import IsolatedEnvironment
+
+NAME = "appworld"
+# Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.
+SPLITS: Mapping[str, str] = {
+    "seed": "train",
+    "train": "train",
+    "dev": "dev",
+    "test_normal": "test_normal",
+    "test_challenge": "test_challenge",
+    "eval": "test_normal",
+    "challenge": "test_challenge",
+}
+
+# What an episode may call in all, and the bytes of it; the package itself allows 1,000 calls a block of code.
+MOST_CALLS = 3_000
+_MOST_BYTES = 4 * 2**20
+# Calls that the judge makes again at once, within one deadline.
+_AT_ONCE = 200
+# References of synthesized tasks that are remembered.
+_REMEMBERED = 4_096
+
+
+class AppWorld:
+    """The environment. `play` runs code and `judge` replays calls, both on the data root of that name;
+    `solutions` hands out tasks with the benchmark's own
+    solutions, which nothing but a check of the environment may see."""
+
+    name = NAME
+    splits = tuple(SPLITS)
+
+    def __init__(
+        self, play: IsolatedEnvironment, judge: IsolatedEnvironment, data: str, *, solutions: bool = False
+    ) -> None:
+        self.play, self.judge, self.data, self.solutions = play, judge, data, solutions
+        self.layers = play.layers
+        self._references: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
+        self._guards: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The skills of the scripted explorer, each named after the API that it is about. A policy is shown none."""
+        return skills.documentation()
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        """The first `count` tasks of a split, fewer where it has fewer; `seed` orders the split `seed` only.
+
+        Raises ValueError for an unknown split.
+        """
+        if split not in SPLITS:
+            raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
+        if split == "seed":
+            places = [Task(NAME, "", {"scenario": name}) for name in roots.tasks(self.data, "train")]
+            random.Random(repr(("places", seed))).shuffle(places)
+            return tuple(places[:count])
+        return tuple(self._task(name) for name in roots.tasks(self.data, SPLITS[split])[:count])
+
+    def start(self, task: Task) -> AppWorldEpisode:
+        return AppWorldEpisode(self, task)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return skills.phrase(steps)
+
+    def popularity(self) -> Mapping[str, float]:
+        return skills.popularity()
+
+    def neighbours(self, tool: str) -> tuple[str, ...]:
+        """The other skills of the same app. Raises KeyError for an unknown one."""
+        return skills.neighbours(tool)
+
+    def _task(self, name: str) -> Task:
+        blocks = roots.solution(self.data, name) if self.solutions else ()
+        solution = tuple(Action(f"```python\n{block}\n```") for block in blocks)
+        return Task(NAME, roots.specs(self.data, name)["instruction"], {"task": name}, solution)
+
+    def close(self) -> None:
+        """Ends every process behind this environment."""
+        self.play.close()
+        self.judge.close()
+
+    def reference(self, task: Task) -> Mapping[str, Any]:
+        """What a synthesized task's solution does, by making its calls in the judge; remembered.
+
+        Raises EnvironmentFailure where it cannot be found out.
+        """
+        key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in _calls_of(task)])}"
+        with self._guard:
+            guard = self._guards.setdefault(key, threading.Lock())
+        with guard:
+            if key not in self._references:
+                done = self._done(task)
+                with self._guard:
+                    self._references[key] = done
+                    while len(self._references) > _REMEMBERED:
+                        self._guards.pop(self._references.popitem(last=False)[0], None)
+            return self._references[key]
+
+    def _done(self, task: Task) -> Mapping[str, Any]:
+        episode = AppWorldEpisode(self, task)
+        try:
+            episode.reset()
+            for action in task.solution:
+                episode.step(action)
+            return episode.state()
+        finally:
+            episode.close()
+
+
+class AppWorldEpisode:
+    """One run of one task: a world to act in, and from the first question about it on, one to judge in.
+
+    The task's setup is {"task": id} for a task of the benchmark, {"scenario": id} for another one in its world.
+    """
+
+    def __init__(self, environment: AppWorld, task: Task) -> None:
+        """Raises ValueError for another setup."""
+        if len(task.setup) != 1 or not task.setup.keys() <= {"task", "scenario"}:
+            raise ValueError(f'setup is {dict(task.setup)!r:.200}; expected {{"task": id}} or {{"scenario": id}}')
+        self.environment, self.task = environment, task
+        self.world = Task(NAME, task.query, {"task": str(*task.setup.values())})
+        self.playing: Episode = environment.play.start(self.world)
+        self.judging: Episode | None = None
+        self.calls: list[Call] = []
+        self.judged = 0
+        self.bytes = 0
+        self.over = False
+        self.done = False
+
+    def reset(self) -> tuple[Message, ...]:
+        self.playing.reset()
+        specification = roots.specs(self.environment.data, self.world.setup["task"])
+        return (Message("user", prompt.opening(self.task.query, specification)),)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """None: the APIs are found through `apis.api_docs`, as the benchmark intends."""
+        return ()
+
+    def step(self, action: Action) -> Observation:
+        """Runs the action's code block, or what its calls stand for where it has no text.
+
+        The episode is done once `complete_task` was called.
+        """
+        if self.done:
+            return Observation((Message("user", prompt.OVER),), ok=False, done=True)
+        code, complaint = prompt.code_of(action)
+        if complaint:
+            return Observation((Message("user", complaint),), ok=False)
+        observation = self.playing.step(Action(code))
+        printed = self._noted(observation)
+        self.done = observation.done
+        return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
+
+    def state(self) -> Mapping[str, Any]:
+        """What the calls so far did to the databases, the answer and the status of the task; see changes.py."""
+        return self._judgement()["done"]
+
+    def affordances(self) -> tuple[Action, ...]:
+        """Skills that would work now, by what the world holds; last the one that completes the task."""
+        return () if self.done else self.playing.affordances()
+
+    def evaluate(self) -> Evaluation:
+        """The benchmark's tests, or for a synthesized task the comparison with what its solution does.
+
+        The reward is 1.0 if all checks pass, else 0.0; a task without a solution gets 0.0 and no checks. Where a call
+        was answered otherwise when made again, a check that failed says so, which counts for nothing else.
+        """
+        if "scenario" in self.task.setup and not self.task.solution:
+            return Evaluation(0.0)
+        judgement = self._judgement()
+        if "scenario" in self.task.setup:
+            found = verdict.compare(self.environment.reference(self.task), judgement["done"])
+        else:
+            assert self.judging is not None
+            found = self.judging.evaluate()
+        if self.over:
+            limit = Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False)
+            return Evaluation(0.0, (*found.checks, limit))
+        if differing := judgement["differing"]:
+            named = ", ".join(dict.fromkeys(differing))
+            return Evaluation(found.reward, (*found.checks, Check(f"answered alike again: {named[:200]}", False)))
+        return found
+
+    def close(self) -> None:
+        self.playing.close()
+        if self.judging is not None:
+            self.judging.close()
+
+    def _noted(self, observation: Observation) -> str:
+        """Keeps the calls of a step; what it printed. Raises LimitExceeded for a reply that no honest child sends."""
+        try:
+            printed, reported = observation.messages
+            calls = [_call(record) for record in json.loads(reported.content)]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
+        self.bytes += len(reported.content)
+        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > _MOST_BYTES
+        if not self.over:
+            self.calls += calls
+        return printed.content
+
+    def _judgement(self) -> Mapping[str, Any]:
+        """Has the judge make the calls that it has not made yet; what it says of the world then."""
+        if self.judging is None:
+            self.judging = self.environment.judge.start(self.world)
+            self.judging.reset()
+        while self.judged < len(self.calls):
+            following = self.calls[self.judged : self.judged + _AT_ONCE]
+            self.judged += len(following)
+            self.judging.step(Action(calls=tuple(following)))
+        return self.judging.state()
+
+
+def _call(record: Any) -> Call:
+    """A call as the judge takes it. Raises TypeError or KeyError for what is none."""
+    app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
+    if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
+        raise TypeError("a call is made of app, api, arguments and digest")
+    return Call(f"{app}.{api}"[:200], {"arguments": arguments, "digest": digest[:32]})
+
+
+def _calls_of(task: Task) -> list[Call]:
+    """What identifies a solution: its calls, and its code as one."""
+    return [call for action in task.solution for call in (Call(action.text), *action.calls)]

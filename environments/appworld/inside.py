@@ -1,0 +1,100 @@
+"""AppWorld where a model's code runs: a root without ground truth, in an interpreter of AppWorld's own.
+
+The trainer reaches it through a worker and believes nothing that it says but what it printed: see environment.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
+from environments.appworld import world
+from environments.appworld.world import World
+
+# The role of the message that carries the calls of a step, for the wrapper alone.
+CALLS = "calls"
+# Characters of printed output that are handed back; what is cut says so.
+PRINTED = 15_000
+
+
+def make(data: str, hidden: str, seconds: float) -> Play:
+    """The environment. `data` is a data folder without ground truth, `hidden` the one with it, which must be out of
+    sight; `seconds` is what the package itself allows one block of code."""
+    world.warm(data)
+    return Play(data, hidden, seconds)
+
+
+class Play:
+    """Worlds to act in. A task's setup names the world: {"task": id}."""
+
+    name = "appworld"
+
+    def __init__(self, data: str, hidden: str, seconds: float) -> None:
+        self.data, self.hidden, self.seconds = data, hidden, seconds
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """None; asked for first, it finds out whether ground truth is out of sight."""
+        sealed(self.hidden)
+        return ()
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return ()
+
+    def start(self, task: Task) -> PlayEpisode:
+        sealed(self.hidden)
+        return PlayEpisode(self, task)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return None
+
+
+class PlayEpisode:
+    """One world. An action's text is code; the reply ends with the calls that the code made."""
+
+    def __init__(self, play: Play, task: Task) -> None:
+        self.play, self.task = play, task
+
+    def reset(self) -> tuple[Message, ...]:
+        """Opens the world; no messages."""
+        self.world = World(self.play.data, self.task.setup["task"], self.play.seconds)
+        self.world.tell(self.task.query)
+        return ()
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def step(self, action: Action) -> Observation:
+        printed, calls = self.world.execute(action.text)
+        done = self.world.completed
+        ok = not printed.startswith(("Execution failed", "No code available"))
+        return Observation((Message("user", cut(printed.strip())), Message(CALLS, json.dumps(calls))), ok=ok, done=done)
+
+    def state(self) -> Mapping[str, Any]:
+        return {}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        return Evaluation(0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def cut(text: str) -> str:
+    """At most PRINTED characters, from the beginning."""
+    return text if len(text) <= PRINTED else f"{text[:PRINTED]}\n[{len(text) - PRINTED} characters cut]"
+
+
+def sealed(hidden: str) -> None:
+    """Raises PermissionError where this process, confined as it is, could read ground truth."""
+    if os.access(hidden, os.R_OK | os.X_OK):
+        raise PermissionError(
+            f"a model's code could read the ground truth in {hidden}: this system allows neither a view of its own "
+            "files for a process (mount namespaces) nor, as root, a user of its own for it (CAP_SETUID). Allow user "
+            "namespaces (sysctl kernel.unprivileged_userns_clone=1, or Docker's --security-opt seccomp=unconfined)"
+        )

@@ -1,0 +1,50 @@
+"""The verdict on a synthesized task: what was done, compared table by table with what its solution does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cojax.types import Check, Evaluation, canonical
+
+
+def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation:
+    """One check for each part of a table that the solution changes (rows added, changed, removed, as multisets), one
+    that nothing else changed, one for the answer, one that the task was completed.
+
+    Both sides are what `changes.changes` tells. The reward is 1.0 if all hold, else 0.0.
+    """
+    expected, found = _parts(reference), _parts(done)
+    checks = [Check(f"{table}: {part}", found.get((table, part)) == rows) for (table, part), rows in expected.items()]
+    checks += [
+        Check("nothing else changed", found.keys() <= expected.keys()),
+        Check("answer", answer_text(done["answer"]) == answer_text(reference["answer"])),
+        Check("completed", done["status"] is not None and done["status"] == reference["status"]),
+    ]
+    return Evaluation(float(all(check.passed for check in checks)), tuple(checks))
+
+
+def answer_text(answer: Any) -> str:
+    """The answer as it is compared: "7" is 7, case and outer quotes do not count, nor does the order of a list."""
+    if answer is None:
+        return "null"
+    if isinstance(answer, list):
+        return " | ".join(sorted(map(answer_text, answer)))
+    if isinstance(answer, (int, float)):
+        answer = float(answer)
+    text = str(answer).strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    try:
+        number = round(float(text), 2)
+        return str(int(number)) if number.is_integer() else str(number)
+    except (ValueError, OverflowError):
+        return text.strip().lower()
+
+
+def _parts(done: Mapping[str, Any]) -> dict[tuple[str, str], list[str]]:
+    return {
+        (table, part): sorted(map(canonical, rows))
+        for table, parts in done["tables"].items()
+        for part, rows in parts.items()
+    }

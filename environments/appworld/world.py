@@ -1,0 +1,196 @@
+"""One AppWorld world in this process, its API calls recorded or made again; the only importer of `appworld`.
+
+A process opens one world and no second, and ends with it: an open world freezes its clocks and replaces functions of
+the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cojax.types import content_hash
+
+# Arguments that steer how a call is made, and are none of the API's.
+_RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
+# How the package words a reply other than success.
+_REFUSED = "Response status code is "
+
+
+def settle(data: str) -> None:
+    """Makes a root of this process alone in /tmp, which shows the data and takes what worlds write.
+
+    Before `appworld` is imported, and again in every child.
+    """
+    root = tempfile.mkdtemp(prefix="world-")
+    os.symlink(data, os.path.join(root, "data"))
+    os.environ["APPWORLD_ROOT"] = root
+    os.environ["APPWORLD_CACHE"] = root
+
+
+def warm(data: str) -> None:
+    """Imports the package and lets it read what every world needs, in a process that forks those that open one."""
+    settle(data)
+    from appworld.apps import get_all_apps
+    from appworld.collections.api_docs import ApiDocCollection
+    from appworld.common.utils import get_name_to_apis, import_apis_module, import_models_module
+    from appworld.environment import AppWorld  # noqa: F401
+    from appworld.evaluator import evaluate_task  # noqa: F401
+    from appworld.requester import _get_api_name_to_doc
+
+    for app in get_all_apps():
+        import_models_module(app)
+        import_apis_module(app)
+        get_name_to_apis(app, ignore_private_apis=True)
+        _get_api_name_to_doc(app, include_private_apis=True)
+    ApiDocCollection.load(load_apps=tuple(get_all_apps(skip_admin=True)), include_response_schemas=True)
+    _forget_paths()
+
+
+class World:
+    """The world of one task, and the calls made in it."""
+
+    def __init__(self, data: str, task: str, seconds: float = 100.0) -> None:
+        """`seconds` is what the package itself allows one block of code. Raises ValueError for an unknown task."""
+        if not task_folder(data, task).is_dir():
+            raise ValueError(f"no task {task!r} in {data}")
+        settle(data)
+        _forget_paths()
+        from appworld.common.utils import get_name_to_apis
+        from appworld.environment import AppWorld
+
+        self.id = task
+        self._apis = get_name_to_apis
+        self.stock = AppWorld(
+            task_id=task, experiment_name="episode", load_ground_truth=False, timeout_seconds=max(1, int(seconds))
+        )
+        self._request = self.stock.requester.request
+        # The APIs draw from the module's stream, which a model's code may draw from too; each has its own here, so
+        # that the calls alone decide what the APIs draw.
+        self._drawn = random.getstate()
+        self.calls: list[dict[str, Any]] | None = None
+        self.stock.requester.request = self._recorded
+
+    def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
+        """What the code printed, or why it failed, and the calls it made."""
+        self.calls = made = []
+        try:
+            return self.stock.execute(code), made
+        finally:
+            self.calls = None
+
+    def call(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
+        """Makes one call as a model's code would; the digest of what came of it.
+
+        Raises ValueError for one that a model's code has no way to make.
+        """
+        if app not in self.stock.task.allowed_apps or api not in self._apis(app, ignore_private_apis=True):
+            raise ValueError(f"there is no API {app}.{api}")
+        if reserved := _RESERVED & arguments.keys():
+            raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
+        with self._own_stream():
+            try:
+                return content_hash(_plain(self.stock.apis[app][api](**arguments)))
+            except Exception as error:
+                return _digest_of(error)
+
+    def look(self, app: str, api: str, **arguments: Any) -> Any:
+        """The reply to a call that leaves no trace; None where it is refused."""
+        with contextlib.suppress(Exception), self._own_stream():
+            return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
+        return None
+
+    @property
+    def completed(self) -> bool:
+        return bool(self.stock.task_completed())
+
+    def tell(self, instruction: str) -> None:
+        """Has the world hold another instruction than the benchmark's."""
+        task = self.stock.models.supervisor.Task.all()[0]
+        if instruction != task.instruction:
+            task.instruction = instruction or "No instruction yet."
+            task.save()
+
+    def _recorded(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
+        """Stands in for the requester's `request`, through which every call goes."""
+        if self.calls is None:
+            return self._request(_app_name, _api_name, *positional, **arguments)
+        given = {name: value for name, value in arguments.items() if name not in _RESERVED}
+        record = {"app": _app_name, "api": _api_name, "arguments": _plain(given)}
+        with self._own_stream():
+            try:
+                reply = self._request(_app_name, _api_name, *positional, **arguments)
+            except Exception as error:
+                if digest := _digest_of(error):
+                    self.calls.append({**record, "digest": digest})
+                raise
+        self.calls.append({**record, "digest": content_hash(_plain(reply))})
+        return reply
+
+    @contextlib.contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        others = random.getstate()
+        random.setstate(self._drawn)
+        try:
+            yield
+        finally:
+            self._drawn = random.getstate()
+            random.setstate(others)
+
+
+def _digest_of(error: Exception) -> str:
+    """The digest of a refusal; empty where the call never reached the API."""
+    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON, as it goes over the line to an API."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def task_folder(data: str, task: str) -> Path:
+    """The folder of a task. Raises ValueError for an id that could lead elsewhere."""
+    if not isinstance(task, str) or not task.replace("_", "").isalnum():
+        raise ValueError(f"{task!r:.100} is no task id")
+    return Path(data) / "tasks" / task
+
+
+def _digest_of(error: Exception) -> str:
+    """The digest of a refusal; empty where the call never reached the API."""
+    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON, as it goes over the line to an API."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def task_folder(data: str, task: str) -> Path:
+    """The folder of a task. Raises ValueError for an id that could lead elsewhere."""
+    if not isinstance(task, str) or not task.replace("_", "").isalnum():
+        raise ValueError(f"{task!r:.100} is no task id")
+    return Path(data) / "tasks" / task
+
+
+def ids(data: str, split: str) -> list[str]:
+    """The ids of a split, in the benchmark's order."""
+    return (Path(data) / "datasets" / f"{split}.txt").read_text().split()
+
+
+def specification(data: str, task: str) -> dict[str, Any]:
+    """Instruction, supervisor and date of a task."""
+    return json.loads((task_folder(data, task) / "specs.json").read_text())
+
+
+def _forget_paths() -> None:
+    """The package remembers paths under the root of the process that this one was forked from."""
+    from appworld.apps.model_lib import get_db_home_path, get_direct_cached_sqlite3_connection
+
+    get_db_home_path.cache_clear()
+    get_direct_cached_sqlite3_connection.cache_clear()
