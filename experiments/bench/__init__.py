@@ -9,7 +9,10 @@
     signals   the three detectors
     desk      the embedded environment
     engine    the local engine under many short conversations
+    sync      new weights from arrays to an SGLang server that serves them, against copying the same bytes
+    conversations  64 episodes at once on an SGLang server: requests a second, prefix cache
 
+The last two launch a server and run only when named; `make sglang` installs one for the CPU, --python names another.
 Every figure is the median of repetitions after a warm-up, with the smallest and the largest. Machines are shared and
 noisy: compare figures of one run only.
 """

@@ -20,7 +20,7 @@ import jax
 from rich.console import Console
 
 import experiments.bench
-from experiments.bench import folders, host, sampling
+from experiments.bench import folders, host, sampling, servers
 from experiments.bench.results import Row, as_json, table
 from experiments.bench.shapes import SHAPES
 from experiments.bench.step import step
@@ -39,7 +39,11 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "signals": host.signals,
     "desk": host.desk,
     "engine": host.engine,
+    "sync": servers.sync,
+    "conversations": servers.conversations,
 }
+# These want an installed server, or an environment of their own, and run when they are named.
+ASKED = frozenset({"sync", "conversations"})
 
 
 def _count(text: str) -> int:
@@ -56,6 +60,10 @@ def _amount(text: str) -> float:
 
 def _counts(text: str) -> list[int]:
     return [_count(part) for part in text.split(",")]
+
+
+def _amounts(text: str) -> list[float]:
+    return [_amount(part) for part in text.split(",")]
 
 
 def _words(text: str) -> list[str]:
@@ -89,6 +97,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prefill-chunk": {**_NUMBER, "help": "tokens of each that are prefilled at a time"},
     "trajectories": {"type": _counts, "metavar": "N,N,…", "help": "how many, one after another"},
     "tasks": {**_NUMBER, "help": "tasks to solve"},
+    "turns": {**_NUMBER, "help": "actions a conversation"},
+    "sizes": {"type": _amounts, "metavar": "GB,GB,…", "help": "sizes of the model, one after another"},
+    "python": {"metavar": "PATH", "help": "an interpreter that has SGLang; without: that of make sglang"},
     "gigabytes": {"type": _amount, "metavar": "GB", "help": "size of the model"},
     "learning-rate": {"type": _amount, "metavar": "RATE", "help": "of AdamW"},
     "steps": {**_NUMBER, "help": "steps, the first of which warms up"},
@@ -100,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a suite does not fit into memory; 2 for settings that make no sense."""
     parser = _parser()
     given = vars(parser.parse_intermixed_args(arguments))
-    chosen = given.pop("suite") or list(SUITES)
+    chosen = given.pop("suite") or [name for name in SUITES if name not in ASKED]
     as_object = given.pop("json")
     try:
         runs = [(name, *_keywords(name, given)) for name in chosen]
@@ -141,7 +152,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("suite", nargs="*", metavar="SUITE", help="which; all of them if none is named")
+    parser.add_argument(
+        "suite", nargs="*", metavar="SUITE", help=f"which; if none is named, all but {', '.join(sorted(ASKED))}"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     for name, told in SETTINGS.items():
         key = name.replace("-", "_")

@@ -30,34 +30,34 @@ _PIECE = 64 * 2**20  # bytes that the plain copies read or write at a time
 
 def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """cojax.load of a random model of about `gigabytes` (10⁹ bytes); its files come from the page cache."""
-    config = _config(gigabytes, dtype)
-    with _folder(_bytes(config)) as parent:
+    config = model_of(gigabytes, dtype)
+    with room_for(size_of(config)) as parent:
         folder = parent / "model"
-        _write_random(folder, config)
+        write_random(folder, config)
         before = machine.resident()
         _, seconds = timed(lambda: jax.block_until_ready(cojax.load(folder).params), repeats)
         peaks = machine.memory()
-        _, plain = timed(lambda: _read_plainly(folder / SINGLE), repeats)
+        _, plain = timed(lambda: read_plainly(folder / SINGLE), repeats)
     return [{**_compared(config, seconds, plain), **before, **peaks}]
 
 
 def export(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """Policy.save of a random model of about `gigabytes` (10⁹ bytes), durable on disk, each time into a new folder."""
-    config = _config(gigabytes, dtype)
-    with _folder(3 * _bytes(config)) as folder:
+    config = model_of(gigabytes, dtype)
+    with room_for(3 * size_of(config)) as folder:
         source, model, copy = folder / "source", folder / "model", folder / "copy"
-        _write_random(source, config)
+        write_random(source, config)
         # Loaded, for making it in place would take more memory than saving it.
         policy = cojax.load(source)
         before = machine.resident()
         _, seconds = timed(lambda: policy.save(model), repeats, lambda: shutil.rmtree(model, ignore_errors=True))
         peaks = machine.memory()
-        _, plain = timed(lambda: _write_plainly(copy, _bytes(config)), repeats, lambda: copy.unlink(missing_ok=True))
+        _, plain = timed(lambda: write_plainly(copy, size_of(config)), repeats, lambda: copy.unlink(missing_ok=True))
     return [{**_compared(config, seconds, plain), **before, **peaks}]
 
 
 def _compared(config: ModelConfig, seconds: Spread, plain: Spread) -> Row:
-    size = _bytes(config) / 1e9
+    size = size_of(config) / 1e9
     return {
         "parameters": parameter_count(config),
         "dtype": config.dtype,
@@ -70,7 +70,7 @@ def _compared(config: ModelConfig, seconds: Spread, plain: Spread) -> Row:
     }
 
 
-def _config(gigabytes: float, dtype: str) -> ModelConfig:
+def model_of(gigabytes: float, dtype: str) -> ModelConfig:
     """A dense model of 22 layers, as wide as `gigabytes` allow in steps of 128.
 
     Width w, inner width 4·w, half as many key heads as heads and a vocabulary of 16·w make (16 + 22 · 15) · w² numbers.
@@ -84,12 +84,12 @@ def _config(gigabytes: float, dtype: str) -> ModelConfig:
     )
 
 
-def _bytes(config: ModelConfig) -> int:
+def size_of(config: ModelConfig) -> int:
     return parameter_count(config) * jnp.dtype(config.param_dtype).itemsize
 
 
 @contextlib.contextmanager
-def _folder(needed: int) -> Iterator[Path]:
+def room_for(needed: int) -> Iterator[Path]:
     """A folder for the block. Raises ValueError where its disk has no room for `needed` bytes."""
     with tempfile.TemporaryDirectory(prefix="cojax-bench-") as name:
         free = shutil.disk_usage(name).free
@@ -101,7 +101,7 @@ def _folder(needed: int) -> Iterator[Path]:
         yield Path(name)
 
 
-def _write_random(folder: Path, config: ModelConfig) -> None:
+def write_random(folder: Path, config: ModelConfig) -> None:
     """A model folder, one tensor in memory at a time."""
     code = dtype_code(config.param_dtype)
     outlines = [Outline(n, code, row.hf_shape(config)) for row in parameters(config) for _, n in row.pieces(config)]
@@ -117,7 +117,7 @@ def _write_random(folder: Path, config: ModelConfig) -> None:
     (folder / CONFIG).write_text(json.dumps(config.to_hf()))
 
 
-def _read_plainly(path: Path) -> None:
+def read_plainly(path: Path) -> None:
     """The whole file into fresh memory, which loading has to fill as well."""
     buffer = np.empty(path.stat().st_size, np.uint8).data
     with open(path, "rb", buffering=0) as file:
@@ -126,7 +126,7 @@ def _read_plainly(path: Path) -> None:
             start += count
 
 
-def _write_plainly(path: Path, size: int) -> None:
+def write_plainly(path: Path, size: int) -> None:
     """So many bytes into one file, durable on disk, as saving is."""
     piece = np.ones(_PIECE, np.uint8).data
     with open(path, "wb", buffering=0) as file:

@@ -239,3 +239,14 @@ def test_refuses_values_out_of_range(argument: str):
     with pytest.raises(SystemExit) as stopped:
         bench.main([argument])
     assert stopped.value.code == 2
+
+
+@pytest.mark.real
+def test_weights_reach_a_server_and_conversations_hit_its_cache(capsys: pytest.CaptureFixture[str]):
+    found = run(capsys, "sync", "conversations", "--sizes=0.01", "--batch=16", "--turns=4", "--repeats=1")
+    sync, conversations = (suite["rows"][0] for suite in found["suites"])
+    assert sync["gigabytes"] == pytest.approx(sync["parameters"] * 2 / 1e9)
+    assert sync["times_plain"] == pytest.approx(sync["sync_seconds"] / sync["plain_seconds"])
+    assert conversations["completions"] == 16 * conversations["turns"]
+    # Every turn finds the one before in the cache of the server it stays with.
+    assert conversations["prefix_cache_hit_rate"] > 0.9 * conversations["repeated_share"] > 0.5
