@@ -48,6 +48,8 @@ _TINY: dict[str, Any] = {
 # Name → dotted setting → value. No tuples: absl does not say which of those a flag has set.
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
+    "qwen2.5-7b": {"model.path": "models/Qwen2.5-7B", "model.tools": "full"},
+    "qwen3-30b-a3b": {"model.path": "models/Qwen3-30B-A3B", "model.tools": "full"},
     "tiny": _TINY,
     # The same policy, which has learned the solutions of the development part by heart instead. It solves nothing else,
     # so that hardly a signal points anywhere: the trajectories themselves guide the explorer.

@@ -27,9 +27,13 @@ _BOUNDS = {
 }  # fmt: skip
 
 
+# What may be said for short on the command line: a leaf by its section, or by itself.
+SHORT = {"engine": "engine.name", "explorer": "explorer.name", "data": "environment.data"}
+
+
 def spelled_out(argument: str) -> str:
-    """A flag as absl takes it: --config.engine=NAME is short for --config.engine.name=NAME, engine being a section."""
-    return re.sub(r"^(--?config\.engine)(?==|$)", r"\1.name", argument)
+    """A flag as absl takes it: --config.engine=NAME, say, is short for --config.engine.name=NAME."""
+    return re.sub(rf"^(--?config)\.({'|'.join(SHORT)})(?==|$)", lambda flag: f"{flag[1]}.{SHORT[flag[2]]}", argument)
 
 
 def choose(table: Mapping[Any, Any], name: str, kind: str) -> Any:

@@ -32,10 +32,13 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
         ("--config.engine", "--config.engine.name"),
         ("--config.engine.name=sglang", "--config.engine.name=sglang"),
         ("--config.engine.slots=4", "--config.engine.slots=4"),
+        ("--config.explorer=llm", "--config.explorer.name=llm"),
+        ("--config.data=tiny", "--config.environment.data=tiny"),
+        ("--config.database=x", "--config.database=x"),
         ("--config.workdir=--config.engine=x", "--config.workdir=--config.engine=x"),
     ],
 )
-def test_the_engine_may_be_named_by_its_section(given: str, expected: str) -> None:
+def test_settings_said_most_have_short_names(given: str, expected: str) -> None:
     assert spelled_out(given) == expected
 
 
