@@ -88,6 +88,8 @@ class _Describer:
     def _value(self, app: str, row: Any, column: str, value: Any, depth: int) -> Any:
         if isinstance(value, str) and value.startswith(_MADE_UP):
             return _MADE_UP
+        if isinstance(value, dict):
+            return {name: self._value(app, row, name, inner, depth) for name, inner in value.items()}
         if column.endswith("_ids") and isinstance(value, list):
             return [self._reference(app, row, column.removesuffix("_ids"), one, depth) for one in value]
         if column.endswith("_id"):

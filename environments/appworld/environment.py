@@ -13,11 +13,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Episode, LimitExceeded
+from cojax.environment import EnvironmentFailure, Episode, LimitExceeded
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
 from environments.appworld import prompt, skills, verdict
-from environments.worker import IsolatedEnvironment
+from environments.worker import IsolatedEnvironment, wire
 
 NAME = "appworld"
 # Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.
@@ -164,7 +164,11 @@ class AppWorldEpisode:
         code, complaint = prompt.code_of(action)
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
-        observation = self.playing.step(Action(code))
+        try:
+            observation = self.playing.step(Action(code))
+        except EnvironmentFailure as failure:
+            # Whatever the child raises while it runs code can be the code's doing.
+            raise (LimitExceeded(str(failure)) if wire.ENVIRONMENT in str(failure)[:20] else failure) from failure
         printed = self._noted(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)

@@ -10,14 +10,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import world
+from environments.appworld.offers import Offers
 from environments.appworld.world import World
 
 # The role of the message that carries the calls of a step, for the wrapper alone.
 CALLS = "calls"
 # Characters of printed output that are handed back; what is cut says so.
 PRINTED = 15_000
+# How the package words that code did not come to its end.
+_FAILED = ("Execution failed", "No code available")
 
 
 def make(data: str, hidden: str, seconds: float) -> Play:
@@ -56,27 +59,32 @@ class PlayEpisode:
 
     def __init__(self, play: Play, task: Task) -> None:
         self.play, self.task = play, task
+        self.salt, self.printed = content_hash(task.setup), ""
 
     def reset(self) -> tuple[Message, ...]:
         """Opens the world; no messages."""
         self.world = World(self.play.data, self.task.setup["task"], self.play.seconds)
         self.world.tell(self.task.query)
+        self.offers = Offers(self.world)
         return ()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return ()
 
     def step(self, action: Action) -> Observation:
+        """Runs the code: what it printed, and the record of its calls as JSON."""
         printed, calls = self.world.execute(action.text)
-        done = self.world.completed
-        ok = not printed.startswith(("Execution failed", "No code available"))
-        return Observation((Message("user", cut(printed.strip())), Message(CALLS, json.dumps(calls))), ok=ok, done=done)
+        self.salt, self.printed = content_hash([self.salt, action.text]), printed.strip()
+        ok = not printed.startswith(_FAILED)
+        messages = (Message("user", cut(self.printed)), Message(CALLS, json.dumps(calls)))
+        return Observation(messages, ok=ok, done=self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
         return {}
 
     def affordances(self) -> tuple[Action, ...]:
-        return ()
+        """Skills that would work now; the same after the same actions."""
+        return self.offers.now(self.salt, self.printed)
 
     def evaluate(self) -> Evaluation:
         return Evaluation(0.0)

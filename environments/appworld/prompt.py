@@ -28,9 +28,9 @@ only. You are not told the APIs; look them up:
 - `apis.api_docs.show_api_doc(app_name=..., api_name=...)` tells how an API is called and what it returns
 
 Your supervisor's passwords come from `apis.supervisor.show_account_passwords()`; an app's `login` turns one into an \
-access token, which its other APIs take as `access_token`. Lists come in pages: go on until a page is empty. "My", "me" \
-and "I" in the task mean your supervisor. Nobody answers questions: decide for yourself, and change nothing that the \
-task does not ask for.
+access token, which its other APIs take as `access_token`. Lists come in pages: go on until a page is empty. "My", \
+"me" and "I" in the task mean your supervisor. Nobody answers questions: decide for yourself, and change nothing that \
+the task does not ask for.
 
 When the task is done, call `apis.supervisor.complete_task()`. If the task asks a question, pass the answer alone, a \
 number, a name or the like: `apis.supervisor.complete_task(answer=...)`. That call ends your work, and nothing can be \

@@ -79,7 +79,8 @@ class World:
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
         """What the code printed, or why it failed, and the calls it made."""
-        self.calls = made = []
+        made: list[dict[str, Any]] = []
+        self.calls = made
         try:
             return self.stock.execute(code), made
         finally:
@@ -144,16 +145,6 @@ class World:
             random.setstate(others)
 
 
-def _digest_of(error: Exception) -> str:
-    """The digest of a refusal; empty where the call never reached the API."""
-    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON, as it goes over the line to an API."""
-    return json.loads(json.dumps(value, default=str))
-
-
 def task_folder(data: str, task: str) -> Path:
     """The folder of a task. Raises ValueError for an id that could lead elsewhere."""
     if not isinstance(task, str) or not task.replace("_", "").isalnum():
@@ -169,23 +160,6 @@ def _digest_of(error: Exception) -> str:
 def _plain(value: Any) -> Any:
     """The value as JSON, as it goes over the line to an API."""
     return json.loads(json.dumps(value, default=str))
-
-
-def task_folder(data: str, task: str) -> Path:
-    """The folder of a task. Raises ValueError for an id that could lead elsewhere."""
-    if not isinstance(task, str) or not task.replace("_", "").isalnum():
-        raise ValueError(f"{task!r:.100} is no task id")
-    return Path(data) / "tasks" / task
-
-
-def ids(data: str, split: str) -> list[str]:
-    """The ids of a split, in the benchmark's order."""
-    return (Path(data) / "datasets" / f"{split}.txt").read_text().split()
-
-
-def specification(data: str, task: str) -> dict[str, Any]:
-    """Instruction, supervisor and date of a task."""
-    return json.loads((task_folder(data, task) / "specs.json").read_text())
 
 
 def _forget_paths() -> None:

@@ -1,0 +1,147 @@
+"""Which skills would work now, with arguments that the world holds; inside the worker where code runs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cojax.types import Action, Call
+from environments.appworld.skills import ENDING, SKILLS, Skill
+from environments.appworld.world import World
+
+# Kinds that an action may change; what else the world holds is looked up once.
+_CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
+# Most values of a kind that are offered at once, and actions of one skill.
+_VALUES = 6
+_OF_SKILL = 5
+# Characters of what was printed that could be an answer.
+_ANSWER = 100
+
+_PLAYLISTS = ("Slow Sundays", "Rainy Window", "Morning Bus", "Loud Kitchen", "Late Trains", "Summer Roof")
+_NOTES = ("Moving checklist", "Words to look up", "Things lent out", "Garden plan", "Questions for the bank")
+_TEXTS = ("See you at noon.", "Bring the blue folder.", "The meeting was moved to Friday.", "Please call me back.")
+_PURPOSES = ("Pizza", "Train tickets", "Flowers", "Printer paper", "Cinema")
+_CHORES = ("Buy stamps", "Oil the bike", "Call the plumber", "Back up the laptop", "Iron the shirts")
+
+Values = list[tuple[Any, ...]]
+
+
+class Offers:
+    """What the world holds for its supervisor, looked up without a trace."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.rng = random.Random(0)
+        self.tokens: dict[str, str | None] = {}
+        self.known: dict[str, Values] = {}
+
+    def now(self, salt: str, last: str) -> tuple[Action, ...]:
+        """Actions of one call each, drawn by `salt`; last those that complete the task, answering the `last` print."""
+        self.rng = random.Random(salt)
+        for kind in _CHANGING:
+            self.known.pop(kind, None)
+        found = [call for skill in SKILLS.values() for call in self.calls(skill)]
+        answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
+        return tuple(Action(calls=(call,)) for call in (*found, *(Call(ENDING, given) for given in answers)))
+
+    def calls(self, skill: Skill) -> list[Call]:
+        """Some calls of the skill, each with other arguments; none where an argument cannot be had."""
+        kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
+        chosen = list(itertools.islice(itertools.product(*kinds), 200))
+        return [
+            Call(skill.name, dict(zip(skill.parameters, itertools.chain.from_iterable(values), strict=True)))
+            for values in _some(chosen, _OF_SKILL, self.rng)
+        ]
+
+    def values(self, kind: str) -> Values:
+        """The values of the kind, each a tuple of the arguments that it gives."""
+        if kind not in self.known:
+            self.known[kind] = list(dict.fromkeys(_KINDS[kind](self)))
+        return self.known[kind]
+
+    def rows(self, app: str, api: str, **arguments: Any) -> list[Mapping[str, Any]]:
+        """The first page of a list, of the supervisor's own account where there is one."""
+        if (token := self.token(app)) is not None:
+            arguments["access_token"] = token
+        rows = self.world.look(app, api, **arguments)
+        return rows if isinstance(rows, list) else []
+
+    def token(self, app: str) -> str | None:
+        if app not in self.tokens:
+            profile = self.world.look("supervisor", "show_profile") or {}
+            accounts = self.world.look("supervisor", "show_account_passwords") or []
+            passwords = {account["account_name"]: account["password"] for account in accounts}
+            name = profile.get("phone_number" if app == "phone" else "email")
+            entered = self.world.look(app, "login", username=name, password=passwords.get(app, "")) or {}
+            self.tokens[app] = entered.get("access_token")
+        return self.tokens[app]
+
+
+def _of(app: str, api: str, *columns: str, **arguments: Any) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
+    """The columns of a list's rows; a first page, or one of several drawn at random where there are more."""
+
+    def read(scene: Offers) -> Iterable[tuple[Any, ...]]:
+        rows = scene.rows(app, api, page_limit=20, **arguments)
+        if len(rows) == 20:
+            # By the world, not the moment: the same songs are on offer throughout an episode.
+            page = random.Random(f"{scene.world.id} {api}").randrange(3)
+            rows = scene.rows(app, api, page_limit=20, page_index=page, **arguments) or rows
+        return [tuple(row[column] for column in columns) for row in rows]
+
+    return read
+
+
+def _people(app: str, api: str) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
+    read = _of(app, api, "first_name", "last_name")
+    return lambda scene: [(f"{first} {last}",) for first, last in read(scene)]
+
+
+def _words(*values: Any) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
+    return lambda scene: [(value,) for value in values]
+
+
+def _but(kind: str, without: str) -> Callable[[Offers], Iterable[tuple[Any, ...]]]:
+    return lambda scene: [value for value in scene.values(kind) if value not in scene.values(without)]
+
+
+def _todos(scene: Offers) -> Iterable[tuple[Any, ...]]:
+    for project in scene.rows("todoist", "show_projects", page_limit=20)[:4]:
+        token = scene.token("todoist")
+        listed = scene.world.look("todoist", "show_tasks", project_id=project["project_id"], access_token=token)
+        for task in (listed or {}).get("no_section_tasks", ()):
+            if not task["is_completed"]:
+                yield task["title"], project["name"]
+
+
+def _alarms(scene: Offers) -> Iterable[tuple[Any, ...]]:
+    return [(row["label"], not row["enabled"]) for row in scene.rows("phone", "show_alarms", page_limit=20)]
+
+
+_KINDS: Mapping[str, Callable[[Offers], Iterable[tuple[Any, ...]]]] = {
+    "song": _of("spotify", "search_songs", "title"),
+    "liked": _of("spotify", "show_liked_songs", "title"),
+    "about": _words("genre", "artist", "length in seconds"),
+    "playlist": _of("spotify", "show_playlist_library", "title"),
+    "new_playlist": _words(*_PLAYLISTS),
+    "artist": _but("any_artist", "followed"),
+    "any_artist": _of("spotify", "search_artists", "name"),
+    "followed": _of("spotify", "show_following_artists", "name"),
+    "rating": _words(1, 2, 3, 4, 5),
+    "friend": _people("venmo", "search_friends"),
+    "amount": _words(5, 12, 18, 26, 40),
+    "purpose": _words(*_PURPOSES),
+    "note": _of("simple_note", "search_notes", "title"),
+    "new_note": _words(*_NOTES),
+    "text": _words(*_TEXTS),
+    "todo": _todos,
+    "project": _of("todoist", "show_projects", "name"),
+    "chore": _words(*_CHORES),
+    "contact": _people("phone", "search_contacts"),
+    "alarm": _alarms,
+}
+
+
+def _some(items: Values | list[Any], count: int, rng: random.Random) -> list[Any]:
+    return rng.sample(items, min(count, len(items)))
