@@ -22,6 +22,7 @@ from cojax.learner.losses import LOSSES
 from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, micro_batch, train_step
 from cojax.policy.adapters import Lora, adapted, adapted_rows, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
+from cojax.policy.fingerprint import fingerprint
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import Parameter, parameters, to_hf
 from cojax.policy.precision import computed
@@ -196,7 +197,12 @@ class Learner:
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under its HF names. To be read before `state` is given to the next update."""
         # Arrays of to_hf are copies of their own: the next update is given these buffers to overwrite.
-        return Weights(version, lambda: to_hf(self.config, self.policy(state)))
+        learned = (state.params, None if self.lora is None else self.reference)
+        return Weights(
+            version,
+            lambda: to_hf(self.config, self.policy(state)),
+            fingerprint=lambda: fingerprint(learned),
+        )
 
     @functools.cached_property
     def _step(self) -> jax.stages.Wrapped:

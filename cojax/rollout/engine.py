@@ -44,11 +44,13 @@ class Weights:
     """One version of the policy: `arrays()` yields (HF name, array) lazily, in the parameter table's order.
 
     `path()`, where there is one, is a model folder in HF format that holds the same; a server reads that instead.
+    `fingerprint()`, where there is one, names what the arrays hold: an engine that serves these already does nothing.
     """
 
     version: int
     arrays: Callable[[], Iterator[tuple[str, np.ndarray]]]
     path: Callable[[], str] | None = None
+    fingerprint: Callable[[], str] | None = None
 
 
 def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, length: int) -> None:

@@ -28,6 +28,7 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
     "bfloat16": (np.uint16, 0x7F80),
     "float16": (np.uint16, 0x7C00),
 }
+_LABEL = "served.json"
 _SLICE = 1 << 18  # numbers looked at in one go: they stay in the processor's cache
 
 
@@ -58,11 +59,13 @@ def write_weights(
     arrays: Iterable[tuple[str, np.ndarray]],
     dtype: str = "",
     largest: int = LARGEST_FILE,
+    label: str = "",
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
 
-    One array is held at a time; `dtype` casts each, "" keeps `config.param_dtype`. The folder appears whole or not at
-    all, in the place of an older one of that name. Raises ValueError for arrays that are not the model's or not finite,
+    One array is held at a time; `dtype` casts each, "" keeps `config.param_dtype`. `label` is what a server that serves
+    the folder is to call it; `read_label` reads it. The folder appears whole or not at all, in the place of an older
+    one of that name. Raises ValueError for arrays that are not the model's or not finite,
     OSError with the fix when the disk refuses; what was there before then still is.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
@@ -85,6 +88,8 @@ def write_weights(
             total = {"total_size": sum(outline.size for outline in outlines)}
             write_json(part / INDEX, {"metadata": total, "weight_map": places})
         write_json(part / CONFIG, config.to_hf())
+        if label:
+            write_json(part / _LABEL, {"label": label})
         if folder.exists():
             # A folder cannot replace a full one.
             folder.rename(aside)
@@ -113,6 +118,16 @@ def check_weights(folder: Path) -> None:
         for entry in read_header(folder / name).values():
             if fault := entry.damage(size):
                 raise DamagedFile(f"{fault}. Write {folder} again.")
+
+
+def read_label(folder: Path) -> str:
+    """The label that `folder` was written with, "" for none. Raises DamagedFile for one that cannot be read."""
+    try:
+        return str(json.loads((folder / _LABEL).read_text())["label"])
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedFile(f"{folder / _LABEL} holds no label: {error}. Write {folder} again.") from error
 
 
 def prune_weights(folder: Path, keep: Iterable[Path]) -> None:

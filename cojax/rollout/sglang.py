@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import dataclasses
 import hashlib
 import threading
 import time
@@ -22,12 +23,22 @@ import tenacity
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Completion, Sampling, Weights, check_request
-from cojax.rollout.export import check_weights, prune_weights, write_weights
+from cojax.rollout.export import check_weights
 from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
 from cojax.rollout.sglang_fleet import Fleet, Patience, Server, Target
 from cojax.rollout.sglang_process import Launch, ServerProcess
+from cojax.rollout.sglang_weights import WeightsFolder
 
 _T = TypeVar("_T")
+
+
+@dataclasses.dataclass
+class Served:
+    """What servers have answered: completions, tokens of their prompts, and how many of those a prefix cache held."""
+
+    completions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class SGLangEngine:
@@ -65,17 +76,21 @@ class SGLangEngine:
             raise ValueError("give either urls of running servers or launch, which says how to start some")
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
-        self._config, self._length, self._folder = config, max_length, folder
+        self._config, self._length = config, max_length
         self._deadline, self._attempts, self._dtype, self._mixed = deadline, attempts, dtype, mixed
         self._nonce = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
+        self._loaded: tuple[int, str] | None = None  # version and fingerprint of the weights loaded last
         self._loading = threading.Lock()
+        self._gate = threading.Lock()  # nothing enters the event loop once `_down` is set
         self._down = ""
+        self._store = WeightsFolder(folder)
         # The event loop's own.
+        self.served = Served()
         self._busy, self._active, self._since = 0.0, 0, 0.0
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._syncs: set[asyncio.Task[Any]] = set()
+        self._calls: set[asyncio.Task[Any]] = set()
         self._errands: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._clients = Clients()
@@ -99,26 +114,35 @@ class SGLangEngine:
         """Writes `weights` down, has the servers take them, and returns once those that are up serve them.
 
         New completions wait; those under way go on under the new weights. A server that cannot take them gets no
-        request until it has. Raises ValueError for arrays that do not fit or are not finite and for a damaged folder,
-        OSError when the disk refuses or a folder is missing, EngineError when no server takes them.
+        request until it has. Weights whose version and fingerprint are those loaded last are not sent again. Raises
+        ValueError for arrays that do not fit or are not finite and for a damaged folder, OSError when the disk refuses
+        or a folder is missing, EngineError when no server takes them.
         """
         with self._loading:
             self._raise_if_down()
-            if weights.path is not None:
-                folder = Path(weights.path()).absolute()
-            else:
-                folder = (self._folder / "weights" / str(weights.version)).absolute()
-                write_weights(folder, self._config, weights.arrays(), self._dtype)
-            check_weights(folder)
-            label = f"{self._nonce}-{len(self._versions)}-{weights.version}"
-            self._versions[label] = weights.version
-            try:
-                self._call(self._sync(Target(folder, label)))
-            except concurrent.futures.CancelledError:
-                raise EngineError(self._down) from None
-            # The one before stays: a server left behind may be reading it.
-            self._folders = [*self._folders, folder][-2:]
-            prune_weights(self._folder / "weights", self._folders)
+            asked = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
+            target = self._fleet.target
+            if target is None or asked is None or asked != self._loaded:
+                self._loaded = None
+                target = self._written(weights)
+            elif self._fleet.serving:
+                return
+            self._call(self._fleet.sync(target))
+            self._loaded = asked
+            # The one before stays, for a server that was left behind, and what others are still reading.
+            self._folders = [*self._folders, target.folder][-2:]
+            self._store.prune([*self._folders, *self._fleet.reading()])
+
+    def _written(self, weights: Weights) -> Target:
+        """The weights on disk under a label of their own."""
+        label = f"{self._nonce}-{len(self._versions)}-{weights.version}"
+        if weights.path is not None:
+            target = Target(Path(weights.path()).absolute(), label)
+            check_weights(target.folder)
+        else:
+            target = self._store.write(weights, self._config, self._dtype, label)
+        self._versions[label] = weights.version
+        return target
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far.
@@ -135,10 +159,8 @@ class SGLangEngine:
         room = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
-        try:
-            return self._call(self._generate(tokens, sampling, room, session, number))
-        except concurrent.futures.CancelledError:
-            raise EngineError(self._down or f"session {session!r} was released while generating") from None
+        call = self._generate(tokens, sampling, room, session, number)
+        return self._call(call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
         """Forgets the session; a call of it still running raises EngineError. Unknown is fine."""
@@ -147,31 +169,42 @@ class SGLangEngine:
 
     def close(self) -> None:
         """Ends the servers that are ours; whoever waits gets EngineError. May be called twice."""
-        if self._down:
-            return
-        self._down = "the engine was closed"
+        with self._gate:
+            if self._down:
+                return
+            self._down = "the engine was closed"
         asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._store.close()
 
     def _raise_if_down(self) -> None:
         if self._down:
             raise EngineError(self._down)
 
-    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    def _call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
+        """What the coroutine returns. Raises EngineError where it is cancelled, as by `close`."""
+        with self._gate:
+            if self._down:
+                coroutine.close()
+                raise EngineError(self._down)
+            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EngineError(self._down or cancelled) from None
 
     # --- the event loop ---
 
-    async def _sync(self, target: Target) -> None:
+    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.current_task()
         assert task is not None
-        self._syncs.add(task)
+        self._calls.add(task)
         try:
-            await self._fleet.sync(target)
+            return await coroutine
         finally:
-            self._syncs.discard(task)
+            self._calls.discard(task)
 
     async def _generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One completion, within the deadline and the number of tries."""
@@ -219,6 +252,9 @@ class SGLangEngine:
         try:
             reply = await request
             server.replies += 1
+            self.served.completions += 1
+            self.served.prompt_tokens += len(tokens)
+            self.served.cached_tokens += reply.cached
             return self._completion(reply, server, asked, sampling)
         except Unreachable as error:
             self._fleet.suspect(server, str(error))
@@ -274,10 +310,11 @@ class SGLangEngine:
         self._fleet.forget(session)
 
     async def _shut(self) -> None:
-        waiting = [*self._tasks.values(), *self._syncs]
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        # All of them: what came through the gate has had its first turn on the loop by now.
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.gather(*self._errands, return_exceptions=True)
         await self._fleet.close()
         await self._clients.aclose()

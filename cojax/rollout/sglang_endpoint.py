@@ -35,12 +35,14 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """One sampled continuation: `spans` are (label of the weights, tokens) of each stretch, oldest first."""
+    """One sampled continuation: `spans` are (label of the weights, tokens) of each stretch, oldest first; `cached` is
+    how many tokens of the prompt the server had in its prefix cache."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[str, int], ...]
     stopped: bool
+    cached: int = 0
 
 
 class Clients:
@@ -182,7 +184,7 @@ def _read(answer: Any, room: int, vocabulary: int) -> Reply:
     spans = tuple((str(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
     if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
         raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
-    return Reply(tokens, logprobs, spans, finish["type"] == "stop")
+    return Reply(tokens, logprobs, spans, finish["type"] == "stop", int(about.get("cached_tokens", 0)))
 
 
 def _reason(response: httpx.Response) -> str:

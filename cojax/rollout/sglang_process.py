@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 _GUARD = Path(__file__).with_name("sglang_guard.py")
@@ -76,13 +78,19 @@ class Launch:
 
 
 class ServerProcess:
-    """One launched server; `start` may be called again once it has ended, each time on the weights then current."""
+    """One launched server; `start` may be called again once it has ended, each time on the weights then current.
+
+    Methods may be called from any thread.
+    """
 
     def __init__(self, launch: Launch, index: int = 0) -> None:
         self.launch, self.index = launch, index
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0
+        self.starts = 0  # that were tried
         self._guard: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -93,37 +101,42 @@ class ServerProcess:
         return self._guard is not None and self._guard.poll() is None
 
     def start(self, model: Path, label: str) -> None:
-        """Starts the process and returns at once. Raises OSError where port or log cannot be had."""
-        self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = self.launch.command(self.index, self.port, model.absolute(), label)
-        with open(self.log, "ab") as log:
-            log.write(f"\n=== {shlex.join(command)}\n".encode())
-            log.flush()
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.launch.environment(),
-                # Ctrl-C in the terminal is ours to handle: the server serves the step to its end.
-                start_new_session=True,
-            )
+        """Starts the process and returns at once. Raises OSError where port or log cannot be had, or after `stop`."""
+        with self._lock:
+            if self._stopped:
+                raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
+            self._end()
+            self.starts += 1
+            self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            command = self.launch.command(self.index, self.port, model.absolute(), label)
+            with open(self.log, "ab") as log:
+                log.write(f"\n=== {shlex.join(command)}\n".encode())
+                log.flush()
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self.launch.environment(),
+                    # Ctrl-C in the terminal is ours to handle: the server serves the step to its end.
+                    start_new_session=True,
+                )
 
     def stop(self) -> None:
-        """Ends the whole process group, by force after a few seconds. May be called twice."""
-        if self._guard is None:
-            return
-        if self._guard.poll() is None:
-            self._guard.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._guard.wait(_STOP_SECONDS)
-        self._kill()
+        """Ends the whole process group, by force after a few seconds, for good. May be called twice."""
+        with self._lock:
+            self._stopped = True
+            if self._guard is not None and self._guard.poll() is None:
+                self._guard.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._guard.wait(_STOP_SECONDS)
+            self._end()
 
     def kill(self) -> None:
         """Ends the whole process group by force: what hangs does not listen to SIGTERM."""
-        if self._guard is not None:
-            self._kill()
+        with self._lock:
+            self._end()
 
     def tail(self) -> str:
         """The end of its log, for an error message."""
@@ -135,10 +148,9 @@ class ServerProcess:
             return ""
         return "\n".join(lines[-15:])
 
-    def _kill(self) -> None:
-        assert self._guard is not None
+    def _end(self) -> None:
         # A guard that has ended took its group along, and its id may be another's by now.
-        if self._guard.poll() is None:
+        if self._guard is not None and self._guard.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()

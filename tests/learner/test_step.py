@@ -291,8 +291,10 @@ def test_weights_are_hf_arrays_that_outlive_the_next_update():
     weights = learner.weights(state, 7)
     arrays = dict(weights.arrays())
     before = {name: array.tobytes() for name, array in arrays.items()}
-    learner.update(state, GROUPS)
+    named = weights.fingerprint(), learner.weights(learner.init(PARAMS), 0).fingerprint()
+    learned, _ = learner.update(state, GROUPS)
     assert weights.version == 7
+    assert named[0] == named[1] != learner.weights(learned, 7).fingerprint()
     assert arrays["model.embed_tokens.weight"].shape == (16, 8)
     assert arrays["model.layers.1.mlp.down_proj.weight"].shape == (8, 16)
     assert {name: array.tobytes() for name, array in arrays.items()} == before

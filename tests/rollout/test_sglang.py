@@ -1,164 +1,15 @@
 """What the real server cannot be brought to show: the engine against a small HTTP server that misbehaves on command."""
 
-import contextlib
-import json
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
+from speakers import Speaker, ask, until, waits, weights
 
 from cojax.environment import EngineError
-from cojax.policy.config import ModelConfig
-from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
-from cojax.rollout.engine import Completion, Sampling, Weights
-from cojax.rollout.sglang import SGLangEngine
+from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.sglang_fleet import Patience
-
-CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
-PARAMS = initialize(CONFIG, 0)
-PATIENCE = Patience(startup=5.0, sync=2.0, probe_every=0.1)
-
-
-def weights(version: int) -> Weights:
-    return Weights(version, lambda: to_hf(CONFIG, PARAMS))
-
-
-class Speaker:
-    """Speaks SGLang's HTTP: counts its calls, samples token 7 throughout, and does what `mood` says instead.
-
-    `mood(path, body, answer)` may change the answer, sleep, or return a status; 0 hangs up unanswered.
-    """
-
-    def __init__(self, port: int = 0) -> None:
-        self.version, self.calls, self.bodies = "boot", [], []
-        self.mood: Callable[[str, dict, dict], int] = lambda path, body, answer: 200
-        self.paused = False
-        self.connections: list[socket.socket] = []
-        speaker = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def log_message(self, *_: Any) -> None: ...
-
-            def setup(self) -> None:
-                super().setup()
-                speaker.connections.append(self.connection)
-
-            def do_GET(self) -> None:
-                self.answer({})
-
-            def do_POST(self) -> None:
-                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def answer(self, body: dict) -> None:
-                path = self.path.strip("/")
-                speaker.calls.append(path)
-                speaker.bodies.append(body)
-                answer = speaker.reply(path, body)
-                status = speaker.mood(path, body, answer)
-                if status == 0:
-                    self.close_connection = True
-                    return
-                content = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-
-        class Server(ThreadingHTTPServer):
-            request_queue_size = 512
-
-            def handle_error(self, *_: object) -> None:
-                """A client that hangs up is what some tests are about."""
-
-        self.server = Server(("127.0.0.1", port), Handler)
-        self.server.daemon_threads = True
-        self.port = self.server.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def reply(self, path: str, body: dict) -> dict:
-        if path == "model_info":
-            return {"weight_version": self.version}
-        if path == "pause_generation":
-            self.paused = True
-        if path == "continue_generation":
-            self.paused = False
-        if path == "update_weights_from_disk":
-            self.version = body["weight_version"]
-        if path == "generate":
-            count = min(3, body["sampling_params"]["max_new_tokens"])
-            spans = [{"version": self.version, "start": 0, "end": count}]
-            about = {
-                "finish_reason": {"type": "length"},
-                "output_token_logprobs": [[-1.5, 7, None]] * count,
-                "weight_versions": spans,
-            }
-            return {"output_ids": [7] * count, "meta_info": about}
-        return {}
-
-    def count(self, path: str) -> int:
-        return self.calls.count(path)
-
-    def close(self) -> None:
-        """Dies: it listens no more, and all connections break."""
-        self.server.shutdown()
-        self.server.server_close()
-        for connection in self.connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-@pytest.fixture
-def pair() -> Iterator[list[Speaker]]:
-    speakers = [Speaker(), Speaker()]
-    yield speakers
-    for speaker in speakers:
-        speaker.close()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
-    engines: list[SGLangEngine] = []
-
-    def build(speakers: list[Speaker], **settings: Any) -> SGLangEngine:
-        settings = {"patience": PATIENCE, "deadline": 10.0, **settings}
-        urls = [speaker.url for speaker in speakers]
-        engines.append(SGLangEngine(CONFIG, folder=tmp_path, max_length=64, urls=urls, **settings))
-        return engines[-1]
-
-    yield build
-    for engine in engines:
-        engine.close()
-
-
-def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion:
-    return engine.generate([1, 2, 3], Sampling(**settings), session=session, seed=(1, 2))
-
-
-def waits(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
-    """Hangs on these paths until it is over, at most three seconds."""
-
-    def mood(path: str, body: dict, answer: dict) -> int:
-        if path in paths:
-            over.wait(3)
-        return 200
-
-    return mood
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.01)
 
 
 def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_are_fewest(pair, make) -> None:
@@ -318,10 +169,10 @@ def test_tokens_of_other_weights_are_never_accepted(pair, make) -> None:
     assert pair[0].count("update_weights_from_disk") == 2
 
 
-def test_spans_are_kept_or_sampled_anew(pair, make) -> None:
+def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
     for mixed in (True, False):
         speaker = pair[int(mixed)]
-        engine = make([speaker], mixed=mixed)
+        engine = make([speaker], mixed=mixed, folder=tmp_path / str(mixed))
         engine.load(weights(0))
         first = speaker.version
         engine.load(weights(1))
