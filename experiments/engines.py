@@ -15,7 +15,10 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang import SGLangEngine
 from cojax.rollout.sglang_fleet import Patience
 from cojax.rollout.sglang_process import Launch
+from experiments import base
 from experiments.settings import settings
+
+_LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -31,6 +34,8 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
     if strange := [url for url in urls if not _is_address(url)]:
         raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
+    if urls:
+        _check_attached(section)
     folder = Path(section.folder or config.workdir)
     own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
     return SGLangEngine(
@@ -46,6 +51,17 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         dtype=section.dtype,
         mixed=section.mixed,
     )
+
+
+def _check_attached(section: ConfigDict) -> None:
+    """Raises ValueError for settings of servers that are launched here, of which sglang.urls launches none."""
+    usual = base.get_config().sglang
+    for name in _LAUNCHED_ONLY:
+        if section[name] != usual[name]:
+            raise ValueError(
+                f"sglang.{name} is {section[name]!r}, but sglang.urls attaches to servers that run already. Give it to "
+                f"what starts them, as `python -m experiments.serve`, and leave it at {usual[name]!r} here"
+            )
 
 
 def _is_address(url: str) -> bool:

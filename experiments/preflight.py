@@ -117,8 +117,7 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
             policies.demonstrations(config, made.environment, (0.0, 0.0))
             origin = f"to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params
-    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
-    state["bytes"] = _bytes(params)
+    count = state["count"] = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     return f"{count:,} parameters, {origin}"
 
 
@@ -159,12 +158,24 @@ def _bytes(arrays: Any) -> int:
 
 
 def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
-    folder = Path(config.workdir).absolute()
-    _writable(folder)
+    workdir = Path(config.workdir).absolute()
+    _writable(workdir)
     _writable(warm_start.cache())
     # One more checkpoint is written before the oldest goes.
-    need = state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOGS
-    need += state.get("bytes", 0) * (_SENT if config.engine.name == "sglang" else 0)
+    needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOGS}
+    if config.engine.name == "sglang":
+        # Told apart by the file system they lie on: a folder on the workdir's own adds to what the workdir needs.
+        folder = Path(config.sglang.folder or config.workdir).absolute()
+        _writable(folder)
+        place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
+        size = np.dtype(config.sglang.dtype or _parts(state).model.dtype).itemsize
+        needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _SENT
+    found = [_room(folder, need) for folder, need in needs.items()]
+    return "; ".join(found)
+
+
+def _room(folder: Path, need: int) -> str:
+    """What is free and needed where `folder` lies. Raises OSError where it does not suffice."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

@@ -72,6 +72,17 @@ def test_urls_attach_and_need_no_interpreter(config) -> None:
             engines.sglang(config, MODEL)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("servers", 2), ("python", "/v/bin/python"), ("device", "cpu"), ("flags", "--tp 8"), ("port", 3), ("restarts", 0)],
+)
+def test_settings_of_servers_that_are_launched_are_refused_where_none_is(config, name: str, value: object) -> None:
+    config.sglang.urls = "http://127.0.0.1:1"
+    config.sglang[name] = value
+    with pytest.raises(ValueError, match=rf"sglang\.{name} is '?{value}'?, but sglang\.urls attaches to servers"):
+        engines.sglang(config, MODEL)
+
+
 def test_the_command_for_rollout_hosts_says_what_it_misses() -> None:
     command = [sys.executable, "-m", "experiments.serve", "--config=experiments/desk.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
