@@ -1,0 +1,49 @@
+"""What the preflight asks of disks: each for what lies on it, in the dtype that is sent."""
+
+import shutil
+import types
+import uuid
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from cojax.policy.config import ModelConfig
+from experiments import base, preflight
+
+MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
+SHARED = Path("/dev/shm")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    config = base.get_config()
+    config.workdir, config.engine.name = str(tmp_path / "run"), "sglang"
+    return config
+
+
+def needed(config: ConfigDict, count: int) -> str:
+    return preflight._disk(config, {"count": count, "parts": types.SimpleNamespace(model=MODEL)})
+
+
+def test_weights_count_in_the_dtype_that_is_sent(config: ConfigDict, tmp_path: Path) -> None:
+    # Three versions of so many numbers fit twice at two bytes a number, and do not at four.
+    count = shutil.disk_usage(tmp_path).free // 9
+    assert "needed" in needed(config, count)
+    config.sglang.dtype = "float32"
+    with pytest.raises(OSError, match=f"free under {config.workdir}.*needed; free some space"):
+        needed(config, count)
+    config.engine.name = "local"
+    assert needed(config, count).endswith("0.2 GiB needed")
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs a second file system")
+def test_weights_count_on_the_disk_of_their_folder(config: ConfigDict, tmp_path: Path) -> None:
+    assert SHARED.stat().st_dev != tmp_path.stat().st_dev
+    folder = SHARED / f"cojax-{uuid.uuid4().hex}"
+    config.sglang.folder = str(folder)
+    assert needed(config, 0).count("needed") == 2
+    with pytest.raises(OSError, match=f"free under {folder}"):
+        needed(config, shutil.disk_usage(SHARED).free // 5)
+    assert not folder.exists()
