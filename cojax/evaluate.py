@@ -1,4 +1,9 @@
-"""Evaluation: greedy or sampled success on a fixed list of tasks, with its standard error."""
+"""Evaluation: greedy or sampled success on a fixed list of tasks, and how sure a figure is.
+
+Intervals are of 95 % and over tasks, the unit that is drawn: episodes of one task are alike. They are Wilson's score
+intervals, which stay within [0, 1] and do not shrink to a point where everything fails or succeeds, as an interval from
+the standard error or by the bootstrap does.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,8 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits, collect, count_outcomes
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import Group, Task, Trajectory
+
+_Z = 1.959963984540054  # the standard normal's 97.5 % point
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +72,108 @@ def score(groups: Sequence[Group]) -> Score:
     return Score(mean, math.sqrt(variance / len(means)), sum(partial) / len(partial), len(means), outcomes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A mean over `count` tasks, or scenarios, and its 95 % interval (low, high)."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+
+def estimate(values: Sequence[float], episodes: int = 0) -> Estimate:
+    """The mean of `values`, each in [0, 1] and of another task, with Wilson's interval (Wilson 1927, Eq. 9).
+
+    For means over several samples n is the effective number of tasks, n·p(1−p)/s², as a design effect is reckoned with
+    (Kish 1965): n itself for values of 0 and 1, at most `episodes`. Raises ValueError for no values.
+    """
+    if not values:
+        raise ValueError("no value to estimate from; every task was left out")
+    count = len(values)
+    p = min(1.0, max(0.0, sum(values) / count))
+    spread = sum((value - p) ** 2 for value in values) / count
+    # Where all tasks score alike they say no less than that many tasks, and no more than all their episodes.
+    most = max(count, episodes)
+    n = min(most, count * max(1.0, p * (1 - p) / spread)) if spread > 1e-12 else (most if 0 < p < 1 else count)
+    centre = (p + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    half = _Z * math.sqrt(p * (1 - p) / n + _Z**2 / (4 * n**2)) / (1 + _Z**2 / n)
+    # At the ends the interval begins with the value itself, but for the last bits.
+    return Estimate(p, 0.0 if p == 0 else max(0.0, centre - half), 1.0 if p == 1 else min(1.0, centre + half), count)
+
+
+def average_at_k(groups: Sequence[Group]) -> Estimate:
+    """avg@k: the mean over tasks of the mean reward of their valid episodes. A task without one is left out."""
+    valid = [group for group in groups if group.valid]
+    return estimate([group.score for group in valid], sum(len(group.valid) for group in valid))
+
+
+def passed_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
+    """pass@k: the mean over tasks of the chance that one of k samples succeeds, that is, earns full reward.
+
+    A task with fewer than k valid episodes is left out; None where that leaves none.
+    """
+    kept = [group for group in groups if len(group.valid) >= k]
+    chances = [pass_at_k(sum(t.reward >= 1.0 for t in group.valid), len(group.valid), k) for group in kept]
+    return estimate(chances, sum(len(group.valid) for group in kept)) if kept else None
+
+
+@dataclasses.dataclass(frozen=True)
+class GoalCompletion:
+    """AppWorld's figures, in per cent; intervals over scenarios, whose tasks are alike. `sgc` is None where no scenario
+    has all its episodes."""
+
+    tgc: Estimate
+    sgc: Estimate | None
+
+
+def scenario(task: Task) -> str:
+    """The scenario of a task of AppWorld: what precedes `_` in the task id that its setup holds.
+
+    Raises ValueError for another task.
+    """
+    name = task.setup.get("task")
+    if not isinstance(name, str) or "_" not in name:
+        raise ValueError(f"task {task.id} is of no scenario; expected the id of a benchmark's task in its setup")
+    return name.rpartition("_")[0]
+
+
+def goal_completion(groups: Sequence[Group], scenario: Callable[[Task], str] = scenario) -> GoalCompletion:
+    """Task goal completion, 100 × mean success over tasks, and scenario goal completion, 100 × the mean over scenarios
+    of the least success of their tasks (AppWorld, arXiv 2407.18901, §4.2).
+
+    With several samples of each task both are means over samples. What was lost to the machinery is left out: an
+    episode of a task, and of a scenario the sample that lacks one. Raises ValueError where no episode is left.
+    """
+    scenarios: dict[str, list[Group]] = {}
+    for group in groups:
+        scenarios.setdefault(scenario(group.task), []).append(group)
+    solved = [_mean([t.reward >= 1.0 for t in group.valid]) for group in groups if group.valid]
+    each = [
+        _mean([t.reward >= 1.0 for group in found for t in group.valid])
+        for found in scenarios.values()
+        if any(group.valid for group in found)
+    ]
+    whole, runs = [], 0
+    for found in scenarios.values():
+        samples = list(zip(*(group.trajectories for group in found), strict=True))
+        told = [all(t.reward >= 1.0 for t in sample) for sample in samples if all(t.valid for t in sample)]
+        if told:
+            whole.append(_mean(told))
+            runs += len(told)
+    tgc = estimate(each, sum(len(group.valid) for group in groups))
+    tgc = dataclasses.replace(tgc, value=_mean(solved), count=len(solved))
+    return GoalCompletion(_percent(tgc), _percent(estimate(whole, runs)) if whole else None)
+
+
+def _percent(found: Estimate) -> Estimate:
+    return Estimate(100 * found.value, 100 * found.low, 100 * found.high, found.count)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
 def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
     """avg@k over the tasks of each kind, by the names that `key` of a task's setup holds: a string, or a list of them.
 
@@ -82,6 +191,30 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
             if group.valid:
                 means.setdefault(name, []).append(group.score)
     return {name: sum(means[name]) / len(means[name]) for name in sorted(means)}
+
+
+def goal_completion(groups: Sequence[Group], key: str = "task") -> tuple[float, float]:
+    """AppWorld's (TGC, SGC) in percent: tasks that succeed, and scenarios of which every task does; means over samples.
+
+    `key` of a task's setup holds the benchmark's id, whose part before `_` is the scenario. A lost episode counts as
+    a failure, as the benchmark has it. Raises ValueError where no task has such an id.
+    """
+    groups = [group for group in groups if key in group.task.setup and group.trajectories]
+    if not groups:
+        raise ValueError(f"no task has {key!r} in its setup; goal completion is of AppWorld's own tasks")
+    tasks: list[float] = []
+    scenarios: list[float] = []
+    for sample in range(max(len(group.trajectories) for group in groups)):
+        solved: dict[str, list[bool]] = {}
+        for group in groups:
+            if sample < len(group.trajectories):
+                trajectory = group.trajectories[sample]
+                scenario = str(group.task.setup[key]).partition("_")[0]
+                solved.setdefault(scenario, []).append(trajectory.valid and trajectory.reward >= 1.0)
+        flat = [one for of_scenario in solved.values() for one in of_scenario]
+        tasks.append(sum(flat) / len(flat))
+        scenarios.append(sum(map(all, solved.values())) / len(solved))
+    return 100 * sum(tasks) / len(tasks), 100 * sum(scenarios) / len(scenarios)
 
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:

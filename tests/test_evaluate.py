@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluate import pass_at_k, score, success_by
+from cojax.evaluate import average_at_k, estimate, goal_completion, pass_at_k, passed_at_k, score, success_by
 from cojax.types import Check, Group, Task, Trajectory
 
 
@@ -61,3 +61,64 @@ def test_success_is_told_by_what_a_key_of_the_setup_holds():
 def test_a_key_that_no_setup_has_is_named():
     with pytest.raises(ValueError, match="no 'room' in its setup to score it by; it has classes"):
         success_by([kind("a", 1.0)], "room")
+
+
+def test_an_interval_of_zeros_and_ones_is_wilsons():
+    found = estimate([1.0] * 10 + [0.0] * 30)
+    # Newcombe 1998, Table I: 81/263, and by hand for 10/40: (0.25 + 1.9208/40 ± …) / (1 + 3.8416/40).
+    assert (found.value, found.count) == (0.25, 40)
+    assert (found.low, found.high) == (pytest.approx(0.14187, abs=1e-4), pytest.approx(0.40194, abs=1e-4))
+    known = estimate([1.0] * 81 + [0.0] * 182)
+    assert (round(known.low, 4), round(known.high, 4)) == (0.2553, 0.3662)
+    assert estimate([0.0] * 200).low == 0.0
+    assert estimate([0.0] * 200).high == pytest.approx(0.018845, abs=1e-6)
+    assert estimate([1.0] * 200).high == 1.0
+
+
+def test_more_samples_of_a_task_narrow_its_interval_but_never_beyond_their_number():
+    alike = estimate([0.5] * 10, episodes=40)
+    assert (alike.low, alike.high) == (pytest.approx(0.3520, abs=1e-4), pytest.approx(0.6480, abs=1e-4))  # as 20 of 40
+    mixed, coarse = estimate([0.0, 0.5, 0.5, 1.0], episodes=8), estimate([0.0, 0.0, 1.0, 1.0], episodes=8)
+    assert mixed.high - mixed.low < coarse.high - coarse.low
+    with pytest.raises(ValueError, match="no value to estimate from"):
+        estimate([])
+
+
+def test_avg_and_pass_at_k_leave_lost_episodes_out():
+    groups = [group(0, 1.0, 0.0, None), group(1, 0.0, 0.0, 0.0), group(2, None, None, None)]
+    assert average_at_k(groups).value == pytest.approx(0.25)
+    assert average_at_k(groups).count == 2
+    two, three = passed_at_k(groups, 2), passed_at_k(groups, 3)
+    assert (two.value, two.count) == (0.5, 2)
+    assert (three.value, three.count) == (0.0, 1)
+    assert passed_at_k(groups, 4) is None
+
+
+def of_scenario(name: str, *rewards: float | None) -> Group:
+    return Group(Task("appworld", name, {"task": name}), group(0, *rewards).trajectories)
+
+
+def test_goal_completion_is_over_tasks_and_over_scenarios():
+    groups = [
+        of_scenario("a_1", 1.0), of_scenario("a_2", 1.0), of_scenario("a_3", 1.0),
+        of_scenario("b_1", 1.0), of_scenario("b_2", 0.0), of_scenario("b_3", 1.0),
+    ]  # fmt: skip
+    found = goal_completion(groups)
+    assert found.tgc.value == pytest.approx(100 * 5 / 6)
+    assert found.sgc is not None
+    assert (found.sgc.value, found.sgc.count) == (50.0, 2)
+    assert 0 < found.tgc.low < found.tgc.value < found.tgc.high <= 100
+
+
+def test_goal_completion_of_several_samples_counts_scenarios_sample_by_sample():
+    groups = [of_scenario("a_1", 1.0, 0.0), of_scenario("a_2", 0.0, 1.0), of_scenario("b_1", 1.0, None)]
+    found = goal_completion(groups)
+    assert found.tgc.value == pytest.approx(100 * (0.5 + 0.5 + 1.0) / 3)
+    assert found.sgc is not None
+    assert found.sgc.value == 50.0  # no sample solves all of a; of b the only whole sample does
+    assert goal_completion([of_scenario("a_1", 1.0), of_scenario("a_2", None)]).sgc is None
+
+
+def test_a_task_of_no_scenario_is_refused():
+    with pytest.raises(ValueError, match="is of no scenario"):
+        goal_completion([group(0, 1.0)])
