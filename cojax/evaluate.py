@@ -118,60 +118,9 @@ def passed_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
     return estimate(chances, sum(len(group.valid) for group in kept)) if kept else None
 
 
-@dataclasses.dataclass(frozen=True)
-class GoalCompletion:
-    """AppWorld's figures, in per cent; intervals over scenarios, whose tasks are alike. `sgc` is None where no scenario
-    has all its episodes."""
-
-    tgc: Estimate
-    sgc: Estimate | None
-
-
-def scenario(task: Task) -> str:
-    """The scenario of a task of AppWorld: what precedes `_` in the task id that its setup holds.
-
-    Raises ValueError for another task.
-    """
-    name = task.setup.get("task")
-    if not isinstance(name, str) or "_" not in name:
-        raise ValueError(f"task {task.id} is of no scenario; expected the id of a benchmark's task in its setup")
-    return name.rpartition("_")[0]
-
-
-def goal_completion(groups: Sequence[Group], scenario: Callable[[Task], str] = scenario) -> GoalCompletion:
-    """Task goal completion, 100 × mean success over tasks, and scenario goal completion, 100 × the mean over scenarios
-    of the least success of their tasks (AppWorld, arXiv 2407.18901, §4.2).
-
-    With several samples of each task both are means over samples. What was lost to the machinery is left out: an
-    episode of a task, and of a scenario the sample that lacks one. Raises ValueError where no episode is left.
-    """
-    scenarios: dict[str, list[Group]] = {}
-    for group in groups:
-        scenarios.setdefault(scenario(group.task), []).append(group)
-    solved = [_mean([t.reward >= 1.0 for t in group.valid]) for group in groups if group.valid]
-    each = [
-        _mean([t.reward >= 1.0 for group in found for t in group.valid])
-        for found in scenarios.values()
-        if any(group.valid for group in found)
-    ]
-    whole, runs = [], 0
-    for found in scenarios.values():
-        samples = list(zip(*(group.trajectories for group in found), strict=True))
-        told = [all(t.reward >= 1.0 for t in sample) for sample in samples if all(t.valid for t in sample)]
-        if told:
-            whole.append(_mean(told))
-            runs += len(told)
-    tgc = estimate(each, sum(len(group.valid) for group in groups))
-    tgc = dataclasses.replace(tgc, value=_mean(solved), count=len(solved))
-    return GoalCompletion(_percent(tgc), _percent(estimate(whole, runs)) if whole else None)
-
-
-def _percent(found: Estimate) -> Estimate:
-    return Estimate(100 * found.value, 100 * found.low, 100 * found.high, found.count)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def scenario(task: Task, key: str = "task") -> str:
+    """The scenario of a task of AppWorld: what precedes `_` in the id that `key` of its setup holds."""
+    return str(task.setup[key]).partition("_")[0]
 
 
 def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
@@ -199,22 +148,37 @@ def goal_completion(groups: Sequence[Group], key: str = "task") -> tuple[float, 
     `key` of a task's setup holds the benchmark's id, whose part before `_` is the scenario. A lost episode counts as
     a failure, as the benchmark has it. Raises ValueError where no task has such an id.
     """
-    groups = [group for group in groups if key in group.task.setup and group.trajectories]
-    if not groups:
+    tgc, sgc = goal_estimates(groups, key)
+    return tgc.value, sgc.value
+
+
+def goal_estimates(groups: Sequence[Group], key: str = "task") -> tuple[Estimate, Estimate]:
+    """`goal_completion` with intervals, both over scenarios: the tasks of one are alike."""
+    scenarios: dict[str, list[list[float]]] = {}
+    for group in groups:
+        if key in group.task.setup and group.trajectories:
+            solved = [float(t.valid and t.reward >= 1.0) for t in group.trajectories]
+            scenarios.setdefault(scenario(group.task, key), []).append(solved)
+    if not scenarios:
         raise ValueError(f"no task has {key!r} in its setup; goal completion is of AppWorld's own tasks")
-    tasks: list[float] = []
-    scenarios: list[float] = []
-    for sample in range(max(len(group.trajectories) for group in groups)):
-        solved: dict[str, list[bool]] = {}
-        for group in groups:
-            if sample < len(group.trajectories):
-                trajectory = group.trajectories[sample]
-                scenario = str(group.task.setup[key]).partition("_")[0]
-                solved.setdefault(scenario, []).append(trajectory.valid and trajectory.reward >= 1.0)
-        flat = [one for of_scenario in solved.values() for one in of_scenario]
-        tasks.append(sum(flat) / len(flat))
-        scenarios.append(sum(map(all, solved.values())) / len(solved))
-    return 100 * sum(tasks) / len(tasks), 100 * sum(scenarios) / len(scenarios)
+    samples = max(len(solved) for tasks in scenarios.values() for solved in tasks)
+    runs = [
+        [[solved[sample] for solved in tasks if sample < len(solved)] for sample in range(samples)]
+        for tasks in scenarios.values()
+    ]
+    each = [[run for run in of_scenario if run] for of_scenario in runs]
+    tgc = estimate([_mean([_mean(run) for run in found]) for found in each], sum(map(len, each)))
+    sgc = estimate([_mean([min(run) for run in found]) for found in each], sum(map(len, each)))
+    tasks = [_mean(solved) for found in scenarios.values() for solved in found]
+    return _percent(dataclasses.replace(tgc, value=_mean(tasks), count=len(tasks))), _percent(sgc)
+
+
+def _percent(found: Estimate) -> Estimate:
+    return Estimate(100 * found.value, 100 * found.low, 100 * found.high, found.count)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def pass_at_k(successes: int, samples: int, k: int) -> float:
