@@ -14,6 +14,8 @@ dropped it does not; and whatever is thrown at an episode is answered. One JSON 
 
 Exit code 0 if nothing is wrong, 1 if something is, 2 for bad arguments. With --mutations=all every call is dropped in
 turn; what is let through then is listed and no fault, as an official verdict is what it is.
+
+An environment that acts by code has a check of its own: AppWorld's prints a table, see environments/appworld/audit.py.
 """
 
 from __future__ import annotations
@@ -194,7 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m environments.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("name", help=f"one of {', '.join(environments.available())}")
+    known = environments.available()
+    parser.add_argument("name", help=f"one of {', '.join(known)}")
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, default=200, help="tasks of each split (default: %(default)s)")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
@@ -202,8 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
+        module = vars(importlib.import_module(f"environments.{options.name}")) if options.name in known else {}
+        if "check" in module:
+            return int(module["check"](options.count, every=options.mutations == "all"))
         environment = environments.load(options.name)
-        module = vars(importlib.import_module(f"environments.{options.name}"))
         splits = module.get("SPLITS", _SPLITS) if options.category == "all" else options.category.split(",")
         drawn = {split: environment.tasks(split, options.count) for split in splits}
     except (ValueError, InstallError, EnvironmentFailure) as error:

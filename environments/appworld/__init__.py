@@ -10,17 +10,22 @@ inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
 changes.py      what calls did to the databases
+offers.py       arguments that would work now
+audit.py        `python -m environments.check appworld`
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+
+from cojax.environment import EnvironmentFailure
 from environments.appworld import data as roots
 from environments.appworld.data import RECIPE
 from environments.appworld.environment import AppWorld
 from environments.worker import Bounds, isolate
 from environments.worker.venv import interpreter
 
-__all__ = ["RECIPE", "make"]
+__all__ = ["RECIPE", "check", "make"]
 
 
 def make(data: str = "official", deadline: float = 40.0, solutions: bool = False) -> AppWorld:
@@ -34,15 +39,33 @@ def make(data: str = "official", deadline: float = 40.0, solutions: bool = False
     python = interpreter("appworld", RECIPE)
     full, shown = str(roots.root(data) / "data"), str(roots.public(data) / "data")
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
-    play = isolate(
-        "environments.appworld.inside",
-        python=python,
-        bounds=bounds,
-        visible=(shown,),
-        data=shown,
-        hidden=full,
-        seconds=0.75 * deadline,
-    )
-    play.tools()
-    judge = isolate("environments.appworld.judge", python=python, bounds=bounds, visible=(full,), data=full)
-    return AppWorld(play, judge, data, solutions=solutions)
+    with concurrent.futures.ThreadPoolExecutor() as both:
+        playing = both.submit(
+            isolate,
+            "environments.appworld.inside",
+            python=python,
+            bounds=bounds,
+            visible=(shown,),
+            data=shown,
+            hidden=full,
+            seconds=0.75 * deadline,
+        )
+        judging = both.submit(
+            isolate, "environments.appworld.judge", python=python, bounds=bounds, visible=(full,), data=full
+        )
+    try:
+        made = AppWorld(playing.result(), judging.result(), data, solutions=solutions)
+        made.play.tools()
+    except EnvironmentFailure:
+        for worker in (playing, judging):
+            if worker.exception() is None:
+                worker.result().close()
+        raise
+    return made
+
+
+def check(count: int, *, every: bool = False) -> int:
+    """`python -m environments.check appworld`; see audit.py."""
+    from environments.appworld.audit import audit
+
+    return audit(count, every=every)

@@ -63,6 +63,7 @@ class PlayEpisode:
 
     def reset(self) -> tuple[Message, ...]:
         """Opens the world; no messages."""
+        world.settle(self.play.data)
         self.world = World(self.play.data, self.task.setup["task"], self.play.seconds)
         self.world.tell(self.task.query)
         self.offers = Offers(self.world)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Check, Evaluation, Message, Observation, Task, Triplet
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
 from environments.appworld import world
 from environments.appworld.changes import changes
 from environments.appworld.world import World
@@ -22,7 +22,7 @@ def make(data: str) -> Judge:
 
 
 class Judge:
-    """Worlds to replay calls in. A task's setup names the world: {"task": id}."""
+    """Worlds to replay calls in. A task's setup names the world, {"task": id}, or many: see DatasetEpisode."""
 
     name = "appworld"
 
@@ -35,8 +35,8 @@ class Judge:
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
-    def start(self, task: Task) -> JudgeEpisode:
-        return JudgeEpisode(self, task)
+    def start(self, task: Task) -> JudgeEpisode | DatasetEpisode:
+        return DatasetEpisode(self, task) if "dataset" in task.setup else JudgeEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return None
@@ -50,6 +50,7 @@ class JudgeEpisode:
         self.differing: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
+        world.settle(self.judge.data)
         self.world = World(self.judge.data, self.id)
         return ()
 
@@ -58,15 +59,8 @@ class JudgeEpisode:
 
     def step(self, action: Action) -> Observation:
         """Makes the calls again. One that no code could have made is left out, and makes the observation not ok."""
-        refused = False
-        for call in action.calls:
-            app, _, api = call.name.partition(".")
-            try:
-                digest = self.world.call(app, api, call.arguments["arguments"])
-            except (ValueError, TypeError, KeyError):
-                digest, refused = "", True
-            if digest != call.arguments.get("digest"):
-                self.differing.append(call.name)
+        differing, refused = replay(self.world, action.calls)
+        self.differing += differing
         return Observation(ok=not refused, done=self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
@@ -81,7 +75,7 @@ class JudgeEpisode:
         from appworld.evaluator import evaluate_task
         from appworld.ground_truth import GroundTruth
 
-        self.world.stock._save_state(self.world.stock.output_db_home_path_on_disk)
+        self.world.save()
         wanted = [test["requirement"] for test in GroundTruth.load(task_id=self.id).test_data]
         try:
             tracker = evaluate_task(self.id, self.world.stock.experiment_name, save_report=False)
@@ -94,3 +88,57 @@ class JudgeEpisode:
 
     def close(self) -> None:
         pass
+
+
+class DatasetEpisode:
+    """A whole split at once, by the benchmark's own `evaluate_dataset`, for checks.
+
+    The task's setup is {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}.
+    """
+
+    def __init__(self, judge: Judge, task: Task) -> None:
+        self.judge, self.split, self.made = judge, task.setup["dataset"], task.setup["made"]
+
+    def reset(self) -> tuple[Message, ...]:
+        return ()
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def step(self, action: Action) -> Observation:
+        return Observation(done=True)
+
+    def state(self) -> Mapping[str, Any]:
+        """`task_goal_completion` and `scenario_goal_completion`, in percent."""
+        from appworld.evaluator import evaluate_dataset
+
+        world.settle(self.judge.data)
+        for task, calls in self.made.items():
+            opened = World(self.judge.data, task)
+            replay(opened, [Call(name, arguments) for name, arguments in calls])
+            opened.save()
+            opened.close()
+        return evaluate_dataset(opened.stock.experiment_name, self.split, save_reports=False)["aggregate"]
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        return Evaluation(0.0)
+
+    def close(self) -> None:
+        pass
+
+
+def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:
+    """Makes the calls; the names of those answered otherwise than before, and whether one could not be made."""
+    differing, refused = [], False
+    for call in calls:
+        app, _, api = call.name.partition(".")
+        try:
+            digest = opened.call(app, api, call.arguments["arguments"])
+        except (ValueError, TypeError, KeyError):
+            digest, refused = "", True
+        if digest != call.arguments.get("digest"):
+            differing.append(call.name)
+    return differing, refused

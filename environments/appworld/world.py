@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,12 +27,14 @@ _REFUSED = "Response status code is "
 def settle(data: str) -> None:
     """Makes a root of this process alone in /tmp, which shows the data and takes what worlds write.
 
-    Before `appworld` is imported, and again in every child.
+    Before `appworld` is imported, and again in every child, which has a /tmp of its own.
     """
     root = tempfile.mkdtemp(prefix="world-")
     os.symlink(data, os.path.join(root, "data"))
     os.environ["APPWORLD_ROOT"] = root
     os.environ["APPWORLD_CACHE"] = root
+    if "appworld" in sys.modules:
+        _forget_paths()
 
 
 def warm(data: str) -> None:
@@ -57,11 +60,12 @@ class World:
     """The world of one task, and the calls made in it."""
 
     def __init__(self, data: str, task: str, seconds: float = 100.0) -> None:
-        """`seconds` is what the package itself allows one block of code. Raises ValueError for an unknown task."""
+        """`seconds` is what the package itself allows one block of code. After `settle`.
+
+        Raises ValueError for an unknown task.
+        """
         if not task_folder(data, task).is_dir():
             raise ValueError(f"no task {task!r} in {data}")
-        settle(data)
-        _forget_paths()
         from appworld.common.utils import get_name_to_apis
         from appworld.environment import AppWorld
 
@@ -106,6 +110,15 @@ class World:
         with contextlib.suppress(Exception), self._own_stream():
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
+
+    def save(self) -> None:
+        """Writes what the benchmark's evaluation reads."""
+        self.stock._save_state(self.stock.output_db_home_path_on_disk)
+
+    def close(self) -> None:
+        """Lets go of everything, so that another world may be opened in a process that runs no model's code."""
+        self.stock.close()
+        self.stock.close_all()
 
     @property
     def completed(self) -> bool:

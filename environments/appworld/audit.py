@@ -1,0 +1,181 @@
+"""What `python -m environments.check appworld` does: proves each data root sound, by the path of training.
+
+One line a split: tasks with solutions, solutions that earn reward 1 (twice with the same observations), tasks where
+completing at once fails, solutions whose calls are made again without one that had an effect and how many of those
+fail, and TGC and SGC of a mixture of these, ours beside those of the benchmark's own `evaluate_dataset`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from cojax.environment import EnvironmentFailure, play
+from cojax.evaluate import goal_completion
+from cojax.replay import follow
+from cojax.types import Action, Call, Group, Task, Trajectory
+from environments.appworld import data as roots
+from environments.appworld import make
+from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
+from environments.worker.venv import InstallError
+
+_NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
+_HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
+# The same calls are left out in every run.
+_SEED = 1
+
+
+def audit(count: int, *, every: bool) -> int:
+    """Prints the table of every data root, then what is wrong; 1 if something is. `count` tasks of each split at most.
+
+    `every` leaves out each effective call in turn, not one drawn at random. Raises InstallError where no data is.
+    """
+    found = [name for name in roots.ROOTS if _present(name)]
+    if not found:
+        roots.root(roots.ROOTS[0])
+    print(f"{_HEAD} {'TGC ours/its':>15} {'SGC ours/its':>15}")
+    faults: list[str] = []
+    for name in found:
+        environment = make(name, solutions=True)
+        try:
+            for split in roots.SPLITS:
+                faults += _split(environment, split, count, every=every)
+            faults += _thrown(environment)
+        finally:
+            environment.close()
+    print("\n".join(faults) or "nothing is wrong", flush=True)
+    return 1 if faults else 0
+
+
+def _present(name: str) -> bool:
+    try:
+        roots.root(name)
+    except InstallError:
+        return False
+    return True
+
+
+def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:
+    """Prints the line of a split; its faults."""
+    tasks = [task for task in environment.tasks(split, count) if task.solution]
+    solved, idle, mutated, failing = 0, 0, 0, 0
+    mixture: list[tuple[Group, list[Call]]] = []
+    faults = []
+    for task in tasks:
+        name = task.setup["task"]
+        try:
+            first, calls = _played(environment, task)
+            again, _ = _played(environment, task)
+            nothing = play(environment, task, follow(_NOTHING), max_turns=1)
+            mutants = list(_mutants(environment, task, calls, every=every))
+        except EnvironmentFailure as failure:
+            faults.append(f"{name}: {failure}")
+            continue
+        if first.reward == 1.0 and _seen(first) == _seen(again):
+            solved += 1
+        else:
+            failed = [check.name for check in first.checks if not check.passed]
+            faults.append(
+                f"{name}: the solution ends {first.outcome} with reward {first.reward}, again {again.reward}; {failed}"
+            )
+        idle += nothing.reward < 1.0
+        if nothing.reward == 1.0:
+            faults.append(f"{name}: completing at once earns reward 1")
+        for dropped, _, trajectory in mutants:
+            mutated += 1
+            failing += trajectory.reward < 1.0
+            if trajectory.reward == 1.0:
+                faults.append(f"{name}: passes without {dropped}")
+        # Some of a split fail, so that there is something to measure.
+        chosen = (first, calls) if len(mixture) % 4 or not mutants else (mutants[0][2], mutants[0][1])
+        mixture.append((Group(task, (chosen[0],)), chosen[1]))
+    line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {solved:>6} {idle:>11} {mutated:>7} {failing:>5}"
+    if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
+        ours = [round(figure, 1) for figure in goal_completion([group for group, _ in mixture])]
+        theirs = _official(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
+        line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, theirs, strict=True))
+        if ours != theirs:
+            faults.append(f"{split}: TGC and SGC are {ours}, by the benchmark itself {theirs}")
+    print(line, flush=True)
+    return faults
+
+
+def _played(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
+    """The trajectory of the task's solution, and the calls it made."""
+    started: list[AppWorldEpisode] = []
+
+    class Kept:
+        name = NAME
+
+        def start(self, task: Task) -> AppWorldEpisode:
+            started.append(environment.start(task))
+            return started[0]
+
+    trajectory = play(Kept(), task, follow(task.solution), max_turns=len(task.solution))  # type: ignore[arg-type]
+    return trajectory, started[0].calls
+
+
+def _mutants(
+    environment: AppWorld, task: Task, calls: Sequence[Call], *, every: bool
+) -> Iterator[tuple[str, list[Call], Trajectory]]:
+    """The calls without one that had an effect: its name, the calls left, and the verdict on them."""
+    effective = list(_effective(environment, task, calls))
+    if not every and effective:
+        effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
+    for place in effective:
+        left = [*calls[:place], *calls[place + 1 :]]
+        judging = environment.judge.start(Task(NAME, "", task.setup))
+        try:
+            judging.reset()
+            judging.step(Action(calls=tuple(left)))
+            found = judging.evaluate()
+        finally:
+            judging.close()
+        yield f"call {place + 1}, {calls[place].name}", left, Trajectory(task, reward=found.reward, checks=found.checks)
+
+
+def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
+    """Positions of the calls that changed something."""
+    judging = environment.judge.start(Task(NAME, "", task.setup))
+    try:
+        judging.reset()
+        before = judging.state()["done"]
+        for place, call in enumerate(calls):
+            judging.step(Action(calls=(call,)))
+            now = judging.state()["done"]
+            if now != before:
+                yield place
+            before = now
+    finally:
+        judging.close()
+
+
+def _official(environment: AppWorld, split: str, made: dict[str, list[Call]]) -> list[float]:
+    """TGC and SGC of these calls by the benchmark's own `evaluate_dataset`."""
+    setup: dict[str, Any] = {
+        "dataset": split,
+        "made": {task: [[call.name, dict(call.arguments)] for call in calls] for task, calls in made.items()},
+    }
+    judging = environment.judge.start(Task(NAME, "", setup))
+    try:
+        judging.reset()
+        figures = judging.state()
+        return [figures["task_goal_completion"], figures["scenario_goal_completion"]]
+    finally:
+        judging.close()
+
+
+def _thrown(environment: AppWorld) -> list[str]:
+    """Garbage thrown at the first task; what was not answered."""
+    from environments.check import GARBAGE, Tally
+
+    tally = Tally()
+    task = next(task for split in roots.SPLITS for task in environment.tasks(split, 3) if task.solution)
+    for name, action in GARBAGE.items():
+        tally.throw(environment, task, name, action)
+    return tally.faults
+
+
+def _seen(trajectory: Trajectory) -> list[str]:
+    return [turn.observation.text for turn in trajectory.turns]
