@@ -7,18 +7,19 @@ by a copy of the tokenizer that has none, so a literal `<|im_end|>` in an observ
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from cojax.environment import Episode, ask
+from cojax.environment import Actor, Episode, ask
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import Action, Call, Message, Turn
 
@@ -168,11 +169,9 @@ def parse(text: str) -> Action:
     calls = []
     for body in found:
         try:
-            value = json.loads(body, parse_constant=_reject, parse_float=_finite)
-        except (ValueError, RecursionError):
-            return Action(text, (), "tool call is not valid JSON")
-        if _depth(body) > _DEPTH:
-            return Action(text, (), "tool call is nested too deeply")
+            value = read_json(body)
+        except ValueError as error:
+            return Action(text, (), f"tool call is {error}")
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return Action(text, (), "tool call needs a name")
         arguments = value.get("arguments", {})
@@ -180,6 +179,17 @@ def parse(text: str) -> Action:
             return Action(text, (), "arguments must be an object")
         calls.append(Call(value["name"], arguments))
     return Action(text, tuple(calls))
+
+
+def read_json(body: str) -> Any:
+    """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
+    try:
+        value = json.loads(body, parse_constant=_reject, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise ValueError("not valid JSON") from None
+    if _depth(body) > _DEPTH:
+        raise ValueError("nested too deeply")
+    return value
 
 
 def _reject(constant: str) -> None:
@@ -197,6 +207,31 @@ def _finite(number: str) -> float:
 def _depth(body: str) -> int:
     """How deep brackets nest; those inside strings count too, so it is never too small."""
     return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in body), default=0)
+
+
+class Actors(Protocol):
+    """Who plays: an actor for every episode, until its session is released. Called from many threads at once."""
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        """The actor of one episode; `seed` decides its random numbers, where it can."""
+
+    def release(self, session: str) -> None:
+        """The session is over; an actor still at work in it ends soon. Unknown is fine."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyActors:
+    """The policy that an engine holds."""
+
+    engine: Engine
+    chat: Chat
+    sampling: Sampling
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        return PolicyActor(self.engine, self.chat, self.sampling, session=session, seed=seed)
+
+    def release(self, session: str) -> None:
+        self.engine.release(session)
 
 
 class PolicyActor:

@@ -15,10 +15,11 @@ import math
 import queue
 import threading
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Abandoned, Environment, Progress, play
-from cojax.rollout.chat import Chat, PolicyActor
+from cojax.rollout.chat import Actors, Chat, PolicyActors
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import INFRASTRUCTURE, Group, Outcome, Task, Trajectory
 from cojax.watch import ADVICE
@@ -28,6 +29,7 @@ _LOG = logging.getLogger(__name__)
 _WHERE_IT_HUNG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
 # Seconds between two looks at the deadlines.
 _WATCH_EVERY = 0.05
+_NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
 
 
 class RolloutError(RuntimeError):
@@ -87,15 +89,43 @@ def collect(
     on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
-    """Plays `group_size` episodes of each task; groups are ordered by task and sample, never by arrival.
+    """Has the policy that `engine` holds play `group_size` episodes of each task; see `gather`."""
+    return gather(
+        PolicyActors(engine, chat, sampling),
+        environment,
+        tasks,
+        group_size=group_size,
+        seed=seed,
+        label=label,
+        limits=limits,
+        quorum=quorum,
+        on_episode=on_episode,
+        stop=stop,
+    )
+
+
+def gather(
+    actors: Actors,
+    environment: Environment,
+    tasks: Sequence[Task],
+    *,
+    group_size: int,
+    seed: tuple[int, ...],
+    label: str,
+    limits: Limits,
+    quorum: float = 1.0,
+    known: Mapping[str, Trajectory] = _NONE,
+    on_episode: Callable[[Trajectory], None] = lambda trajectory: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Group]:
+    """Has `actors` play `group_size` episodes of each task; groups are ordered by task and sample, never by arrival.
 
     The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. Once the share
     `quorum` of every group is in, the others are cut: their outcome is `cut`, which no advantage counts, and which of
     them it hits is a matter of time. `on_episode` is called with each finished one, for progress. Raises RolloutError,
     which names the commonest cause, when more than `limits.error_rate` of them are lost, RolloutStopped soon after
-    `stop` turns true.
+    `stop` turns true. Episodes that are `known` by their id are taken as they are instead of played.
     """
-
     jobs = [
         _Job(place * group_size + sample, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
         for place, task in enumerate(tasks)
@@ -112,7 +142,8 @@ def collect(
             )
         )
 
-    trajectories = _Floor(engine, chat, environment, sampling, limits, on_episode).play(jobs, enough, stop)
+    played = {job.index: known[job.episode] for job in jobs if job.episode in known}
+    trajectories = _Floor(actors, environment, limits, on_episode).play(jobs, played, enough, stop)
     _raise_above(limits.error_rate, trajectories)
     return [
         Group(task, tuple(trajectories[place * group_size : (place + 1) * group_size]))
@@ -125,16 +156,13 @@ class _Floor:
 
     def __init__(
         self,
-        engine: Engine,
-        chat: Chat,
+        actors: Actors,
         environment: Environment,
-        sampling: Sampling,
         limits: Limits,
         on_episode: Callable[[Trajectory], None],
     ):
-        self.engine, self.chat, self.environment = engine, chat, environment
-        self.sampling, self.limits = sampling, limits
-        self.on_episode = on_episode
+        self.actors, self.environment = actors, environment
+        self.limits, self.on_episode = limits, on_episode
         self.todo: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[_Job, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
         self.running: dict[int, _Job] = {}
@@ -142,13 +170,18 @@ class _Floor:
         self.threads = 0
 
     def play(
-        self, jobs: Sequence[_Job], enough: Callable[[Mapping[int, Trajectory]], bool], stop: Callable[[], bool]
+        self,
+        jobs: Sequence[_Job],
+        results: dict[int, Trajectory],
+        enough: Callable[[Mapping[int, Trajectory]], bool],
+        stop: Callable[[], bool],
     ) -> list[Trajectory]:
-        """Plays every job to its end, or until `enough` of the results are in, in the order of the jobs."""
-        results: dict[int, Trajectory] = {}
-        for job in jobs:
+        """Plays every job that is not among the `results`, which it fills, to its end, or until `enough` of them are
+        in; the trajectories in the order of the jobs."""
+        left = [job for job in jobs if job.index not in results]
+        for job in left:
             self.todo.put(job)
-        for _ in range(min(len(jobs), self.limits.concurrency)):
+        for _ in range(min(len(left), self.limits.concurrency)):
             self._hire()
         try:
             while len(results) < len(jobs) and not enough(results):
@@ -197,14 +230,13 @@ class _Floor:
         while (job := self.todo.get()) is not None:
             progress, session = job.progress, job.session
             progress.since = time.monotonic()
-            actor = PolicyActor(self.engine, self.chat, self.sampling, session=session, seed=job.seed)
             with self.lock:
                 self.running[job.index] = job
             try:
                 result: Trajectory | BaseException = play(
                     self.environment,
                     job.task,
-                    actor,
+                    self.actors(session, job.seed),
                     max_turns=self.limits.max_turns,
                     episode=job.episode,
                     progress=progress,
@@ -214,7 +246,7 @@ class _Floor:
             except BaseException as bug:
                 result = bug
             finally:
-                self.engine.release(session)
+                self.actors.release(session)
             with self.lock:
                 if progress.abandoned:
                     return
@@ -231,7 +263,7 @@ class _Floor:
                 del self.running[job.index]
         for job in late:
             phase, progress = job.progress.phase, job.progress
-            self.engine.release(job.session)
+            self.actors.release(job.session)
             self._hire()
             if progress.result is not None:  # only closing hangs: the verdict stands
                 self.done.put((job, progress, progress.result))
@@ -257,7 +289,7 @@ class _Floor:
                 job.progress.abandoned = True
             left = list(self.running.values())
         for job in left:
-            self.engine.release(job.session)
+            self.actors.release(job.session)
         for _ in range(self.threads):
             self.todo.put(None)
 

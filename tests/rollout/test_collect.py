@@ -11,8 +11,9 @@ from shelf import CounterEnvironment, hang
 from cojax.environment import EngineError
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.rollout.chat import Chat, none
+from cojax.rollout.chat import Chat, PolicyActors, none
 from cojax.rollout.collect import Limits, RolloutError, RolloutStopped, collect
+from cojax.rollout.collect import gather as gather_of
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
@@ -62,6 +63,19 @@ def test_order_is_by_task_and_sample_never_by_arrival():
     assert [group.task for group in first] == list(TASKS)
     assert [t.episode for t in first[1].trajectories] == [f"7-{TASKS[1].id}-{sample}" for sample in range(8)]
     assert plain(first) == plain(gather(concurrency=1)) == plain(gather(concurrency=5))
+
+
+def test_known_episodes_are_taken_as_they_are_and_the_rest_comes_out_the_same():
+    first = gather()
+    known = {t.episode: t for group in first[1:] for t in group.trajectories[:5]}
+    engine, seen = DiceEngine(), []
+    again = gather_of(
+        PolicyActors(engine, CHAT, SAMPLING), WORLD, TASKS,
+        group_size=8, seed=(0, 7), label="7", limits=Limits(), known=known, on_episode=seen.append,
+    )  # fmt: skip
+    assert plain(again) == plain(first)
+    assert len(seen) == 32 - len(known)
+    assert not known.keys() & {t.episode for t in seen}
 
 
 def test_prefixes_only_grow_and_versions_are_kept():
