@@ -13,9 +13,12 @@ def main(root: str) -> None:
     # The package reads this once, when it is first imported.
     os.environ["APPWORLD_ROOT"] = str(folder)
     from environments.appworld.tiny.build import build
+    from environments.appworld.tiny.prove import prove
 
     tasks = build(folder)
-    print(f"{len(tasks)} tasks in {folder}")
+    if complaints := prove(folder, tasks):
+        sys.exit("\n".join(complaints))
+    print(f"{len(tasks)} tasks in {folder}, each solved by its solution")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,7 @@ def _ground_truth(folder: Path, scenario: Scenario, drawn: Drawn, supervisor: di
             "mode": "full",
             "difficulty": scenario.difficulty,
             "num_apps": len(scenario.apps),
+            "num_apis": len(set(re.findall(r"apis\.\w+\.\w+", code))),
             "num_solution_code_lines": code.count("\n"),
         },
         "test_data": _test_data(folder, scenario, drawn, supervisor),

@@ -16,7 +16,17 @@ GENRES = ("folk", "jazz", "electronic", "soul")
 ARTISTS = ("Harbor Lights", "Mira Solberg", "The Quiet Mile", "Anton Reyes", "Glass Orchard", "Juno Park", "Old Tram")
 _FIRST = ("Paper", "Winter", "Golden", "Hollow", "Silver", "Distant", "Crooked", "Velvet", "Morning")
 _SECOND = ("Lanterns", "River", "Staircase", "Signals", "Orchard", "Avenue")
-_FOR = ("Dinner", "Groceries", "Cab ride", "Concert tickets", "Utilities", "Coffee", "Birthday gift", "Museum", "Lunch")
+REASONS = (
+    "Dinner",
+    "Groceries",
+    "Cab ride",
+    "Concert tickets",
+    "Utilities",
+    "Coffee",
+    "Birthday gift",
+    "Museum",
+    "Lunch",
+)
 _TEXTS = (
     "Are you around this weekend?",
     "Running ten minutes late.",
@@ -134,7 +144,7 @@ def _money(models: Any, chance: random.Random) -> None:
                     sender_id=user.id,
                     receiver_id=other.id,
                     amount=chance.randrange(4, 90),
-                    description=chance.choice(_FOR),
+                    description=chance.choice(REASONS),
                     # At noon of days 1 to 135 before: this year and no month is empty, none holds all.
                     **_dates(chance.randrange(1, 135), "created_at", "updated_at"),
                 )
@@ -144,7 +154,7 @@ def _money(models: Any, chance: random.Random) -> None:
                 sender_id=other.id,
                 receiver_id=user.id,
                 amount=chance.randrange(5, 60),
-                description=chance.choice(_FOR),
+                description=chance.choice(REASONS),
                 **_dates(old, "created_at", "updated_at", "denied_at" if denied else "approved_at"),
             )
 

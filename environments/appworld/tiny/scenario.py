@@ -14,7 +14,6 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping
-from types import ModuleType
 from typing import Any
 
 from environments.appworld.tiny.people import ACCOUNTS, Person
@@ -42,10 +41,9 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A scenario module, its name, and what it offers."""
+    """What a scenario module offers, and its name."""
 
     name: str
-    module: ModuleType
     split: str
     difficulty: int
     instruction: str

@@ -1,14 +1,44 @@
-"""The scenarios, by name."""
+"""The scenarios."""
 
 from __future__ import annotations
 
 from environments.appworld.tiny.scenario import Scenario
-from environments.appworld.tiny.scenarios import like_genre
+from environments.appworld.tiny.scenarios import (
+    answer_requests,
+    greet_older,
+    like_genre,
+    most_played,
+    note_to_tasks,
+    pay_or_text,
+    postpone,
+    settle_up,
+    shift_alarms,
+    songs_from_text,
+    split_bill,
+    total_received,
+    trim_playlist,
+    unfollow_artists,
+)
 
+_MODULES = (
+    like_genre,
+    shift_alarms,
+    answer_requests,
+    most_played,
+    split_bill,
+    note_to_tasks,
+    postpone,
+    pay_or_text,
+    total_received,
+    songs_from_text,
+    unfollow_artists,
+    trim_playlist,
+    settle_up,
+    greet_older,
+)
 SCENARIOS = tuple(
     Scenario(
         name=module.__name__.rpartition(".")[2],
-        module=module,
         split=module.SPLIT,
         difficulty=module.DIFFICULTY,
         instruction=module.INSTRUCTION,
@@ -16,5 +46,5 @@ SCENARIOS = tuple(
         evaluate=module.evaluate,
         solution=module.SOLUTION,
     )
-    for module in (like_genre,)
+    for module in _MODULES
 )
