@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -23,7 +24,7 @@ def prove(root: Path, tasks: Sequence[str]) -> list[str]:
         truth = root / "data" / "tasks" / task / "ground_truth"
         if all(test["label"] == "no_op_pass" for test in json.loads((truth / "test_data.json").read_text())):
             complaints.append(f"{task}: doing nothing succeeds")
-        seen = _forked(lambda task=task, truth=truth: _solve(task, json.loads((truth / "blocks.json").read_text())))
+        seen = forked(functools.partial(_solve, task, json.loads((truth / "blocks.json").read_text())))
         if seen["failures"]:
             complaints.append(f"{task}: the solution fails: {seen['failures']}")
         _record(truth, seen["calls"])
@@ -49,7 +50,7 @@ def _record(truth: Path, calls: Sequence[dict[str, Any]]) -> None:
     (truth / "metadata.json").write_text(json.dumps(metadata, indent=1))
 
 
-def _forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The result of the work, done in a forked child: a world changes its process, so there is one world a process."""
     reading, writing = os.pipe()
     child = os.fork()

@@ -48,11 +48,11 @@ def evaluate(test, public_data, private_data, main_user, models, ground_truth_an
 
     with test("it goes to the right person, with the right words and amount"):
         if private_data.pays:
-            sent = [(payment.receiver_id, payment.amount, payment.description) for payment in payments]
-            right = (private_data.receiver_id, public_data.amount, public_data.purpose)
+            sent = [[payment.receiver_id, payment.amount, payment.description] for payment in payments]
+            right = [private_data.receiver_id, public_data.amount, public_data.purpose]
         else:
-            sent = [(message.receiver_id, message.message) for message in messages]
-            right = (private_data.phone_user_id, public_data.message)
+            sent = [[message.receiver_id, message.message] for message in messages]
+            right = [private_data.phone_user_id, public_data.message]
         test.case(sent, "==", [right])
 
     with test("nothing that does not belong to it has changed"):

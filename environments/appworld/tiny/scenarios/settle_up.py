@@ -21,7 +21,9 @@ def draw(models: Any, person: Person, number: int, chance: random.Random) -> Dra
     purpose = ("Settled", "Holiday", "Costs of May")[number]
     people = chance.sample([other for other, _ in contacts(person)], 4)
     owed = chance.sample(people, 2)
-    lines, requests, payments = [], [], []
+    lines: list[str] = []
+    requests: list[list[int]] = []
+    payments: list[list[int]] = []
     for other in people:
         amount = chance.randrange(5, 80)
         lines.append(f"{other.name} owes me {amount}" if other in owed else f"I owe {other.name} {amount}")
