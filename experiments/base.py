@@ -89,6 +89,7 @@ def get_config() -> ConfigDict:
             "restarts": 5,  # of each launched server
             "attempts": 6,  # requests for one completion
             "mixed": False,  # keep completions during which weights changed, instead of sampling them anew
+            "follow": False,  # the servers of `urls` take new weights from `folder` by themselves (experiments.serve)
         }
     )
     config.sampling = ConfigDict({"temperature": 0.9, "max_tokens": 4096})

@@ -13,8 +13,8 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Engine
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_fleet import Patience
 from cojax.rollout.sglang_process import Launch
+from cojax.rollout.sglang_server import Patience
 from experiments import base
 from experiments.settings import settings
 
@@ -36,6 +36,8 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
     if urls:
         _check_attached(section)
+    elif section.follow:
+        raise ValueError("sglang.follow is set, but sglang.urls names no server that follows; name them, or unset it")
     folder = Path(section.folder or config.workdir)
     own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
     return SGLangEngine(
@@ -45,12 +47,19 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         urls=urls,
         launch=own,
         servers=section.servers,
-        patience=Patience(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts),
+        patience=patience(config),
         deadline=config.limits.engine_deadline,
         attempts=section.attempts,
         dtype=section.dtype,
         mixed=section.mixed,
+        follow=section.follow,
     )
+
+
+def patience(config: ConfigDict) -> Patience:
+    """How long servers are waited for."""
+    section = config.sglang
+    return Patience(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:

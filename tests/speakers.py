@@ -3,10 +3,12 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from cojax.policy.config import ModelConfig
@@ -14,7 +16,8 @@ from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_fleet import Patience
+from cojax.rollout.sglang_process import Launch
+from cojax.rollout.sglang_server import Patience
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)
@@ -132,3 +135,59 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.01)
+
+
+# A server of ours, as far as its command line goes: what it serves is said by its arguments; `delay` may hold it up.
+SERVER = """#!{python}
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+given = dict(zip(sys.argv, sys.argv[1:]))
+with open("{starts}", "a") as log:
+    log.write(given["--port"] + " " + given["--weight-version"] + " " + given["--model-path"] + "\\n")
+if Path("{delay}").exists():
+    time.sleep(float(Path("{delay}").read_text()))
+if not (Path(given["--model-path"]) / "config.json").exists():
+    sys.exit("no model there")
+label = given["--weight-version"]
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): ...
+    def do_GET(self):
+        self.answer()
+    def do_POST(self):
+        global label
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/update_weights_from_disk":
+            with open("{updates}", "a") as log:
+                log.write(given["--port"] + " " + body["weight_version"] + "\\n")
+            if not (Path(body["model_path"]) / "config.json").exists():
+                return self.answer(400)
+        label = body.get("weight_version", label)
+        self.answer()
+    def answer(self, status=200):
+        content = json.dumps({{"weight_version": label}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+"""
+
+
+class Launched:
+    """How such servers are launched, and what is known of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"
+        places = {"starts": self.starts, "updates": self.updates, "delay": self.delay}
+        program = folder / "python"
+        program.write_text(SERVER.format(python=sys.executable, **places))
+        program.chmod(0o755)
+        self.launch = Launch(str(program), folder / "logs", 64)
+
+    def started(self) -> list[list[str]]:
+        """Port, label and folder of each start."""
+        return [line.split() for line in self.starts.read_text().splitlines()] if self.starts.exists() else []

@@ -25,8 +25,9 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
-from cojax.rollout.sglang_fleet import Fleet, Patience, Server, Target
+from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import Launch, ServerProcess
+from cojax.rollout.sglang_server import Patience, Server, Target
 from cojax.rollout.sglang_weights import WeightsFolder
 
 _T = TypeVar("_T")
@@ -45,7 +46,8 @@ class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
     A conversation takes up to `max_length` tokens. Weights are written to `folder`/weights/VERSION/, a path that every
-    server must see, as `dtype` ("": the parameters' own). One `generate` takes at most `deadline` seconds and
+    server must see, as `dtype` ("": the parameters' own); servers that `follow` that folder take them by themselves
+    (`python -m experiments.serve`), the others are told to. One `generate` takes at most `deadline` seconds and
     `attempts` tries, on any server. With `mixed`, a completion during which weights changed is kept, with its spans;
     without, it is sampled anew. `busy_seconds` is the wall time with at least one completion under way.
 
@@ -67,6 +69,7 @@ class SGLangEngine:
         attempts: int = 6,
         dtype: str = "",
         mixed: bool = False,
+        follow: bool = False,
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -74,10 +77,13 @@ class SGLangEngine:
             )
         if bool(urls) == (launch is not None):
             raise ValueError("give either urls of running servers or launch, which says how to start some")
+        if follow and not urls:
+            raise ValueError("follow is for servers of urls; those launched here are told what to load")
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
         self._config, self._length = config, max_length
-        self._deadline, self._attempts, self._dtype, self._mixed = deadline, attempts, dtype, mixed
+        self._deadline, self._attempts, self._dtype = deadline, attempts, dtype
+        self._mixed, self._follow = mixed, follow
         self._nonce = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
@@ -95,7 +101,8 @@ class SGLangEngine:
         self._loop = asyncio.new_event_loop()
         self._clients = Clients()
         processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
-        self._fleet = Fleet(self._clients, [url.rstrip("/") for url in urls], processes, patience or Patience())
+        attached = [url.rstrip("/") for url in urls]
+        self._fleet = Fleet(self._clients, attached, processes, patience or Patience(), follow=follow)
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
         self._thread.start()
 
@@ -136,7 +143,7 @@ class SGLangEngine:
     def _written(self, weights: Weights) -> Target:
         """The weights on disk under a label of their own."""
         label = f"{self._nonce}-{len(self._versions)}-{weights.version}"
-        if weights.path is not None:
+        if weights.path is not None and not self._follow:
             target = Target(Path(weights.path()).absolute(), label)
             check_weights(target.folder)
         else:

@@ -10,79 +10,28 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 from cojax.environment import EngineError
 from cojax.rollout.sglang_endpoint import Clients, Endpoint, Lost, Refused, Unreachable
 from cojax.rollout.sglang_process import ServerProcess
+from cojax.rollout.sglang_server import Patience, Server, State, Target
 
 _LOG = logging.getLogger(__name__)
-_STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
 # Looks in a row without a sign of life until a server counts as hanging: one under heavy load may miss one.
 _MISSES = 3
-
-# new: has had no weights yet; up: serves the current ones; taking: a sync gives it new ones; down: left out, its watch
-# looks after it; returning: its watch brings it back; lost: ours, and not to be started again.
-State = Literal["new", "up", "taking", "down", "returning", "lost"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """The weights to serve: a model folder, and the label under which servers report it."""
-
-    folder: Path
-    label: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Patience:
-    """Seconds: for a server to start, to take new weights, and between two looks at its health.
-
-    `restarts` is how often each launched server may be started again.
-    """
-
-    startup: float = 600.0
-    sync: float = 600.0
-    probe_every: float = 10.0
-    restarts: int = 5
-
-
-@dataclasses.dataclass(eq=False)
-class Server:
-    """One server; `process` where it is ours to start and kill."""
-
-    endpoint: Endpoint
-    process: ServerProcess | None
-    restarts: int
-    state: State = "new"
-    fault: str = "not started"
-    sessions: int = 0
-    replies: int = 0  # since the last look: it lives
-    misses: int = 0  # looks in a row without a sign of life
-    reading: Path | None = None  # a folder that must not go meanwhile
-    requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
-    alarm: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
-
-    @property
-    def name(self) -> str:
-        return f"server {self.process.index}" if self.process else self.endpoint.url
-
-    @property
-    def up(self) -> bool:
-        return self.state == "up"
-
-    @property
-    def coming(self) -> bool:
-        """Whether its watch will bring it up, or give up, by itself."""
-        return self.state == "returning" or (self.process is not None and self.state != "lost")
+_REFUSALS = 3  # of weights until a server of ours is started again: a folder may go while it is about to read it
+_AGAIN = 1.0  # seconds to another look, where something is amiss
 
 
 class Fleet:
-    """The servers at `urls`, or those of `processes`; one of the two is empty."""
+    """The servers at `urls`, or those of `processes`; one of the two is empty.
+
+    Servers with somebody else who gives them weights are either `follow`ed, which is waiting until they have the
+    target, or, with `any_weights`, served as they are: the target is what those that are started again start on.
+    """
 
     def __init__(
         self,
@@ -90,11 +39,14 @@ class Fleet:
         urls: Sequence[str],
         processes: Sequence[ServerProcess],
         patience: Patience,
+        *,
+        follow: bool = False,
+        any_weights: bool = False,
     ) -> None:
         self.servers = [Server(Endpoint(url, clients), None, 0) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
         self.target: Target | None = None
-        self._patience = patience
+        self._patience, self._follow, self._any_weights = patience, follow, any_weights
         self._homes: dict[str, Server] = {}
         self._syncing = False
         self._changed = asyncio.Condition()
@@ -108,8 +60,8 @@ class Fleet:
         Waits while weights change and while none is up. Raises EngineError once none can come up any more.
         """
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._syncing and (self._up() or self._all_lost()))
-            if self._all_lost():
+            await self._changed.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
+            if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
             home = self._homes.get(session)
             if home is None or not home.up:
@@ -151,7 +103,9 @@ class Fleet:
     def _up(self) -> list[Server]:
         return [server for server in self.servers if server.up]
 
-    def _all_lost(self) -> bool:
+    @property
+    def all_lost(self) -> bool:
+        """Whether no server can come up any more."""
         return all(server.state == "lost" for server in self.servers)
 
     # --- weights ---
@@ -177,106 +131,90 @@ class Fleet:
         if not self._up():
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {self.faults()}")
 
-    async def _all_take(self, target: Target, *states: State) -> None:
-        await asyncio.gather(*(self._take(server, target) for server in self.servers if server.state in states))
+    def aim(self, target: Target) -> None:
+        """Has every server take `target` when it can, and waits for none."""
+        self.target = target
+        for server in self.servers:
+            server.alarm.set()
 
-    async def _take(self, server: Server, target: Target) -> None:
+    async def _all_take(self, target: Target, *states: State) -> None:
+        chosen = [(server, server.state) for server in self.servers if server.state in states]
+        for server, _ in chosen:  # at once, so that no watch begins the same
+            server.state, server.fault = "taking", "takes new weights"
+        await asyncio.gather(*(self._take(server, target, state != "new") for server, state in chosen))
+
+    async def _take(self, server: Server, target: Target, known: bool) -> None:
         """Brings one server to the target; a fault leaves it out. One of ours that hangs is ended for its watch."""
-        if server.process is not None and server.state == "new":
+        if server.process is not None and not server.process.starts:
             await self._return(server)
             return
-        server.state, server.fault = "taking", "takes new weights"
         try:
-            await self._push(server, target)
+            await server.take(target, self._patience.sync, follow=self._follow, known=known)
             if self.target is target:
                 await self._set(server, "up")
-            else:  # whoever asked for this did not wait, and asked for something else
-                await self._set(server, "down", "another sync began")
-                server.alarm.set()
+                return
+            fault = "another sync began"  # whoever asked for this one did not wait
         except (Lost, Refused, TimeoutError) as error:
             fault = self._fault(error)
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, Refused):
                 await asyncio.to_thread(server.process.kill)
-            await self._set(server, "down", fault)
-            server.alarm.set()
-
-    async def _push(self, server: Server, target: Target) -> None:
-        server.reading = target.folder
-        try:
-            async with asyncio.timeout(self._patience.sync):
-                await server.endpoint.update(target.folder, target.label)
-            server.reading = None
-        except (Lost, Refused):  # but after a timeout it may be reading still
-            server.reading = None
-            raise
+        await self._set(server, "down", fault)
+        server.alarm.set()
 
     def _fault(self, error: Exception) -> str:
         if isinstance(error, Refused):
             return f"{error}. The folder must be there for the server under the same path"
-        return str(error) or f"did not take new weights within {self._patience.sync:g} s (sglang.sync_deadline)"
+        late = f"did not take new weights within {self._patience.sync:g} s (sglang.sync_deadline)"
+        if self._follow:
+            late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
+        return str(error) or late
 
     async def _return(self, server: Server) -> None:
         """Brings a server back on the weights that are current by then; one of ours, while its budget lasts, anew."""
         process = server.process
         await self._set(server, "returning", server.fault)
         while server.state == "returning":
-            target = self.target
+            target, restarts = self.target, server.restarts
             assert target is not None
             try:
-                if process is not None and not process.running:
-                    await self._start(server, process, target)
-                    server.reading = None
+                if process is None or process.running:
+                    await server.take(target, self._patience.sync, follow=self._follow)
+                elif self._may_start(server, process):
+                    await server.start(target, self._patience.startup, any_weights=self._any_weights)
                 else:
-                    await self._push(server, target)
+                    await self._set(server, "lost", server.fault)
+                    return
                 # Nothing runs in between: a sync either finds it up, or has set the target that it takes next.
-                if server.state == "returning" and self.target is target:
-                    server.misses = 0
+                if self.target is target or self._any_weights:
+                    server.misses = server.refusals = 0
                     await self._set(server, "up")
             except (Lost, Refused, OSError) as error:  # TimeoutError is an OSError
-                fault = self._fault(error)
-                if process is None:
-                    await self._set(server, "down", fault)
+                server.fault = self._fault(error)
+                _LOG.warning("%s did not come up: %s", server.name, server.fault)
+                if self.target is not target:
+                    # Its folder may have gone for a newer one: not the server's fault.
+                    server.restarts = restarts
+                elif isinstance(error, Refused):
+                    server.refusals += 1
+                if process is None or 0 < server.refusals < _REFUSALS:
+                    await self._set(server, "down", server.fault)
+                    asyncio.get_running_loop().call_later(_AGAIN, server.alarm.set)
                     return
-                _LOG.warning("%s did not come up: %s", server.name, fault)
-                server.fault = fault
                 await asyncio.to_thread(process.kill)
-                server.reading = None
 
-    async def _start(self, server: Server, process: ServerProcess, target: Target) -> None:
-        """Starts one of ours on the target and waits until it serves it; a start after the first takes a restart."""
-        if process.starts:
-            if not server.restarts:
-                fault = f"it was restarted {self._patience.restarts} times (sglang.restarts); {server.fault}"
-                _LOG.error("%s is given up: %s", server.name, fault)
-                await self._set(server, "lost", fault)
-                return
-            server.restarts -= 1
-            _LOG.warning("%s is started again, %d more times at most", server.name, server.restarts)
-        server.reading = target.folder
-        await asyncio.to_thread(process.start, target.folder, target.label)
-        server.endpoint = dataclasses.replace(server.endpoint, url=process.url)
-        try:
-            async with asyncio.timeout(self._patience.startup):
-                await self._ready(server, process, target)
-        except TimeoutError:
-            raise Lost(
-                f"not ready within {self._patience.startup:g} s (sglang.startup_deadline); see {process.log}"
-            ) from None
-
-    async def _ready(self, server: Server, process: ServerProcess, target: Target) -> None:
-        while True:
-            if not process.running:
-                raise Lost(f"it ended while starting; {process.log} ends:\n{process.tail()}")
-            try:
-                await server.endpoint.healthy()
-                if (found := await server.endpoint.version()) == target.label:
-                    _LOG.info("%s is ready at %s", server.name, process.url)
-                    return
-                server.fault = f"port {process.port} serves weights {found!r}: it is another server's"
-            except (Lost, Refused) as error:
-                server.fault = str(error)
-            await asyncio.sleep(_STARTING_LOOK)
+    def _may_start(self, server: Server, process: ServerProcess) -> bool:
+        """Whether one of ours may be started; every start but the first takes one of its restarts."""
+        if not process.starts:
+            return True
+        server.refusals = 0
+        if not server.restarts:
+            server.fault = f"it was restarted {self._patience.restarts} times (sglang.restarts); {server.fault}"
+            _LOG.error("%s is given up: %s", server.name, server.fault)
+            return False
+        server.restarts -= 1
+        _LOG.warning("%s is started again, %d more times at most", server.name, server.restarts)
+        return True
 
     # --- health ---
 
@@ -287,10 +225,16 @@ class Fleet:
                 await asyncio.wait_for(server.alarm.wait(), self._patience.probe_every)
             server.alarm.clear()
             try:
-                if server.state in ("up", "down"):
+                if server.up and self._behind(server):
+                    await self._return(server)
+                elif server.state in ("up", "down"):
                     await self._look(server)
             except Exception:
                 _LOG.exception("the look at %s failed", server.name)
+
+    def _behind(self, server: Server) -> bool:
+        assert self.target is not None
+        return server.label != self.target.label and not self._any_weights
 
     async def _look(self, server: Server) -> None:
         """Leaves a sick server out, and heals one that is: with the current weights before it gets requests.
@@ -313,7 +257,7 @@ class Fleet:
             return
         if fault is None:
             server.replies = server.misses = 0
-            if found != target.label:
+            if found != target.label and not self._any_weights:
                 await self._set(server, "down", f"it serves weights {found!r}")
                 await self._return(server)
             elif state == "down":
@@ -322,7 +266,7 @@ class Fleet:
             return
         server.misses += 1
         if isinstance(fault, Lost) and not isinstance(fault, Unreachable) and server.misses < _MISSES:
-            asyncio.get_running_loop().call_later(min(1.0, self._patience.probe_every), server.alarm.set)
+            asyncio.get_running_loop().call_later(min(_AGAIN, self._patience.probe_every), server.alarm.set)
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)

@@ -13,7 +13,7 @@ from pathlib import Path
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
-from cojax.rollout.sglang_fleet import Target
+from cojax.rollout.sglang_server import Target
 from cojax.store import explain
 
 _LOG = logging.getLogger(__name__)
@@ -69,11 +69,11 @@ class WeightsFolder:
             self._lock = -1
 
 
-def newest(folder: Path) -> Target | None:
+def newest(folder: Path, known: Target | None = None) -> Target | None:
     """The version written last to `folder`/weights/, whole and sound, under the label that its trainer expects.
 
-    None where there is none. A version that goes while it is looked at gives way to its successor. Raises DamagedFile
-    for one that is broken.
+    None where there is none; a `known` one is not examined again. A version that goes while it is looked at gives way
+    to its successor. Raises DamagedFile for one that is broken.
     """
     for _ in range(_LOOKS):
         try:
@@ -83,6 +83,8 @@ def newest(folder: Path) -> Target | None:
             if found is None:
                 return None
             label = read_label(found)
+            if Target(found, label) == known:
+                return known
             check_weights(found)
             # Replaced meanwhile, one may have been read and the other checked.
             if read_label(found) == label:

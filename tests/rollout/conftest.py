@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from speakers import CONFIG, PATIENCE, Speaker
+from speakers import CONFIG, PATIENCE, Launched, Speaker
 
 from cojax.rollout.sglang import SGLangEngine
 
@@ -30,3 +30,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     yield build
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Launched:
+    return Launched(tmp_path)

@@ -9,7 +9,7 @@ from speakers import Speaker, ask, until, waits, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang_fleet import Patience
+from cojax.rollout.sglang_server import Patience
 
 
 def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_are_fewest(pair, make) -> None:

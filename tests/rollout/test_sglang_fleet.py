@@ -16,62 +16,9 @@ from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_fleet import Patience, Target
-from cojax.rollout.sglang_process import Launch, ServerProcess
+from cojax.rollout.sglang_process import ServerProcess
+from cojax.rollout.sglang_server import Patience, Target
 from cojax.rollout.sglang_weights import WeightsFolder, newest
-
-# A server of ours, as far as its command line goes: what it serves is said by its arguments; `delay` may hold it up.
-SERVER = """#!{python}
-import json, sys, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-
-given = dict(zip(sys.argv, sys.argv[1:]))
-with open("{starts}", "a") as log:
-    log.write(given["--port"] + " " + given["--weight-version"] + " " + given["--model-path"] + "\\n")
-if Path("{delay}").exists():
-    time.sleep(float(Path("{delay}").read_text()))
-if not (Path(given["--model-path"]) / "config.json").exists():
-    sys.exit("no model there")
-label = given["--weight-version"]
-
-class Handler(BaseHTTPRequestHandler):
-    def log_message(self, *_): ...
-    def do_GET(self):
-        self.answer()
-    def do_POST(self):
-        global label
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        label = body.get("weight_version", label)
-        self.answer()
-    def answer(self):
-        content = json.dumps({{"weight_version": label}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
-"""
-
-
-class Launched:
-    """How such servers are launched, and what is known of them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.starts, self.delay, program = folder / "starts", folder / "delay", folder / "python"
-        program.write_text(SERVER.format(python=sys.executable, starts=self.starts, delay=self.delay))
-        program.chmod(0o755)
-        self.launch = Launch(str(program), folder / "logs", 64)
-
-    def started(self) -> list[list[str]]:
-        """Port, label and folder of each start."""
-        return [line.split() for line in self.starts.read_text().splitlines()] if self.starts.exists() else []
-
-
-@pytest.fixture
-def launched(tmp_path: Path) -> Launched:
-    return Launched(tmp_path)
 
 
 def named(version: int, params: Params) -> Weights:

@@ -28,8 +28,8 @@ from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_fleet import Patience, Server
 from cojax.rollout.sglang_process import Launch
+from cojax.rollout.sglang_server import Patience, Server
 from experiments.engines import default_python
 
 pytestmark = pytest.mark.real

@@ -1,0 +1,135 @@
+"""One SGLang server: how it takes weights, and how one of ours is started."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any, Literal
+
+from cojax.rollout.sglang_endpoint import Endpoint, Lost, Refused
+from cojax.rollout.sglang_process import ServerProcess
+
+_LOG = logging.getLogger(__name__)
+_STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
+_TAKING_LOOK = 0.2  # seconds between two looks at a server that takes weights by itself
+
+# new: has had no weights yet; up: serves the current ones; taking: a sync gives it new ones; down: left out, its watch
+# looks after it; returning: its watch brings it back; lost: ours, and not to be started again.
+State = Literal["new", "up", "taking", "down", "returning", "lost"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The weights to serve: a model folder, and the label under which servers report it."""
+
+    folder: Path
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+    """Seconds: for a server to start, to take new weights, and between two looks at its health.
+
+    `restarts` is how often each launched server may be started again.
+    """
+
+    startup: float = 600.0
+    sync: float = 600.0
+    probe_every: float = 10.0
+    restarts: int = 5
+
+
+@dataclasses.dataclass(eq=False)
+class Server:
+    """One server; `process` where it is ours to start and kill."""
+
+    endpoint: Endpoint
+    process: ServerProcess | None
+    restarts: int
+    state: State = "new"
+    fault: str = "not started"
+    label: str = ""  # of the weights that it took last
+    sessions: int = 0
+    replies: int = 0  # since the last look: it lives
+    misses: int = 0  # looks in a row without a sign of life
+    refusals: int = 0  # of weights, since it was up
+    reading: Path | None = None  # a folder that must not go meanwhile
+    requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
+    alarm: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return f"server {self.process.index}" if self.process else self.endpoint.url
+
+    @property
+    def up(self) -> bool:
+        return self.state == "up"
+
+    @property
+    def coming(self) -> bool:
+        """Whether its watch will bring it up, or give up, by itself."""
+        return self.state == "returning" or (self.process is not None and self.state != "lost")
+
+    async def take(self, target: Target, deadline: float, *, follow: bool, known: bool = True) -> None:
+        """Has it take the target; one to `follow` does so by itself, and is waited for.
+
+        Raises TimeoutError after `deadline` seconds, Refused, and Lost; not Lost where it follows and is not `known` to
+        have answered before.
+        """
+        self.reading = target.folder
+        try:
+            async with asyncio.timeout(deadline):
+                if follow:
+                    await self._taken(target, known)
+                else:
+                    await self.endpoint.update(target.folder, target.label)
+        except (Lost, Refused):  # but after a timeout it may be reading still
+            self.reading = None
+            raise
+        self.reading, self.label = None, target.label
+
+    async def _taken(self, target: Target, known: bool) -> None:
+        while True:
+            try:
+                if await self.endpoint.version() == target.label:
+                    return
+            except Lost:
+                if known:
+                    raise
+            await asyncio.sleep(_TAKING_LOOK)
+
+    async def start(self, target: Target, deadline: float, *, any_weights: bool) -> None:
+        """Starts the process on the target and waits until it serves it, or `any_weights`.
+
+        Raises Lost where it does not within `deadline` seconds, OSError where port or log cannot be had.
+        """
+        assert self.process is not None
+        self.reading = target.folder
+        try:
+            await asyncio.to_thread(self.process.start, target.folder, target.label)
+            self.endpoint = dataclasses.replace(self.endpoint, url=self.process.url)
+            async with asyncio.timeout(deadline):
+                await self._ready(self.process, target, any_weights)
+        except TimeoutError:
+            log = self.process.log
+            raise Lost(f"not ready within {deadline:g} s (sglang.startup_deadline); see {log}") from None
+        finally:
+            self.reading = None
+        self.label = target.label
+
+    async def _ready(self, process: ServerProcess, target: Target, any_weights: bool) -> None:
+        while True:
+            if not process.running:
+                raise Lost(f"it ended while starting; {process.log} ends:\n{process.tail()}")
+            try:
+                await self.endpoint.healthy()
+                found = await self.endpoint.version()
+                if found == target.label or any_weights:
+                    _LOG.info("%s is ready at %s", self.name, process.url)
+                    return
+                self.fault = f"port {process.port} serves weights {found!r}: it is another server's"
+            except (Lost, Refused) as error:
+                self.fault = str(error)
+            await asyncio.sleep(_STARTING_LOOK)
