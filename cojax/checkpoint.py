@@ -34,6 +34,15 @@ class CheckpointError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A branch of a checkpoint as NumPy arrays, its step, and a name for the contents of the whole step."""
+
+    step: int
+    arrays: Any
+    content: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Checkpointer:
     """Saves and restores in `folder`, of which the newest `keep` steps stay."""
 
@@ -95,6 +104,33 @@ class Checkpointer:
             )
         return None
 
+    def part(self, name: str, step: int | None = None) -> Part:
+        """One branch of what was saved, such as the parameters without the optimiser's state: of `step`, or of the
+        newest good one.
+
+        Writes nothing, so that it may read beside the run itself. Raises CheckpointError where the step is not there,
+        is damaged or has no such branch, and where no step is good.
+        """
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self.folder}; let the run reach its first one")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no step {step} in {self.folder}; it has {', '.join(map(str, steps))}")
+        faults = []
+        for chosen in reversed(steps) if step is None else [step]:
+            folder = self.folder.absolute() / str(chosen)
+            try:
+                _verified(folder)
+                content = zlib.crc32((folder / "host.json").read_bytes())
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                faults.append(f"checkpoint {folder} is damaged: {error}")
+                LOG.warning("%s", faults[-1])
+                continue
+            return Part(chosen, self._branch(folder, name), f"{content:08x}")
+        others = [str(other) for other in steps if other != step]
+        fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
+        raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
+
     def hosts(self) -> list[dict[str, Any]]:
         """The host state of every step in place that can be read."""
         found = []
@@ -125,6 +161,16 @@ class Checkpointer:
                 "Use the configuration it was saved with, or start in a new workdir."
             )
         return self._orbax.restore(folder / "arrays", args=ocp.args.StandardRestore(abstract))
+
+    def _branch(self, folder: Path, name: str) -> Any:
+        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
+        if not isinstance(saved, Mapping) or name not in saved:
+            raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
+        wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+        return reader.restore(folder / "arrays", args=arguments)[name]
 
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""

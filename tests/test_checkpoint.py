@@ -207,3 +207,25 @@ def test_killed_at_any_moment_of_a_save_the_last_whole_step_restores(tmp_path):
         assert json.loads((tmp_path / str(step) / "host.json").read_text())["step"] == step
         assert np.array_equal(arrays["w"], np.full(50_000, step, np.int32))
         last = printed
+
+
+def test_one_branch_is_read_alone_from_a_chosen_or_the_newest_sound_step(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    for step in (1, 2):
+        checkpointer.save(step, _arrays(step), {})
+    newest, first = checkpointer.part("params"), checkpointer.part("params", 1)
+    assert (newest.step, first.step) == (2, 1)
+    assert newest.content != first.content
+    _same(newest.arrays, jax.tree.map(np.asarray, _arrays(2)["params"]))
+    _same(first.arrays, jax.tree.map(np.asarray, _arrays(1)["params"]))
+    damaged = next(path for path in (tmp_path / "2/arrays").rglob("*") if path.is_file() and path.stat().st_size > 200)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert checkpointer.part("params").step == 1
+    with pytest.raises(CheckpointError, match=r"2 is damaged: .*\. Choose another step \(1\)\."):
+        checkpointer.part("params", 2)
+    with pytest.raises(CheckpointError, match=r"no step 7 in .*; it has 1, 2$"):
+        checkpointer.part("params", 7)
+    with pytest.raises(CheckpointError, match="holds no adapters"):
+        checkpointer.part("adapters", 1)
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        Checkpointer(tmp_path / "none").part("params")

@@ -1,0 +1,285 @@
+"""A model behind an OpenAI-compatible chat endpoint as an actor: messages and tools go out, actions come back.
+
+What the server says is untrusted, and a call that fails is an `EngineError`, never an empty action. Nothing is known of
+tokens, so these episodes are for evaluation alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tenacity
+from openai import APIConnectionError, APIError, APIStatusError, OpenAI
+
+from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
+from cojax.rollout.chat import parse, read_json
+from cojax.types import Action, Call, Message, Turn
+
+_KEY = "OPENAI_API_KEY"
+_LONGEST_WAIT = 120.0  # seconds between two attempts, whatever the server asks for
+_TEMPORARY = {408, 409, 425, 429}
+# What no other request of the same kind would change: key, rights, address or model.
+_LASTING = {401, 403, 404}
+_TOO_LONG = re.compile(
+    r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
+)
+_TEXT = 200_000  # characters of a reply that are kept
+_CALLS = 256
+JsonObject = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What the model said, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote)."""
+
+    text: str
+    calls: tuple[tuple[str, str, str], ...] = ()
+
+
+# Messages, tools in OpenAI function format, and whether nobody waits any more → the reply.
+Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], Reply]
+
+
+class _Temporary(Exception):
+    """This attempt failed; another may not. `after` is how long the server asks to wait, in seconds."""
+
+    def __init__(self, reason: str, after: float | None = None):
+        super().__init__(reason)
+        self.after = after
+
+
+class Endpoint:
+    """Chat completions of `model` at `url`, with the key of OPENAI_API_KEY, which appears in no text of ours.
+
+    `deadline` in seconds is for one reply with all its attempts, of which there are at most `attempts`; they wait as
+    long as the server asks (Retry-After), else for `pause` seconds and each time up to twice as long. May be called
+    from many threads at once; who calls bounds how many.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        temperature: float = 0.0,
+        max_tokens: int = 4096,
+        deadline: float = 300.0,
+        attempts: int = 6,
+        pause: float = 1.0,
+    ) -> None:
+        if not re.match(r"https?://[^/\s]", url):
+            raise ValueError(f"endpoint {url!r} is no address; expected http://HOST:PORT/v1 or https://HOST/v1")
+        if not model:
+            raise ValueError("an endpoint serves models by name; name one in --endpoint_model")
+        self.url, self.model = url.rstrip("/"), model
+        self._settings = {"temperature": temperature, "max_tokens": max_tokens}
+        self._deadline, self._attempts, self._pause = deadline, attempts, pause
+        # A server without keys takes any.
+        self._key = os.environ.get(_KEY) or "none"
+        # What it takes and gives is plain values here, checked below.
+        self._create: Any = OpenAI(base_url=self.url, api_key=self._key, max_retries=0).chat.completions.create
+        self._down = ""
+
+    def __call__(
+        self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
+    ) -> Reply:
+        """The model's reply. Raises OutOfContext where the server says that the messages are too long for the model,
+        EngineError where no reply can be had or `unwanted` is set."""
+        began = time.monotonic()
+
+        def attempt() -> Reply:
+            if unwanted.is_set():
+                raise EngineError(f"{self.url}: nobody waits for the reply any more")
+            return self._once(messages, tools, max(0.1, began + self._deadline - time.monotonic()))
+
+        def wait(state: tenacity.RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            backoff = tenacity.wait_random_exponential(multiplier=self._pause, max=30.0)(state)
+            return error.after if isinstance(error, _Temporary) and error.after is not None else backoff
+
+        def pause(seconds: float) -> None:
+            unwanted.wait(seconds)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_Temporary),
+            stop=tenacity.stop_after_attempt(self._attempts) | tenacity.stop_before_delay(self._deadline),
+            wait=wait,
+            sleep=pause,
+            reraise=True,
+        )
+        try:
+            return retrying(attempt)
+        except _Temporary as error:
+            tries = retrying.statistics["attempt_number"]
+            raise EngineError(f"{self.url}: {error}; given up after {tries} attempts") from None
+
+    def _once(self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], seconds: float) -> Reply:
+        if self._down:
+            raise EngineError(self._down)
+        offered = {"tools": list(tools)} if tools else {}
+        try:
+            answer = self._create(
+                model=self.model, messages=list(messages), timeout=seconds, **offered, **self._settings
+            )
+        except APIStatusError as error:
+            raise self._refused(error) from None
+        except (APIConnectionError, APIError) as error:
+            raise _Temporary(self._told(error)) from None
+        except ValueError as error:
+            # No JSON where JSON was announced.
+            raise _Temporary(f"the reply cannot be read: {self._told(error)}") from None
+        return _reply(answer)
+
+    def _refused(self, error: APIStatusError) -> Exception:
+        """What a status other than 200 means. Only what lasts is remembered."""
+        said, status = self._told(error), error.status_code
+        if status == 400 and "max_completion_tokens" in said and "max_tokens" in self._settings:
+            self._settings = {
+                "temperature": self._settings["temperature"],
+                "max_completion_tokens": self._settings["max_tokens"],
+            }
+            return _Temporary(said, after=0.0)
+        if status in (400, 413, 422) and _TOO_LONG.search(said):
+            return OutOfContext(said)
+        if status in _TEMPORARY or status >= 500:
+            return _Temporary(said, _retry_after(error.response.headers.get("retry-after")))
+        if status in _LASTING:
+            self._down = f"{self.url}: {said}. Check --endpoint, --endpoint_model and {_KEY}"
+            return EngineError(self._down)
+        return EngineError(f"{self.url}: {said}")
+
+    def _told(self, error: Exception) -> str:
+        cause = f" ({error.__cause__})" if isinstance(error, APIConnectionError) and error.__cause__ else ""
+        said = f"{type(error).__name__}: {error}{cause}"
+        return " ".join((said if self._key == "none" else said.replace(self._key, f"${_KEY}")).split())[:500]
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Seconds, at most _LONGEST_WAIT; None for none and for a date, which is answered by the usual pause."""
+    try:
+        seconds = float(header or "")
+    except ValueError:
+        return None
+    return min(seconds, _LONGEST_WAIT) if seconds >= 0 else None
+
+
+def _reply(answer: Any) -> Reply:
+    """What a completion holds. Raises _Temporary for what is none."""
+    try:
+        message = answer.choices[0].message
+        text = message.content or ""
+        calls = tuple(
+            (str(call.id or ""), call.function.name, call.function.arguments or "{}")
+            for call in (message.tool_calls or ())[:_CALLS]
+        )
+        if not all(isinstance(part, str) for part in (text, *(part for call in calls for part in call))):
+            raise TypeError("content, names and arguments must be text")
+    except (AttributeError, IndexError, TypeError, KeyError) as error:
+        raise _Temporary(f"the reply is no chat completion: {type(error).__name__}: {error}"[:300]) from None
+    return Reply(_sound(text[:_TEXT]), tuple((_sound(i), _sound(name), _sound(raw)) for i, name, raw in calls))
+
+
+def _sound(text: str) -> str:
+    """Half a surrogate pair is a Python string but no text."""
+    return text.encode("utf-8", "replace").decode()
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointActors:
+    """Has one endpoint play every episode; an entry of `Actors`. The server's randomness is not ours to seed."""
+
+    complete: Complete
+    _ended: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        return EndpointActor(self.complete, self._ended.setdefault(session, threading.Event()))
+
+    def release(self, session: str) -> None:
+        if (ended := self._ended.pop(session, None)) is not None:
+            ended.set()
+
+
+class EndpointActor:
+    """The actor of one episode: it remembers the messages, and which calls wait for their results."""
+
+    def __init__(self, complete: Complete, ended: threading.Event):
+        self.complete, self.ended = complete, ended
+        self.said: list[JsonObject] = []
+        self.tools: tuple[Mapping[str, Any], ...] = ()
+        self.waiting: tuple[str, ...] = ()
+
+    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if not self.said:
+            self.tools = tuple(ask(episode.tools))
+        self.said += heard(messages, self.waiting)
+        began = time.perf_counter()
+        reply = self.complete(self.said, self.tools, self.ended)
+        seconds = time.perf_counter() - began
+        action = action_of(reply)
+        entry, self.waiting = spoken(reply, action, turn=len(self.said))
+        self.said.append(entry)
+        return Turn(action, engine_seconds=seconds)
+
+
+def action_of(reply: Reply) -> Action:
+    """The action that a reply stands for: the calls it asks for, else those written in its text, as a policy's would
+    be. Never raises; where one call cannot be read none counts."""
+    if not reply.calls:
+        return parse(reply.text)
+    calls = []
+    for _, name, written in reply.calls:
+        try:
+            arguments = read_json(written)
+            if not isinstance(arguments, dict):
+                raise ValueError("without an object of arguments")
+        except ValueError as error:
+            return Action("\n".join(filter(None, (reply.text, _as_text(reply)))), (), f"tool call is {error}")
+        calls.append(Call(name, arguments))
+    return Action(reply.text, tuple(calls))
+
+
+def spoken(reply: Reply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
+    """The reply as a message of the history, and the ids of the calls that wait for a result.
+
+    Calls that could not be read go back as text: many servers refuse a history whose arguments are no JSON.
+    """
+    if not reply.calls or action.error:
+        return {"role": "assistant", "content": action.text}, ()
+    ids = [given for given, _, _ in reply.calls]
+    if len(set(ids)) < len(ids) or not all(ids):
+        ids = [f"call_{turn}_{place}" for place in range(len(ids))]
+    calls = [
+        {"id": own, "type": "function", "function": {"name": name, "arguments": written}}
+        for own, (_, name, written) in zip(ids, reply.calls, strict=True)
+    ]
+    return {"role": "assistant", "content": reply.text, "tool_calls": calls}, tuple(ids)
+
+
+def heard(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
+    """New messages of the environment as those of the history: results one by one to the calls that wait for them, the
+    last takes what is left over. Where no call waits, a result is said by the user."""
+    results = [message.content for message in messages if message.role == "tool"] if waiting else []
+    kept = len(waiting) - 1
+    texts = [*results[:kept], "\n".join(results[kept:])]
+    texts += [""] * (len(waiting) - len(texts))
+    told: list[JsonObject] = [
+        {"role": "tool", "tool_call_id": own, "content": text} for own, text in zip(waiting, texts, strict=False)
+    ]
+    others = [message for message in messages if message.role != "tool" or not waiting]
+    roles = {"system", "user", "assistant"}
+    return told + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
+
+
+def _as_text(reply: Reply) -> str:
+    """The calls as a policy would have written them, whatever they hold."""
+    return "\n".join(
+        f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
+        for _, name, written in reply.calls
+    )[:_TEXT]
