@@ -11,9 +11,9 @@ import fcntl
 import itertools
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cojax.checkpoint import Checkpointer
 from cojax.pool import TaskPool, task_from_record, task_record
@@ -72,19 +72,7 @@ class RunDirectory:
 
     def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._lock = open(folder / ".lock", "a")  # noqa: SIM115  held until the process ends
-        except OSError as error:
-            raise RunDirectoryError(
-                f"cannot write {folder}: {error.strerror}. Choose another --config.workdir."
-            ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"another process is running in {folder}. Wait for it, stop it, or choose another --config.workdir."
-            ) from error
+        self._lock = locked(folder, "--config.workdir")
         self.metrics = Log(folder / "metrics.jsonl")
         self.tasks = Log(folder / "tasks.jsonl")
         self.signals = Log(folder / "signals.jsonl")
@@ -121,12 +109,9 @@ class RunDirectory:
                 before = json.loads(path.read_text())["config"]
             except (ValueError, KeyError) as error:
                 raise RunDirectoryError(f"{path} cannot be read ({error}). Choose another --config.workdir.") from error
-            different = sorted(_differences(before, config))
-            if different:
-                name = different[0]
+            if different := differences(before, config, FREE_SETTINGS):
                 raise RunDirectoryError(
-                    f"{self.folder} holds a run with other settings: {', '.join(different)} "
-                    f"({name} was {_at(before, name)!r}, now {_at(config, name)!r}). "
+                    f"{self.folder} holds a run with other settings: {different}. "
                     "Use the same settings to go on with it, or choose another --config.workdir."
                 )
         else:
@@ -233,16 +218,45 @@ class RunDirectory:
             return None
 
 
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """Dotted names of the settings that differ, the free ones left out."""
+def locked(folder: Path, setting: str) -> TextIO:
+    """Makes the folder and locks it until the file returned is closed, or the process ends.
+
+    Raises RunDirectoryError, which names the `setting` that chooses it, for one that cannot be written or is in use.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "a")  # noqa: SIM115  held by the caller
+    except OSError as error:
+        raise RunDirectoryError(f"cannot write {folder}: {error.strerror}. Choose another {setting}.") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RunDirectoryError(
+            f"another process is running in {folder}. Wait for it, stop it, or choose another {setting}."
+        ) from error
+    return lock
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
+    """Which settings differ but for the `free` ones, dotted, with the values of the first; empty where none does."""
+    different = sorted(_differences(before, now, free))
+    if not different:
+        return ""
+    name = different[0]
+    return f"{', '.join(different)} ({name} was {_at(before, name)!r}, now {_at(now, name)!r})"
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
+    """Dotted names of the settings that differ."""
     names: set[str] = set()
     for name in before.keys() | now.keys():
         path = f"{prefix}{name}"
         one, other = before.get(name), now.get(name)
-        if path in FREE_SETTINGS:
+        if path in free:
             continue
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            names |= _differences(one, other, f"{path}.")
+            names |= _differences(one, other, free, f"{path}.")
         elif one != other:
             names.add(path)
     return names

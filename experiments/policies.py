@@ -31,6 +31,7 @@ from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Action, Task
 from cojax.validation import Exclusions
 from experiments.settings import choose, settings
+from experiments.trained import from_scratch
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
@@ -52,10 +53,7 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
         return AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)
-    shape = settings(config.model.shape)
-    shape |= {name: config.model[name] or "float32" for name in ("dtype", "param_dtype")}
-    # Products of whole sixteens run faster.
-    return tokenizer, ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
+    return tokenizer, from_scratch(settings(config.model), tokenizer)
 
 
 def stored_shape(config: ConfigDict, folder: Path) -> ModelConfig:

@@ -26,7 +26,6 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict, config_flags
 
 from cojax import signals as signs
-from cojax import warm_start
 from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
 from cojax.console import CONSOLE, seconds_left, show_step, show_summary
@@ -42,9 +41,10 @@ from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from environments.worker.venv import InstallError
-from experiments import assemble, policies, preflight, presets
+from experiments import assemble, policies, preflight, presets, trained
 from experiments.facts import facts
 from experiments.flags import parse
+from experiments.process import keep_compiled, log_to
 from experiments.settings import check, settings
 
 _LOG = logging.getLogger("cojax")
@@ -83,13 +83,13 @@ class Stop:
 
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
-    _keep_compiled()
+    keep_compiled()
     check(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
     directory.claim(json.loads(json.dumps(config.to_dict())), facts())
-    _log_to(directory.folder / "run.log")
+    log_to(directory.folder / "run.log")
     if (summary := directory.summary()) and summary["steps"] >= config.steps:
         report = directory.folder / "report.html"
         show_summary(summary, report if report.exists() else write_report(directory.folder))
@@ -102,6 +102,7 @@ def run(config: ConfigDict) -> int:
         begun = bool(directory.checkpointer.steps())
         policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
         params = assemble.initial_params(config, made)
+        trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), begun)
     try:
         learner = assemble.learner(config, made, params)
         loop = assemble.loop(config, made, learner, clock)
@@ -255,23 +256,6 @@ def _sum(counts: Any) -> dict[str, int]:
 def _stopped(stop: Stop, config: ConfigDict, step: int) -> int:
     CONSOLE.print(f"stopped at step {step} of {config.steps}; run the same command again to go on")
     return 128 + stop.number
-
-
-def _keep_compiled() -> None:
-    """Compiled programs are kept in the cache: a second start needs seconds where the first took half a minute."""
-    jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-
-
-def _log_to(path: Path) -> None:
-    """Everything to run.log, warnings to the terminal as well."""
-    handler = logging.FileHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root = logging.getLogger()
-    for other in list(root.handlers):
-        other.setLevel(logging.WARNING)
-    root.addHandler(handler)
-    logging.getLogger("cojax").setLevel(logging.INFO)
 
 
 def main(argv: Sequence[str]) -> None:

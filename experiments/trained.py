@@ -1,0 +1,218 @@
+"""A policy that was trained, or is to be evaluated: its shape, tokenizer and parameters, read back from disk.
+
+A run keeps beside its checkpoints what these do not hold:
+
+    WORKDIR/tokenizer/     tokenizer and chat template
+    WORKDIR/model.json     the decoder's shape, the dtype it computes in, and a name for the base of adapters
+    WORKDIR/base/          the base of adapters that are learned from scratch, as a model folder
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from cojax.checkpoint import Checkpointer, CheckpointError
+from cojax.policy import model_folder
+from cojax.policy.adapters import Lora, initialize_adapters, merge
+from cojax.policy.config import ModelConfig
+from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import Params, parameters, to_hf
+from cojax.policy.precision import computed
+from cojax.rollout.engine import Weights
+from cojax.rollout.export import load_params
+from cojax.store import write_json
+
+_MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
+_END = 2**20  # bytes at either end of a file that name it
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """A policy; `step` is 0 for one that no run of ours made, `content` names what it holds. Parameters are stored as
+    `model.param_dtype`, but matrices that adapters were summed into as `model.dtype`."""
+
+    model: ModelConfig
+    tokenizer: PreTrainedTokenizerBase
+    params: Params
+    step: int
+    content: str
+
+    def weights(self) -> Weights:
+        """For an engine, as an update computes with it."""
+        return Weights(self.step, lambda: to_hf(self.model, computed(self.model, self.params)))
+
+
+def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
+    """Writes what a run's checkpoints need to be read without it; a run that has `begun` keeps what is there."""
+    if begun and (workdir / _MODEL).exists():
+        return
+    adapters = bool(config["learner"]["lora"]["rank"])
+    if adapters and not config["model"]["path"]:
+        model_folder.write_model(workdir / _BASE, model, params)
+    base = {"base": fingerprint(params)} if adapters else {}
+    write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **base})
+
+
+def settings_of(workdir: Path) -> dict[str, Any]:
+    """The settings of a run. Raises CheckpointError where there is none."""
+    path = workdir / "config.json"
+    try:
+        settings = json.loads(path.read_text())["config"]
+        if not isinstance(settings["model"], dict) or not isinstance(settings["learner"]["lora"], dict):
+            raise TypeError("model and learner.lora must be sections")
+        return settings
+    except OSError as error:
+        raise CheckpointError(
+            f"{workdir} is no run directory ({path.name}: {error.strerror}); expected the workdir of "
+            "python -m experiments.run, such as runs/desk"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} holds no settings of a run: {type(error).__name__}: {error}") from error
+
+
+def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Trained:
+    """The policy of a checkpoint of a run: `step`, or the newest sound one. Adapters are summed into their base, which
+    is read from the folder `base` where it is no longer where the run found it.
+
+    Reads only. Raises CheckpointError for what is not there, damaged or does not fit.
+    """
+    config = settings_of(workdir)
+    tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
+    model = shape_of(workdir, config, tokenizer, base)
+    part = Checkpointer(workdir / "checkpoints").part("params", step)
+    if not config["learner"]["lora"]["rank"]:
+        wanted = {row.name: row.shape(model) for row in parameters(model)}
+        _check(part.arrays, wanted, workdir)
+        stored = str(next(iter(_leaves(part.arrays).values())).dtype)
+        return Trained(dataclasses.replace(model, param_dtype=stored), tokenizer, part.arrays, part.step, part.content)
+    lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
+    fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
+    _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
+    frozen = computed(model, _base(workdir, config, model, base))
+    merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
+    return Trained(model, tokenizer, merged, part.step, part.content)
+
+
+def of_folder(folder: Path, model: ModelConfig) -> Trained:
+    """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
+    tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
+    return Trained(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+
+
+def cast(policy: Trained, dtype: str) -> Trained:
+    """The same policy with all its parameters stored as `dtype`."""
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
+    return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
+
+
+def shape_of(
+    workdir: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, base: str | Path = ""
+) -> ModelConfig:
+    """The shape of a run's policy and the dtype it computes in, from model.json, or as the run itself finds it.
+
+    Raises CheckpointError.
+    """
+    path, section = workdir / _MODEL, config["model"]
+    try:
+        if path.exists():
+            kept = json.loads(path.read_text())
+            return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
+        if section["path"]:
+            folder = _moved(workdir, section["path"], base)
+            own = ModelConfig.from_hf(model_folder.read_config_json(folder))
+            dtype = section["dtype"] or own.dtype
+            stored = dtype if config["learner"]["lora"]["rank"] else section["param_dtype"] or own.param_dtype
+            return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
+        return from_scratch(section, tokenizer)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the shape of the policy of {workdir} cannot be told: {error}") from error
+
+
+def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:
+    """The shape of a policy that begins from scratch, by the section `model` of a configuration."""
+    dtypes = {name: section[name] or "float32" for name in ("dtype", "param_dtype")}
+    shape: dict[str, Any] = {**section["shape"], **dtypes}
+    # Products of whole sixteens run faster.
+    return ModelConfig(vocab_size=-(-len(tokenizer) // 16) * 16, **shape)
+
+
+def content_of(folder: Path) -> str:
+    """A name for what a model folder holds: its files and their sizes, the first and the last megabyte of each."""
+    total = 0
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
+            size = path.stat().st_size
+            with open(path, "rb") as file:
+                ends = file.read(_END)
+                file.seek(max(0, size - _END))
+                ends += file.read(_END)
+            total = zlib.crc32(f"{path.name} {size} ".encode() + ends, total)
+    return f"{total:08x}"
+
+
+def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
+    """What the adapters of a run were added to, proved to be that where the run says how to tell."""
+    started = config["model"]["path"]
+    folder = _moved(workdir, started, base) if started or base else workdir / _BASE
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
+            f"{folder} is gone; restore that folder from a copy"
+        )
+    try:
+        params = load_params(folder, model)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
+    path = workdir / _MODEL
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    if "base" in kept and kept["base"] != fingerprint(params):
+        raise CheckpointError(
+            f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "
+            "Restore it from a copy"
+        )
+    return params
+
+
+def _moved(workdir: Path, started: str, base: str | Path) -> Path:
+    """The model folder that a run began from, at `base` where that is given. Raises CheckpointError for none."""
+    folder = Path(base or started)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{workdir} began from the model folder {started}, which it still needs, and {folder} is no folder. "
+            "Put it back, or say where it is now, by --base=FOLDER of the export or --config.model.path=FOLDER of the "
+            "evaluation"
+        )
+    return folder
+
+
+def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({str(error)[:300]})") from error
+
+
+def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:
+    """Raises CheckpointError where the arrays are not those of the run's own settings."""
+    found = {name: leaf.shape for name, leaf in _leaves(arrays).items()}
+    if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+        name = different[0]
+        raise CheckpointError(
+            f"the checkpoint in {workdir} does not fit its own settings: {len(different)} arrays differ, first {name}: "
+            f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
+            "changed: restore them from a copy"
+        )
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Path → leaf."""
+    return {"/".join(str(key.key) for key in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
