@@ -1,0 +1,88 @@
+"""Writes a checkpoint of a run as a model folder in Hugging Face format, tokenizer and chat template included.
+
+python -m experiments.export --workdir=runs/desk models/desk            # the newest sound checkpoint
+python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtype=bfloat16
+
+`transformers` and SGLang load the folder as it is, and so do --config.model.path and `experiments.evaluate --model`.
+Adapters are summed into their base. The run may go on meanwhile: nothing in its directory is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cojax.checkpoint import CheckpointError
+from cojax.console import CONSOLE
+from cojax.rollout.export import save_model
+from cojax.store import explain, sync_folder, write_json
+from experiments import trained
+
+
+def export(policy: trained.Trained, folder: Path) -> None:
+    """Writes the policy, its parameters as `model.param_dtype`; the folder appears whole or not at all.
+
+    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    """
+    refuse_full(folder)
+    folder = folder.absolute()
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    policy = trained.cast(policy, policy.model.param_dtype)
+    try:
+        part.mkdir(parents=True)
+        save_model(part, policy.model, policy.params, policy.tokenizer)
+        # What ends a turn, for a server or a generate() that does not look at the template.
+        tokens = {"eos_token_id": policy.tokenizer.eos_token_id, "pad_token_id": policy.tokenizer.pad_token_id}
+        write_json(
+            part / "generation_config.json", {name: token for name, token in tokens.items() if token is not None}
+        )
+        for path in sorted(part.iterdir()):
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(part)
+        # In place of an empty folder; a full one that came meanwhile is refused by the system.
+        part.rename(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise explain(error, folder) if error.errno else error from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def refuse_full(folder: Path) -> None:
+    """Raises FileExistsError unless the folder can be made or is empty."""
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists() or folder.is_symlink():
+        raise FileExistsError(f"{folder} is there already and not an empty folder; name a new one")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 1 when nothing could be exported."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workdir", required=True, type=Path, help="run directory, such as runs/desk")
+    parser.add_argument("--step", type=int, help="the checkpoint's step; the newest sound one where none is given")
+    parser.add_argument("--base", default="", help="where the model folder is now that adapters were trained beside")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of the weights; that of the run by default")
+    parser.add_argument("out", metavar="OUT", type=Path, help="the model folder to write; new or empty")
+    chosen = parser.parse_args(arguments)
+    try:
+        refuse_full(chosen.out)
+        policy = trained.of_run(chosen.workdir, chosen.step, chosen.base)
+        export(trained.cast(policy, chosen.dtype or policy.model.param_dtype), chosen.out)
+    except (CheckpointError, OSError, ValueError) as error:
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        return 1
+    size = sum(path.stat().st_size for path in chosen.out.iterdir())
+    CONSOLE.print(f"step {policy.step} of {chosen.workdir} is in {chosen.out} ({size / 2**20:.1f} MiB)", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
