@@ -17,13 +17,14 @@ audit.py        `python -m environments.check appworld`
 from __future__ import annotations
 
 import concurrent.futures
+import os
 
 from cojax.environment import EnvironmentFailure
 from environments.appworld import data as roots
 from environments.appworld.data import RECIPE
 from environments.appworld.environment import AppWorld
 from environments.worker import Bounds, isolate
-from environments.worker.venv import interpreter
+from environments.worker.venv import InstallError, interpreter
 
 __all__ = ["RECIPE", "check", "make"]
 
@@ -38,6 +39,10 @@ def make(data: str = "official", deadline: float = 40.0, solutions: bool = False
     """
     python = interpreter("appworld", RECIPE)
     full, shown = str(roots.root(data) / "data"), str(roots.public(data) / "data")
+    if os.path.realpath(shown).startswith("/tmp/"):
+        raise InstallError(
+            f"{shown} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
+        )
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as both:
         playing = both.submit(
@@ -46,8 +51,10 @@ def make(data: str = "official", deadline: float = 40.0, solutions: bool = False
             python=python,
             bounds=bounds,
             visible=(shown,),
+            # How the tiny data are made tells what is right in them.
+            hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
             data=shown,
-            hidden=full,
+            truth=full,
             seconds=0.75 * deadline,
         )
         judging = both.submit(

@@ -23,11 +23,11 @@ PRINTED = 15_000
 _FAILED = ("Execution failed", "No code available")
 
 
-def make(data: str, hidden: str, seconds: float) -> Play:
-    """The environment. `data` is a data folder without ground truth, `hidden` the one with it, which must be out of
+def make(data: str, truth: str, seconds: float) -> Play:
+    """The environment. `data` is a data folder without ground truth, `truth` the one with it, which must be out of
     sight; `seconds` is what the package itself allows one block of code."""
     world.warm(data)
-    return Play(data, hidden, seconds)
+    return Play(data, truth, seconds)
 
 
 class Play:
@@ -35,19 +35,19 @@ class Play:
 
     name = "appworld"
 
-    def __init__(self, data: str, hidden: str, seconds: float) -> None:
-        self.data, self.hidden, self.seconds = data, hidden, seconds
+    def __init__(self, data: str, truth: str, seconds: float) -> None:
+        self.data, self.truth, self.seconds = data, truth, seconds
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """None; asked for first, it finds out whether ground truth is out of sight."""
-        sealed(self.hidden)
+        sealed(self.truth)
         return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
     def start(self, task: Task) -> PlayEpisode:
-        sealed(self.hidden)
+        sealed(self.truth)
         return PlayEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
@@ -99,11 +99,11 @@ def cut(text: str) -> str:
     return text if len(text) <= PRINTED else f"{text[:PRINTED]}\n[{len(text) - PRINTED} characters cut]"
 
 
-def sealed(hidden: str) -> None:
+def sealed(truth: str) -> None:
     """Raises PermissionError where this process, confined as it is, could read ground truth."""
-    if os.access(hidden, os.R_OK | os.X_OK):
+    if os.access(truth, os.R_OK | os.X_OK):
         raise PermissionError(
-            f"a model's code could read the ground truth in {hidden}: this system allows neither a view of its own "
+            f"a model's code could read the ground truth in {truth}: this system allows neither a view of its own "
             "files for a process (mount namespaces) nor, as root, a user of its own for it (CAP_SETUID). Allow user "
             "namespaces (sysctl kernel.unprivileged_userns_clone=1, or Docker's --security-opt seccomp=unconfined)"
         )

@@ -39,12 +39,13 @@ def isolate(
     python: str = sys.executable,
     bounds: Bounds = _BOUNDS,
     visible: tuple[str, ...] = (),
+    hidden: tuple[str, ...] = (),
     enclosed: bool = True,
     **settings: Any,
 ) -> IsolatedEnvironment:
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
-    `visible` names further files and folders that it may read; see `Bounds` for what an episode may take. Raises
-    EnvironmentFailure where it cannot be made.
+    `visible` names further files and folders that it may read, `hidden` folders among all it may that are empty to it;
+    see `Bounds` for what an episode may take. Raises EnvironmentFailure where it cannot be made.
     """
-    return environment_of(Client(Launch(module, python, settings, bounds, visible, enclosed)), bounds)
+    return environment_of(Client(Launch(module, python, settings, bounds, visible, enclosed, hidden)), bounds)

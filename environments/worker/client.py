@@ -48,8 +48,8 @@ importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[
 class Launch:
     """What an environment is made of: a module with `make(**settings)`, imported by `python`.
 
-    Of the file system, its process sees the system's libraries, Python, our packages, the module's and `visible`;
-    `enclosed` false leaves it everything (the limits of a child still hold).
+    Of the file system, its process sees the system's libraries, Python, our packages, the module's and `visible`, less
+    what lies in `hidden` folders; `enclosed` false leaves it everything (the limits of a child still hold).
     """
 
     module: str
@@ -58,6 +58,7 @@ class Launch:
     bounds: Bounds
     visible: tuple[str, ...] = ()
     enclosed: bool = True
+    hidden: tuple[str, ...] = ()
 
 
 class Client:
@@ -131,6 +132,7 @@ class Connection:
             "settings": dict(launch.settings),
             "bounds": dataclasses.asdict(launch.bounds),
             "visible": [*shown, *launch.visible],
+            "hidden": list(launch.hidden),
             "enclosed": launch.enclosed,
             "boot": boot,
         }

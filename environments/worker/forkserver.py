@@ -40,7 +40,7 @@ def main(descriptor: int) -> None:
     order = wire.decode(control.recv(PACKET))
     try:
         bounds = Bounds(**order["bounds"])
-        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None)
+        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"])
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
         environment = importlib.import_module(order["module"]).make(**order["settings"])

@@ -25,10 +25,10 @@ _ETC = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "passwd", "group",
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 
-def enclose(visible: Iterable[str] | None) -> Layers:
+def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = ()) -> Layers:
     """Cuts this process, and all it will fork, off the network and from every file but `visible` and the system's.
 
-    None leaves network and files as they are.
+    None leaves network and files as they are. `hidden` folders within the visible ones are empty.
     """
     if sys.platform != "linux":
         return Layers(user=os.geteuid() != 0)
@@ -39,7 +39,7 @@ def enclose(visible: Iterable[str] | None) -> Layers:
     files = (
         closed
         and _succeeds(lambda: kernel.unshare(kernel.NEWNS))
-        and _succeeds(lambda: _show_only(list(visible or ())))
+        and _succeeds(lambda: _show_only(list(visible or ()), list(hidden)))
     )
     processes = owned and _possible(lambda: separate(Layers(files=files, processes=True)))
     first = kernel.first_uid() if root else 0
@@ -150,8 +150,8 @@ def needed_files() -> list[str]:
     return sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})
 
 
-def _show_only(visible: list[str]) -> None:
-    """Makes a new root of bind mounts, read-only, and moves into it."""
+def _show_only(visible: list[str], hidden: list[str]) -> None:
+    """Makes a new root of bind mounts, read-only, and moves into it; what is hidden there is mounted over."""
     shown = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
     root = next(place for place in _PLACES if os.path.isdir(place) and not any(_within(p, place) for p in shown))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
@@ -169,6 +169,9 @@ def _show_only(visible: list[str]) -> None:
         if not any(_within(path, other) for other in bound):
             _bind(path, root)
             bound.append(path)
+    for path in hidden:
+        if os.path.isdir(root + os.path.abspath(path)):
+            kernel.mount("tmpfs", root + os.path.abspath(path), "tmpfs", kernel.RDONLY | kernel.NODEV, "mode=755")
     _bind("/proc", root, read_only=False)
     os.makedirs(root + "/tmp", exist_ok=True)
     os.chmod(root + "/tmp", 0o1777)

@@ -108,7 +108,7 @@ def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[b
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
     """Gives the order and waits until the environment is made; the reply to the client."""
     loop = asyncio.get_running_loop()
-    names = ("module", "settings", "visible", "enclosed", "bounds")
+    names = ("module", "settings", "visible", "hidden", "enclosed", "bounds")
     deadline = order["bounds"]["start_deadline"]
     packet = wire.encode({name: order[name] for name in names})
     if len(packet) > PACKET:
