@@ -76,6 +76,7 @@ def get_config() -> ConfigDict:
     config.sglang = ConfigDict(
         {
             "urls": "",  # running servers, http://HOST:PORT,…; "" launches `servers` on this host
+            "router": "",  # sglang-router's address in front of `urls`: completions are asked of it
             "servers": 1,
             "python": "",  # an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU
             "device": "",  # cpu, or "" to leave it to SGLang and `flags`

@@ -36,8 +36,11 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
     if urls:
         _check_attached(section)
-    elif section.follow:
-        raise ValueError("sglang.follow is set, but sglang.urls names no server that follows; name them, or unset it")
+    elif section.follow or section.router:
+        name = "follow" if section.follow else "router"
+        raise ValueError(f"sglang.{name} is set, but sglang.urls is empty; name the servers there, or unset it")
+    if section.router and not _is_address(section.router):
+        raise ValueError(f"sglang.router is {section.router!r}; expected http://HOST:PORT")
     folder = Path(section.folder or config.workdir)
     own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
     return SGLangEngine(
@@ -53,6 +56,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         dtype=section.dtype,
         mixed=section.mixed,
         follow=section.follow,
+        router=section.router.strip().rstrip("/"),
     )
 
 

@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
@@ -113,6 +115,46 @@ class Speaker:
         for connection in self.connections:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+class Router:
+    """Forwards completions to Speakers, those of one key to one of them, and knows no other path."""
+
+    def __init__(self, speakers: list[Speaker]) -> None:
+        self.keys: list[str] = []
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                key = self.headers["X-SMG-Routing-Key"]
+                router.keys.append(key)
+                speaker = speakers[int(key, 16) % len(speakers)]
+                if self.path != "/generate":
+                    status, content = 404, b"{}"
+                else:
+                    try:
+                        reply = httpx.post(f"{speaker.url}/generate", content=body, timeout=30)
+                        status, content = reply.status_code, reply.content
+                    except httpx.HTTPError:
+                        status, content = 503, b"{}"
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
 
 def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion:

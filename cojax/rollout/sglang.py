@@ -45,6 +45,8 @@ class Served:
 class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
+    With a `router`, an address in front of `urls`, completions are asked of it, and all else of the servers.
+
     A conversation takes up to `max_length` tokens. Weights are written to `folder`/weights/VERSION/, a path that every
     server must see, as `dtype` ("": the parameters' own); servers that `follow` that folder take them by themselves
     (`python -m experiments.serve`), the others are told to. One `generate` takes at most `deadline` seconds and
@@ -70,6 +72,7 @@ class SGLangEngine:
         dtype: str = "",
         mixed: bool = False,
         follow: bool = False,
+        router: str = "",
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -77,13 +80,13 @@ class SGLangEngine:
             )
         if bool(urls) == (launch is not None):
             raise ValueError("give either urls of running servers or launch, which says how to start some")
-        if follow and not urls:
-            raise ValueError("follow is for servers of urls; those launched here are told what to load")
+        if (follow or router) and not urls:
+            raise ValueError("follow and router are for servers of urls, of which there are none")
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
         self._config, self._length = config, max_length
         self._deadline, self._attempts, self._dtype = deadline, attempts, dtype
-        self._mixed, self._follow = mixed, follow
+        self._mixed, self._follow, self._router = mixed, follow, router
         self._nonce = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
@@ -102,7 +105,7 @@ class SGLangEngine:
         self._clients = Clients()
         processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
         attached = [url.rstrip("/") for url in urls]
-        self._fleet = Fleet(self._clients, attached, processes, patience or Patience(), follow=follow)
+        self._fleet = Fleet(self._clients, attached, processes, patience or Patience(), follow=follow, router=router)
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
         self._thread.start()
 
@@ -252,8 +255,9 @@ class SGLangEngine:
         server = await self._fleet.route(session)
         assert self._fleet.target is not None
         asked, rid = self._fleet.target.label, uuid.uuid4().hex
+        key = hashlib.sha256(f"{self._nonce}-{session}".encode()).hexdigest()[:32] if self._router else ""
         request = asyncio.create_task(
-            server.endpoint.generate(tokens, sampling, room, self._config.vocab_size, rid, seed)
+            server.endpoint.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key)
         )
         server.requests.add(request)
         try:
@@ -268,11 +272,11 @@ class SGLangEngine:
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._send(self._abort(server, rid))
+            self._send(self._fleet.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise Lost(f"{server.name} was left out: {server.fault}") from None
+            raise Lost(f"a server was left out: {server.fault or self._fleet.faults()}") from None
         finally:
             server.requests.discard(request)
 
@@ -300,10 +304,6 @@ class SGLangEngine:
             "stop" if stopped else "length",
             tuple(spans) if len(spans) > 1 else (),
         )
-
-    async def _abort(self, server: Server, rid: str) -> None:
-        with contextlib.suppress(Lost, Refused):
-            await server.endpoint.abort(rid)
 
     def _send(self, errand: Coroutine[Any, Any, None]) -> None:
         """Runs something nobody waits for."""

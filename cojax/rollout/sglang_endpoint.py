@@ -19,6 +19,8 @@ _QUICK = 10.0
 _HEALTH = 40.0  # the server itself gives up after 20
 # The server closes idle connections after 5 s; ours must be gone by then, or a request meets a closed one.
 _KEEP_ALIVE = 2.0
+# What sglang-router's policy `manual` goes by; `cache_aware` goes by the tokens themselves.
+_ROUTING_KEY = "X-SMG-Routing-Key"
 
 
 class Lost(Exception):
@@ -55,13 +57,15 @@ class Clients:
         self._context = httpx.create_ssl_context()
         self._idle: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
 
-    async def request(self, method: str, origin: str, path: str, body: Any, timeout: httpx.Timeout) -> httpx.Response:
+    async def request(
+        self, method: str, origin: str, path: str, body: Any, timeout: httpx.Timeout, headers: dict[str, str]
+    ) -> httpx.Response:
         """Raises httpx.HTTPError."""
         idle = self._idle[origin]
         limits = httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
         client = idle.pop() if idle else httpx.AsyncClient(limits=limits, verify=self._context, trust_env=False)
         try:
-            return await client.request(method, f"{origin}/{path}", json=body, timeout=timeout)
+            return await client.request(method, f"{origin}/{path}", json=body, timeout=timeout, headers=headers)
         finally:
             idle.append(client)
 
@@ -78,10 +82,11 @@ class Endpoint:
     clients: Clients
 
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling, room: int, vocabulary: int, rid: str, seed: int
+        self, prompt: Sequence[int], sampling: Sampling, room: int, vocabulary: int, rid: str, seed: int, key: str = ""
     ) -> Reply:
         """Samples at most `room` tokens of 0 … `vocabulary` − 1; the caller bounds the time. Raises Lost or Refused.
 
+        A router keeps requests of one `key` on one server, by the policies that look at it.
         Log-probs are those of logits / temperature, at temperature 0 those at temperature 1. The seed counts where the
         server runs with --enable-deterministic-inference; elsewhere it is ignored.
         """
@@ -99,6 +104,7 @@ class Endpoint:
                 },
             },
             None,
+            {_ROUTING_KEY: key} if key else {},
         )
         try:
             return _read(answer, room, vocabulary)
@@ -139,15 +145,24 @@ class Endpoint:
         if (found := await self.version()) != label:
             raise Unreachable(f"{self.url} serves weights {found!r} after an update to {label!r}")
 
-    async def _post(self, path: str, body: dict[str, Any], seconds: float | None) -> Any:
-        return await self._call("POST", path, body, seconds)
+    async def _post(
+        self, path: str, body: dict[str, Any], seconds: float | None, headers: dict[str, str] | None = None
+    ) -> Any:
+        return await self._call("POST", path, body, seconds, headers)
 
-    async def _call(self, method: str, path: str, body: dict[str, Any] | None, seconds: float | None) -> Any:
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None,
+        seconds: float | None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         timeout = httpx.Timeout(seconds, connect=_QUICK, pool=None)
         try:
             # httpx bounds each read, of which a slow answer may take any number.
             async with asyncio.timeout(seconds):
-                response = await self.clients.request(method, self.url, path, body, timeout)
+                response = await self.clients.request(method, self.url, path, body, timeout, headers or {})
         except (httpx.ReadTimeout, TimeoutError) as error:
             raise Lost(f"{self.url}/{path} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:

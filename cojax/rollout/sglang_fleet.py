@@ -31,6 +31,8 @@ class Fleet:
 
     Servers with somebody else who gives them weights are either `follow`ed, which is waiting until they have the
     target, or, with `any_weights`, served as they are: the target is what those that are started again start on.
+
+    Where there is a `router`, an address in front of all of them, it says who serves which conversation.
     """
 
     def __init__(
@@ -42,9 +44,12 @@ class Fleet:
         *,
         follow: bool = False,
         any_weights: bool = False,
+        router: str = "",
     ) -> None:
         self.servers = [Server(Endpoint(url, clients), None, 0) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
+        # Of no fleet and never looked at: it stands for whichever server the router chooses.
+        self.router = Server(Endpoint(router, clients), None, 0, "up") if router else None
         self.target: Target | None = None
         self._patience, self._follow, self._any_weights = patience, follow, any_weights
         self._homes: dict[str, Server] = {}
@@ -63,6 +68,8 @@ class Fleet:
             await self._changed.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
+            if self.router is not None:
+                return self.router
             home = self._homes.get(session)
             if home is None or not home.up:
                 self.forget(session)
@@ -78,10 +85,23 @@ class Fleet:
             home.sessions -= 1
 
     def suspect(self, server: Server, fault: str) -> None:
-        """Sends the server nothing new until it has been looked at, which happens at once."""
+        """Sends the server nothing new until it has been looked at, which happens at once.
+
+        Behind a router it may have been any of them: all are looked at.
+        """
+        if server is self.router:
+            for each in self.servers:
+                each.alarm.set()
+            return
         if server.up:
             server.state, server.fault = "down", fault
         server.alarm.set()
+
+    async def abort(self, server: Server, rid: str) -> None:
+        """Ends a request of this server, wherever it is, whose answer nobody waits for any more."""
+        places = self.servers if server is self.router else [server]
+        aborts = (place.endpoint.abort(rid) for place in places if place.endpoint.url)
+        await asyncio.gather(*aborts, return_exceptions=True)
 
     def faults(self) -> str:
         """What is wrong with each server that is not up."""
@@ -153,13 +173,13 @@ class Fleet:
             if self.target is target:
                 await self._set(server, "up")
                 return
-            fault = "another sync began"  # whoever asked for this one did not wait
+            fault, hung = "another sync began", False  # whoever asked for this one did not wait
         except (Lost, Refused, TimeoutError) as error:
-            fault = self._fault(error)
+            fault, hung = self._fault(error), not isinstance(error, Refused | Unreachable)
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, Refused):
                 await asyncio.to_thread(server.process.kill)
-        await self._set(server, "down", fault)
+        await self._set(server, "down", fault, hung)
         server.alarm.set()
 
     def _fault(self, error: Exception) -> str:
@@ -265,21 +285,24 @@ class Fleet:
                 await self._set(server, "up")
             return
         server.misses += 1
-        if isinstance(fault, Lost) and not isinstance(fault, Unreachable) and server.misses < _MISSES:
+        hung = not isinstance(fault, Refused | Unreachable)
+        if hung and server.misses < _MISSES:
             asyncio.get_running_loop().call_later(min(_AGAIN, self._patience.probe_every), server.alarm.set)
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
-        await self._set(server, "down", str(fault))
+        await self._set(server, "down", str(fault), hung)
         if process is not None:
             await asyncio.to_thread(process.kill)
             await self._return(server)
 
-    async def _set(self, server: Server, state: State, fault: str = "") -> None:
+    async def _set(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
         """Notes the state. What runs on a server that is left out is given up, so that it can be tried elsewhere."""
         server.state, server.fault = state, fault
         if state in ("down", "lost"):
-            for request in server.requests:
+            # A router tries those of a dead one elsewhere by itself, but does not tell which are with one that hangs.
+            lost = self.router.requests if self.router is not None and hung else ()
+            for request in [*server.requests, *lost]:
                 request.cancel()
         async with self._changed:
             self._changed.notify_all()

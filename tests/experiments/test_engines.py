@@ -83,6 +83,17 @@ def test_settings_of_servers_that_are_launched_are_refused_where_none_is(config,
         engines.sglang(config, MODEL)
 
 
+def test_what_needs_running_servers_says_so(config) -> None:
+    for name, value in (("follow", True), ("router", "http://127.0.0.1:1")):
+        config.sglang = base.get_config().sglang
+        config.sglang[name] = value
+        with pytest.raises(ValueError, match=rf"sglang\.{name} is set, but sglang\.urls is empty"):
+            engines.sglang(config, MODEL)
+    config.sglang.urls, config.sglang.router = "http://127.0.0.1:1", "127.0.0.1:2"
+    with pytest.raises(ValueError, match=r"sglang\.router is '127\.0\.0\.1:2'; expected http://HOST:PORT"):
+        engines.sglang(config, MODEL)
+
+
 def test_the_command_for_rollout_hosts_says_what_it_misses() -> None:
     command = [sys.executable, "-m", "experiments.serve", "--config=experiments/desk.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

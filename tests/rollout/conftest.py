@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from speakers import CONFIG, PATIENCE, Launched, Speaker
+from speakers import CONFIG, PATIENCE, Launched, Router, Speaker
 
 from cojax.rollout.sglang import SGLangEngine
 
@@ -16,6 +16,13 @@ def pair() -> Iterator[list[Speaker]]:
     yield speakers
     for speaker in speakers:
         speaker.close()
+
+
+@pytest.fixture
+def router(pair: list[Speaker]) -> Iterator[Router]:
+    router = Router(pair)
+    yield router
+    router.close()
 
 
 @pytest.fixture

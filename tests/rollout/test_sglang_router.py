@@ -1,0 +1,75 @@
+"""Completions by way of a router, everything else to the servers themselves."""
+
+import threading
+import time
+
+import pytest
+from speakers import Speaker, ask, until, waits, weights
+
+from cojax.environment import EngineError
+from cojax.rollout.sglang_server import Patience
+
+
+def test_completions_go_through_the_router_and_weights_to_each_server(pair, make, router) -> None:
+    engine = make(pair, router=router.url)
+    engine.load(weights(0))
+    for turn in range(3):
+        for number in range(8):
+            assert ask(engine, f"s{number}").tokens == (7, 7, 7), turn
+    # A conversation keeps its key, and so its server and prefix; another has another.
+    assert [router.keys.count(key) for key in set(router.keys)] == [3] * 8
+    assert sum(speaker.count("generate") for speaker in pair) == 24
+    assert min(speaker.count("generate") for speaker in pair) > 0
+    assert [speaker.count("update_weights_from_disk") for speaker in pair] == [1, 1]
+
+
+def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
+    engine = make(pair, router=router.url, deadline=0.5)
+    engine.load(weights(0))
+    over = threading.Event()
+    for speaker in pair:
+        speaker.mood = waits(over, "generate")
+    with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
+        ask(engine)
+    rids = {body["rid"] for speaker in pair for body in speaker.bodies if "input_ids" in body}
+    until(lambda: all({"rid": rid} in speaker.bodies for speaker in pair for rid in rids))
+    over.set()
+
+
+def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make, router) -> None:
+    engine = make(pair, router=router.url, patience=Patience(probe_every=60.0))
+    engine.load(weights(0))
+    label = pair[0].version
+    pair[0].version = pair[1].version = "somebody else's"
+    assert ask(engine).weights_version == 0
+    until(lambda: pair[0].version == pair[1].version == label)
+
+
+def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cojax.rollout.sglang_endpoint._HEALTH", 0.2)
+    engine = make(pair, router=router.url)
+    engine.load(weights(0))
+    ask(engine, "a")
+    home = next(speaker for speaker in pair if speaker.count("generate"))
+    over, hung = threading.Event(), threading.Event()
+
+    def mood(path: str, body: dict, answer: dict) -> int:
+        if not hung.is_set() and path in ("generate", "health"):
+            over.wait(10)
+        return 200
+
+    home.mood = mood
+    # Given back to the router, it comes to the same server, which has recovered.
+    threading.Timer(1.5, hung.set).start()
+    began = time.monotonic()
+    assert ask(engine, "a").tokens == (7, 7, 7)
+    assert time.monotonic() - began < 8
+    over.set()
+
+
+def test_a_router_that_is_gone_is_named(pair: list[Speaker], make, router) -> None:
+    engine = make(pair, router=router.url, attempts=2)
+    engine.load(weights(0))
+    router.close()
+    with pytest.raises(EngineError, match=rf"no completion in 2 attempts, the last: {router.url}/generate"):
+        ask(engine)
