@@ -2,6 +2,7 @@
 
 python -m experiments.report runs/desk               # writes runs/desk/report.html
 python -m experiments.report runs/desk --task=3a0ad5 # the lineage of one task; a prefix of its id is enough
+python -m experiments.report runs/desk/evaluations/… # the report of an evaluation
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.text import Text
 
 from cojax.console import CONSOLE
-from cojax.report import Story, Visit, lineage, write_report
+from cojax.report import Story, Visit, lineage, write_evaluation_report, write_report
 from cojax.store import StorageError
 
 
@@ -27,7 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         if chosen.task is None:
-            CONSOLE.print(f"report: {write_report(chosen.workdir)}", soft_wrap=True, markup=False)
+            evaluated = (Path(chosen.workdir) / "result.json").exists()
+            write = write_evaluation_report if evaluated else write_report
+            CONSOLE.print(f"report: {write(chosen.workdir)}", soft_wrap=True, markup=False)
         else:
             for line in told(lineage(chosen.workdir, chosen.task)):
                 CONSOLE.print(line, soft_wrap=True)

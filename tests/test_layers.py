@@ -20,6 +20,7 @@ LEVELS = [
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
     {"cojax.warm_start", "cojax.run_directory"},
+    {"cojax.evaluation_directory"},
     {"cojax.coevolve"},
     {"environments"},
     {"experiments"},

@@ -1,7 +1,21 @@
-"""A run directory as one offline HTML page, and the lineage of its tasks. Works on whatever the directory holds."""
+"""A run directory, or an evaluation, as offline HTML, and the lineage of a run's tasks.
 
+Works on whatever the directory of a run holds.
+"""
+
+from cojax.report.evaluation import write_evaluation_report
 from cojax.report.lineage import Ancestor, Lineages, Story, Visit, lineage
 from cojax.report.page import write_report
 from cojax.report.run import Run, read_run
 
-__all__ = ["Ancestor", "Lineages", "Run", "Story", "Visit", "lineage", "read_run", "write_report"]
+__all__ = [
+    "Ancestor",
+    "Lineages",
+    "Run",
+    "Story",
+    "Visit",
+    "lineage",
+    "read_run",
+    "write_evaluation_report",
+    "write_report",
+]

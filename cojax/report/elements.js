@@ -21,6 +21,7 @@ const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, 
 // Only names that the style sheet knows become colours.
 const NAMED = new Set(["forgetting", "boundary", "rare", "trajectory", "uniform", "unguided", "seed", "accepted", "retained", "discarded"]);
 const tone = (name) => (NAMED.has(name) ? `var(--${name})` : "var(--faint)");
+const KINDS = ["forgetting", "boundary", "rare"];
 const badge = (name) => h("span", {class: "badge", tone: tone(name)}, name || "none");
 
 const replace = (node, ...children) => { node.replaceChildren(); return fill(node, {}, children); };

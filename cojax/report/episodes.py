@@ -36,7 +36,7 @@ def select(run: Run, sources: Collection[str], visits: Visits) -> Selection:
     The share is every source episode of a lineage, and up to six episodes of evenly spaced steps, as unlike each
     other as the step allows.
     """
-    words = _words(run.folder)
+    words = words_of(run.folder)
     evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
@@ -124,7 +124,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MESSAGE else f"{text[:MESSAGE]} … [{len(text) - MESSAGE} characters more]"
 
 
-def _words(folder: Path) -> Words | None:
+def words_of(folder: Path) -> Words | None:
     """The text of single tokens, where the run directory holds its tokenizer."""
     paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
     if not paths:

@@ -1,6 +1,5 @@
 // The page from its top down to the charts: what happened, in figures.
 const ORIGINS = ["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"];
-const KINDS = ["forgetting", "boundary", "rare"];
 const STATUSES = ["accepted", "retained", "discarded"];
 const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--uniform)", feedback: "var(--forgetting)",
   evaluation: "var(--rare)", checkpoint: "var(--unguided)", "everything else": "var(--discarded)"};

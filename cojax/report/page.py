@@ -13,6 +13,7 @@ import html
 import importlib.resources
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,14 @@ def write_report(folder: str | Path) -> Path:
     Raises FileNotFoundError when `folder` is no run directory.
     """
     run = read_run(folder)
-    text = render(contents(run))
-    path = run.folder / "report.html"
+    return put(run.folder / "report.html", render(contents(run)))
+
+
+def put(path: Path, text: str) -> Path:
+    """Writes a page: a reader, or an interruption, never sees half of one."""
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
-    partial.replace(path)  # a reader, or an interruption, never sees half a page
+    partial.replace(path)
     return path
 
 
@@ -61,6 +65,7 @@ def contents(run: Run) -> Json:
         "helped": figures.helped(stories),
         "tasks": [_task(story) for story in shown],
         "drafts": [_draft(draft) for draft in figures.evenly(rejected, DRAFTS)],
+        "unit": "step",
         "episodes": selection.episodes,
         "counts": {
             "tasks": len(born),
@@ -71,10 +76,10 @@ def contents(run: Run) -> Json:
     }
 
 
-def render(data: Json) -> str:
-    """The page around its data."""
+def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
+    """The page around its data, drawn by these scripts."""
     style = _part("style.css")
-    script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in SCRIPTS)}}})();\n'
+    script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in scripts)}}})();\n'
     parts = {
         "TITLE": html.escape(f"cojax · {data['name']}"),
         "POLICY": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "

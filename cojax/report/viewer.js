@@ -2,7 +2,7 @@
 const VIEWER_ROWS = 250;
 
 function episodeSection(data, go) {
-  const {episodes, counts} = data;
+  const {episodes, unit} = data;
   const byId = new Map(episodes.map((episode) => [episode.id, episode]));
   const born = new Map();
   for (const task of data.tasks) if (task.source_episode) born.set(task.source_episode, [...(born.get(task.source_episode) || []), task]);
@@ -10,7 +10,7 @@ function episodeSection(data, go) {
   const detail = h("div", {class: "card"}, h("p", {class: "empty"}, "Choose an episode."));
   const choice = (label, options) => h("select", {"aria-label": label, onchange: () => list()}, h("option", {value: ""}, label), options.map((option) => h("option", {value: option}, option)));
   const distinct = (values) => [...new Set(values)];
-  const step = choice("every step", distinct(episodes.map((one) => one.step)));
+  const step = choice(`every ${unit}`, distinct(episodes.map((one) => one.step)));
   const outcome = choice("every outcome", distinct(episodes.map((one) => one.outcome)).sort());
   const signal = choice("every signal", [...KINDS.filter((kind) => episodes.some((one) => one.signals.some(([name]) => name === kind))), "none"]);
   const success = choice("solved or not", ["solved", "not solved"]);
@@ -26,7 +26,7 @@ function episodeSection(data, go) {
   function list() {
     const found = episodes.filter((one) => matches(one, search.value.trim().toLowerCase()));
     replace(listing, found.slice(0, VIEWER_ROWS).map((one) => pickable(h("li", {class: one.id === chosen ? "chosen" : null, "data-id": one.id},
-      h("div", {class: "small faint"}, `step ${one.step} · ${one.turns.length} turns · `, h("span", {class: one.reward >= 1 ? "yes" : "no"}, `reward ${short(one.reward)}`), one.outcome === "finished" ? "" : ` · ${one.outcome.replace("_", " ")}`),
+      h("div", {class: "small faint"}, `${unit} ${one.step} · ${one.turns.length} turns · `, h("span", {class: one.reward >= 1 ? "yes" : "no"}, `reward ${short(one.reward)}`), one.outcome === "finished" ? "" : ` · ${one.outcome.replace("_", " ")}`),
       h("div", {}, one.query), one.signals.map(([kind]) => badge(kind))), () => go("episode", one.id))));
     shown.textContent = `${whole(found.length)} found${found.length > VIEWER_ROWS ? `, the first ${VIEWER_ROWS} listed` : ""}`;
   }
@@ -39,12 +39,17 @@ function episodeSection(data, go) {
     return true;
   }
   list();
-  const left = counts.sources[1] - counts.sources[0];
-  const lead = `The page holds ${whole(episodes.length)} of ${whole(counts.episodes)} stored episodes: ${left ? `${whole(counts.sources[0])} of the ${whole(counts.sources[1])}` : `all ${whole(counts.sources[1])}`} that led to a synthesized task, and others evenly over the steps. The rest is in episodes/.`;
-  const node = section("episodes", "Episodes", lead, episodes.length
+  const node = section("episodes", "Episodes", held(data), episodes.length
     ? [h("div", {class: "controls"}, step, outcome, signal, success, search), h("div", {class: "viewer"}, h("div", {class: "card", css: {padding: "0"}}, shown, h("div", {class: "scroll", css: {"max-height": "760px"}}, listing)), detail)]
     : h("p", {class: "empty"}, "No episode is stored."));
   return {node, show, first: (born.size ? [...born.keys()].find((id) => byId.has(id)) : null) || (episodes[0] && episodes[0].id)};
+}
+
+// What of the stored episodes the page holds.
+function held({episodes, counts, pages}) {
+  if (pages) return `${whole(episodes.length)} of ${whole(counts.episodes)} episodes${pages.length > 1 ? "; the others are on the other pages" : ""}. Whole texts are in episodes.jsonl.`;
+  const left = counts.sources[1] - counts.sources[0];
+  return `The page holds ${whole(episodes.length)} of ${whole(counts.episodes)} stored episodes: ${left ? `${whole(counts.sources[0])} of the ${whole(counts.sources[1])}` : `all ${whole(counts.sources[1])}`} that led to a synthesized task, and others evenly over the steps. The rest is in episodes/.`;
 }
 
 function transcript(one, data, children, go) {

@@ -1,0 +1,63 @@
+"""The folder of one evaluation: its configuration, every episode as it finishes, and how it goes on when stopped.
+
+config.json       what is evaluated, on what, and versions, commit and hardware
+episodes.jsonl    appended to, one line an episode; of an episode played again the last one counts
+result.json       the figures
+report.html       the same with the episodes, offline; report-2.html … where one page does not hold them all
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cojax.run_directory import RunDirectoryError, differences, locked
+from cojax.store import Log, write_json
+from cojax.types import Trajectory, from_json, to_json
+
+
+class EvaluationDirectory:
+    """Raises RunDirectoryError when the folder is another configuration's, or another process is at work in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = locked(folder, "--out")
+        # What a crash of the whole machine may cost is played again.
+        self.episodes = Log(folder / "episodes.jsonl", sync=False)
+
+    def claim(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Writes config.json: what decides the result, with `facts` (versions, commit, hardware) beside it.
+
+        A folder without an episode has nothing to lose and is taken over. Raises RunDirectoryError where another
+        evaluation has begun there, and names what differs.
+        """
+        path = self.folder / "config.json"
+        if self.episodes.length:
+            try:
+                before = json.loads(path.read_text())["config"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise RunDirectoryError(
+                    f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Choose another --out."
+                ) from error
+            if different := differences(before, identity):
+                raise RunDirectoryError(
+                    f"{self.folder} holds another evaluation: {different}. Use the same settings to go on with it, or "
+                    "choose another --out."
+                )
+        elif (self.folder / "checkpoints").exists() or (self.folder / "metrics.jsonl").exists():
+            raise RunDirectoryError(f"{self.folder} is the directory of a run. Choose another --out.")
+        write_json(path, {"config": dict(identity), **facts})
+
+    def add(self, split: str, trajectory: Trajectory) -> None:
+        """Stores an episode that has ended."""
+        self.episodes.append([{"split": split, **to_json(trajectory)}])
+
+    def known(self) -> dict[str, Trajectory]:
+        """Episode id → what happened, but for those that were lost to the machinery: these are to be played again."""
+        found: dict[str, Trajectory] = {}
+        for record in self.episodes.read():
+            episode = from_json(Trajectory, {name: value for name, value in record.items() if name != "split"})
+            found[episode.episode] = episode
+        return {name: episode for name, episode in found.items() if episode.valid}
