@@ -25,10 +25,14 @@ setup(
         "jinja2>=3.1",  # chat templates
         "ml-collections>=1.0",
         "numpy>=2.0",
+        "openai>=1.60",
         "optax>=0.2.5",
         "orbax-checkpoint>=0.11.20",
+        "pydantic>=2.10",
         "rich>=13.9",
         "safetensors>=0.5",
+        "scikit-learn>=1.6",
+        "scipy>=1.14",
         "sniffio>=1.3",  # httpx looks for it at every request; in vain, it searches the disk
         "tenacity>=9.0",
         "tensorboardX>=2.6",

@@ -213,7 +213,10 @@ class Triplet:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDraft:
-    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started."""
+    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started.
+
+    `objections` are the rules it is known to break, one line each: such a draft becomes no task.
+    """
 
     environment: str
     setup: Mapping[str, Any]
@@ -222,14 +225,21 @@ class TaskDraft:
     solution: tuple[Action, ...]
     criterion: str
     runs: tuple[int, ...] = ()
+    objections: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What validation found: the status, and one readable line per examination."""
+    """What validation found: the status, and one readable line per examination.
+
+    `difficulty` is the share of attempts on the query alone that failed, None where none was made; `quarantine` is the
+    rule by which a person should look at the draft, empty where none applies.
+    """
 
     status: Status
     evidence: tuple[str, ...] = ()
+    difficulty: float | None = None
+    quarantine: str = ""
 
 
 def normalise(text: str) -> str:

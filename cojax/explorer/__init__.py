@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
 
 from cojax.environment import Environment
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
@@ -49,3 +50,19 @@ class Explorer(Protocol):
         limit: int,
     ) -> Iterable[TaskDraft]:
         """At most `limit` different drafts, each of actions that really succeeded; they may be made one by one."""
+
+
+@runtime_checkable
+class Metered(Explorer, Protocol):
+    """An explorer whose work costs something: it has a budget for each evolution, and may go several ways at once."""
+
+    width: int  # expeditions that may go at once
+
+    def begin(self, evolution: tuple) -> None:
+        """A new evolution: its budget is whole."""
+
+    def team(self, places: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
+        """One explorer for each expedition of these seeds, to go at once; they share what is left of the budget."""
+
+    def figures(self) -> dict[str, Any]:
+        """What this evolution has cost so far."""

@@ -8,58 +8,56 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer.guidance import signature
 from cojax.replay import Play, Replay, replay
-from cojax.types import Action, Task, TaskDraft, Verdict, content_hash, normalise, to_json
+from cojax.types import Action, Status, Task, TaskDraft, Verdict
+from cojax.validation import safety
+from cojax.validation.attempts import Attempts
+from cojax.validation.exclusions import Exclusions
+from cojax.validation.judge import Judge
 
+__all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 
-@dataclasses.dataclass(frozen=True)
-class Exclusions:
-    """The evaluation tasks, as what must not come near the pool."""
-
-    queries: frozenset[str] = frozenset()
-    plans: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, tasks: Iterable[Task]) -> Exclusions:
-        tasks = tuple(tasks)
-        return cls(frozenset(normalise(task.query) for task in tasks), frozenset(_plan(task) for task in tasks))
-
-    def why(self, task: Task) -> str:
-        """Which rule excludes the task; empty where none does."""
-        if normalise(task.query) in self.queries:
-            return "an evaluation task has the same query"
-        if _plan(task) in self.plans:
-            return "an evaluation task has the same setup and actions"
-        return ""
+_NONE = Exclusions()
 
 
 class _Refused(Exception):
-    """An examination failed."""
+    """An examination failed; `quarantine` names the rule by which a person should look at it."""
+
+    def __init__(self, reason: str, quarantine: str = ""):
+        super().__init__(reason)
+        self.quarantine = quarantine
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """Examines drafts by running them.
 
-    accepted   the solution runs twice to the same end and earns full reward, the end differs from doing nothing, and
-               neither doing nothing nor the solution less one effective action passes
-    retained   the run fails, yet the environment returns a positive reward (the paper's rule); not a task
+    accepted   the solution runs twice to the same end and earns full reward, the end differs from doing nothing,
+               neither doing nothing nor the solution less one effective action passes, and, where attempts are made on
+               the query alone, one of them earns full reward
+    retained   the run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule);
+               not a task
     discarded  everything else
 
-    `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. With
-    `enabled` false nothing is run, and only duplicates and evaluation tasks are refused (the ablation).
+    `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. `attempts`
+    and `judge` are asked last, as they cost most; a judge can refuse and never accept. With `safe`, drafts under a rule
+    of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run, and only duplicates,
+    evaluation tasks and what is unsafe are refused (the ablation).
     """
 
     environment: Environment
-    exclusions: Exclusions = Exclusions()
+    exclusions: Exclusions = _NONE
     controls: int | None = None
     enabled: bool = True
     play: Play = world.play
+    attempts: Attempts | None = None
+    judge: Judge | None = None
+    safe: bool = False
 
     def __call__(self, draft: TaskDraft, known: Callable[[str], bool]) -> tuple[Verdict, Task | None]:
         """The verdict, and the task where it was accepted (its origin and lineage are the caller's to fill in).
@@ -70,7 +68,7 @@ class Validation:
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
         evidence: list[str] = []
         try:
-            self._admissible(task, known, evidence)
+            self._admissible(task, draft, known, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
@@ -83,13 +81,20 @@ class Validation:
             self._repeatable(task, run, evidence)
             self._worth_doing(task, run, evidence)
             self._needs_its_actions(task, run, evidence)
+            if self.judge is not None:
+                self._judged(task, draft, evidence)
+            if self.attempts is not None:
+                return self._attempted(task, self.attempts, evidence)
         except _Refused as reason:
-            return Verdict("discarded", (*evidence, str(reason))), None
+            return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
         except EnvironmentFailure as failure:
             return Verdict("discarded", (*evidence, f"environment failed: {failure}")), None
         return Verdict("accepted", tuple(evidence)), task
 
-    def _admissible(self, task: Task, known: Callable[[str], bool], evidence: list[str]) -> None:
+    def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
+        if draft.objections:
+            evidence += draft.objections[:-1]
+            raise _Refused(draft.objections[-1])
         if not task.solution:
             raise _Refused("has no actions")
         if known(task.id):
@@ -97,6 +102,8 @@ class Validation:
         if reason := self.exclusions.why(task):
             raise _Refused(reason)
         evidence.append("new, and no evaluation task")
+        if self.safe and (rule := safety.concern(draft)):
+            raise _Refused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         again = self._run(task, task.solution)
@@ -125,6 +132,24 @@ class Validation:
                 raise _Refused(f"negative control: passes without {action}")
             evidence.append(f"negative control: fails without {action}")
 
+    def _judged(self, task: Task, draft: TaskDraft, evidence: list[str]) -> None:
+        assert self.judge is not None
+        opinion = self.judge(task, draft)
+        if opinion.unsafe and self.safe:
+            raise _Refused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
+        if opinion.veto:
+            raise _Refused(opinion.line)
+        evidence.append(opinion.line)
+
+    def _attempted(self, task: Task, attempts: Attempts, evidence: list[str]) -> tuple[Verdict, Task | None]:
+        """The verdict by how attempts on the query alone fare."""
+        found = attempts(self.environment, task, self.play)
+        evidence.append(found.line)
+        if found.solved:
+            return Verdict("accepted", tuple(evidence), found.difficulty), task
+        status: Status = "retained" if found.best > 0 else "discarded"
+        return Verdict(status, tuple(evidence), found.difficulty), None
+
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
         """One replay. Raises EnvironmentFailure where the environment broke or was cut off: that proves nothing."""
         run = replay(self.environment, task, actions, self.play)
@@ -148,9 +173,3 @@ def _failure(run: Replay) -> str:
 def _wordless(action: Action) -> Action:
     """The ending without an answer; one written as code stays as it is."""
     return dataclasses.replace(action, calls=tuple(dataclasses.replace(call, arguments={}) for call in action.calls))
-
-
-def _plan(task: Task) -> str:
-    """Setup and actions with their arguments; the text of an action counts only where it has no calls."""
-    actions = [to_json(action.calls) or action.text for action in task.solution]
-    return content_hash([task.environment, task.setup, actions])

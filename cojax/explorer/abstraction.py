@@ -1,0 +1,208 @@
+"""Abstraction by a mind: numbered actions → drafts made of them, each checked against what really happened."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, Field
+
+from cojax.environment import Environment
+from cojax.explorer.guidance import signature
+from cojax.explorer.mind import seed_of, structured
+from cojax.explorer.windows import Ending
+from cojax.explorer.wording import bullets, data, fill, parts, prompt, shortened
+from cojax.types import Action, Call, ExplorationContext, Task, TaskDraft, Triplet, normalise
+
+if TYPE_CHECKING:
+    from cojax.explorer.llm import LLMExplorer
+
+_LONGEST_QUERY = 4_000
+_FIELDS = {
+    "answer": '"answer": "", ',
+    "later": '"later": [{"query": "a further request", "steps": [3]}], ',
+}
+
+
+class Later(BaseModel):
+    """A further request of the same conversation."""
+
+    query: str
+    steps: list[int]
+
+
+class Draft(BaseModel):
+    """A task as a mind proposes it; `steps` number recorded actions."""
+
+    description: str = ""
+    query: str
+    steps: list[int]
+    answer: str | None = None
+    criterion: str = ""
+    later: list[Later] = Field(default_factory=list)
+
+
+class Drafts(BaseModel):
+    drafts: list[Draft]
+
+
+def abstracted(
+    explorer: LLMExplorer,
+    triplets: Sequence[Triplet],
+    environment: Environment,
+    task: Task,
+    context: ExplorationContext | None,
+    seed: tuple,
+    limit: int,
+) -> Iterator[TaskDraft]:
+    """At most `limit` drafts with different queries. Raises ChatFailure where no reply can be used."""
+    actions = numbered(triplets)
+    if not any(step.observation.ok for step in actions.values()):
+        return
+    ending = Ending.of(environment, explorer.ending)
+    words = parts("abstract")
+    conversation = not ending.tool and bool(explorer.separator)
+    runs = sorted({step.run for step in actions.values()})
+    messages = prompt(
+        "abstract",
+        shortest=str(explorer.shortest),
+        ending=words["ending_turn" if conversation else "ending_tool"],
+        data_rule=parts("data")["rule"],
+        fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
+        purpose=_purpose(task, context),
+        opening=data(shortened(_offered(environment), explorer.window // 4)),
+        runs=f"{len(runs)} runs, each from a fresh start",
+        record=_record(actions, explorer.window),
+        limit=str(limit),
+    )
+    place = f"{explorer.place}/abstract"
+    told = structured(
+        explorer.mind, messages, Drafts, purse=explorer.budget(), seed=seed_of("abstract", *seed), place=place
+    )
+    queries: set[str] = set()
+    for draft in told.drafts:
+        made = task_draft(draft, actions, task, ending, explorer.separator, explorer.shortest)
+        if normalise(made.query) not in queries and len(queries) < limit:
+            queries.add(normalise(made.query))
+            yield made
+
+
+def numbered(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
+    """All actions by the numbers they are referred to by; those that hand back to the user have none."""
+    acted = [step for step in triplets if step.action.calls or step.action.text.strip()]
+    return dict(enumerate(acted, start=1))
+
+
+def task_draft(
+    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int
+) -> TaskDraft:
+    """The draft with its actions looked up, and what speaks against it. Nothing of an action is the mind's word."""
+    turns = [(draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)]
+    chosen = [step for _, steps in turns for step in steps]
+    found = [actions[step] for step in chosen if step in actions]
+    against = _objections(chosen, actions)
+    solution: list[Action] = []
+    for _, steps in turns:
+        solution += [actions[step].action for step in steps if step in actions]
+        if not ending.tool:
+            solution.append(Action())
+    if ending.tool and not (found and found[-1].observation.done):
+        answer = (draft.answer or "").strip()
+        solution.append(Action(calls=(Call(ending.tool, _answered(ending, answer)),)))
+    against += _unanswered(solution[-1:], found, ending)
+    if len(turns) > 1 and not separator:
+        against.append("it has several user turns, which this environment has not")
+    if separator and any(normalise(separator) in normalise(query) for query, _ in turns):
+        against.append("a user turn holds what stands between user turns")
+    if not all(query.strip() for query, _ in turns) or sum(len(query) for query, _ in turns) > _LONGEST_QUERY:
+        against.append(f"a query is empty, or longer than {_LONGEST_QUERY} characters")
+    if spelled := _spelled_out(draft, found):
+        against.append(f"the query spells out a call: {spelled}")
+    if len(solution) < shortest:
+        against.append(f"it has {len(solution)} actions; at least {shortest} are wanted")
+    return TaskDraft(
+        environment=task.environment,
+        setup=task.setup,
+        description=shortened(draft.description, 600),
+        query=separator.join(" ".join(query.split()) if separator else query.strip() for query, _ in turns),
+        solution=tuple(solution),
+        criterion=shortened(draft.criterion, 600),
+        runs=tuple(sorted({step.run for step in found})),
+        objections=tuple(against),
+    )
+
+
+def _objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
+    """Where the numbers are no actions that worked, in order, in one run."""
+    against = [f"action {step} is not in the record" for step in chosen if step not in actions]
+    found = [(step, actions[step]) for step in chosen if step in actions]
+    against += [
+        f"action {step} did not succeed when it was explored" for step, done in found if not done.observation.ok
+    ]
+    if not found:
+        against.append("it names no recorded action")
+    if len({done.run for _, done in found}) > 1:
+        against.append("its actions are of several runs")
+    if list(chosen) != sorted(set(chosen)):
+        against.append("its actions are not in rising order")
+    if any(done.observation.done for _, done in found[:-1]):
+        against.append("it goes on after the action that ended the episode")
+    return against[:5]
+
+
+def _answered(ending: Ending, answer: str) -> dict[str, str]:
+    return {ending.parameter: answer} if ending.parameter and answer else {}
+
+
+def _unanswered(last: Sequence[Action], found: Sequence[Triplet], ending: Ending) -> list[str]:
+    """Answers that no step showed: nothing would prove them right, as a replay compares them with themselves."""
+    given = [
+        str(value)
+        for action in last
+        for call in action.calls
+        if ending.tool and call.name == ending.tool
+        for value in call.arguments.values()
+    ]
+    shown = [step.observation.text for step in found if ending.tool not in [call.name for call in step.action.calls]]
+    return [
+        f"no step shows the answer {answer[:100]!r}"
+        for answer in given
+        if not answer.strip() or not any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) for text in shown)
+    ]
+
+
+def _spelled_out(draft: Draft, found: Sequence[Triplet]) -> str:
+    """A call of the solution that the query words as code; empty where there is none."""
+    said = " ".join([draft.query, *(later.query for later in draft.later)])
+    names = {call.name for step in found for call in step.action.calls}
+    return next((f"{name}(" for name in sorted(names) if re.search(rf"(?<!\w){re.escape(name)}\s*\(", said)), "")
+
+
+def _purpose(task: Task, context: ExplorationContext | None) -> str:
+    words = parts("abstract")
+    if context is None:
+        return words["unguided"]
+    focus = data(", ".join(context.focus_patterns) or "all of it")
+    return fill(words["guided"], task=data(task.query), focus=focus, objectives=data(bullets(context.objectives)))
+
+
+def _offered(environment: Environment) -> str:
+    """One line a tool."""
+    functions = (tool["function"] for tool in environment.tools())
+    return "\n".join(f"{function['name']}: {function.get('description', '')}" for function in functions)
+
+
+def _record(actions: Mapping[int, Triplet], window: int) -> str:
+    """The actions that worked, by run, in full as far as the window goes; failed ones leave a gap in the numbers."""
+    worked = {number: step for number, step in actions.items() if step.observation.ok}
+    share = window // max(1, len(worked))
+    blocks: list[str] = []
+    for run in sorted({step.run for step in worked.values()}):
+        lines = [
+            f"[{number}] {shortened(signature(step.action), share)}\n    → {shortened(step.observation.text, share)}"
+            for number, step in worked.items()
+            if step.run == run
+        ]
+        blocks.append(f"Run {run}:\n{data(chr(10).join(lines))}")
+    return "\n\n".join(blocks)

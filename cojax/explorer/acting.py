@@ -1,0 +1,125 @@
+"""A mind as an actor: it sees what an episode says and answers with one action a turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, Field
+
+from cojax.environment import Episode, ask
+from cojax.explorer.guidance import signature
+from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
+from cojax.explorer.wording import data, fill, parts
+from cojax.types import Action, Call, Message, Turn, normalise
+
+# How often in one turn a mind may insist on an action that is known to fail.
+_INSISTS = 2
+_LEFT_OUT = "[left out here to save room]"
+
+
+class Move(BaseModel):
+    """One action of a tool-calling mind; without a tool, the end of the user's turn."""
+
+    thought: str = ""
+    tool: str = Field(validation_alias=AliasChoices("tool", "name"))
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Brief:
+    """What an actor is told: `open` words the first two messages around how to act and what the episode says,
+    `next` what comes after an action. `window` is how many characters of conversation it is shown at most."""
+
+    open: Callable[[str, str], tuple[Message, Message]]
+    next: str
+    steps: int
+    ending: str
+    window: int
+    avoided: tuple[str, ...] = ()
+
+
+class MindActor:
+    """The actor of one episode; single-use.
+
+    Where the mind fails, or insists on what it is told to avoid, `ChatFailure` ends the episode as an engine_error,
+    with what was done so far.
+    """
+
+    def __init__(self, mind: Mind, brief: Brief, *, purse: Purse, seed: tuple, place: str):
+        self.mind, self.brief, self.purse, self.seed, self.place = mind, brief, purse, seed, place
+        self.avoided = {normalise(line) for line in brief.avoided}
+        self.head: tuple[Message, ...] = ()
+        self.tail: list[tuple[Message, Message]] = []  # what it did, what came back
+        self.done: Message | None = None
+        self.speaks = False
+        self.turns = 0
+
+    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        said = data("\n".join(message.content for message in messages))
+        if not self.head:
+            tools = ask(episode.tools)
+            self.speaks = not tools
+            self.head = self.brief.open(how_to_act(tools, self.brief.ending), said)
+        elif self.done is not None:
+            left = str(self.brief.steps - self.turns)
+            self.tail.append((self.done, Message("user", fill(self.brief.next, observation=said, left=left))))
+        action = self._chosen()
+        self.turns += 1
+        return Turn(action)
+
+    def _chosen(self) -> Action:
+        """The next action that is not to be avoided. Raises ChatFailure."""
+        more: tuple[Message, ...] = ()
+        for insists in range(_INSISTS + 1):
+            place = f"{self.place}/turn {self.turns + 1}" + f"/again {insists}" * bool(insists)
+            action, self.done = self._asked((*self._conversation(), *more), place, (*self.seed, self.turns, insists))
+            if normalise(signature(action)) not in self.avoided:
+                return action
+            more = (*more, self.done, Message("user", parts("explore")["refused"]))
+        raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
+
+    def _asked(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, Message]:
+        """The action of one reply, and how the mind put it."""
+        if self.speaks:
+            text = self._written(messages, place, seed)
+            return Action(text), Message("assistant", text)
+        move = structured(self.mind, messages, Move, purse=self.purse, seed=seed_of(*seed), place=place)
+        calls = (Call(move.tool, move.arguments),) if move.tool else ()
+        return Action(calls=calls), Message("assistant", json.dumps(move.model_dump(), ensure_ascii=False))
+
+    def _written(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
+        """An action in free text: one that is empty or cut off may be written again, once."""
+        for attempt in range(2):
+            reply = self.mind.reply(
+                messages, purse=self.purse, seed=seed_of(*seed), place=place + "/repair" * attempt, schema=None
+            )
+            if reply.text.strip() and not reply.truncated:
+                return reply.text
+            problem = "was cut off: write much less at once" if reply.truncated else "was empty"
+            said = Message("assistant", reply.text[:2_000] or "(nothing)")
+            messages = (*messages, said, Message("user", f"That answer {problem}. Write one action."))
+        raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
+
+    def _conversation(self) -> tuple[Message, ...]:
+        """All that was said; where it grows too long, the oldest results are left out, never the actions."""
+        room = self.brief.window - sum(len(message.content) for message in self.head)
+        shown: list[Message] = []
+        for done, came in reversed(self.tail):
+            room -= len(done.content) + len(came.content)
+            # The newest result is always shown in full: the next action rests on it.
+            fits = room >= 0 or not shown
+            shown += [came if fits else Message("user", _LEFT_OUT), done]
+        return (*self.head, *reversed(shown))
+
+
+def how_to_act(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
+    """How actions are written: as calls of these tools or, where there are none, as the environment says."""
+    words = parts("act")
+    if not tools:
+        return words["text"]
+    end = f" {fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
+    documented = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return fill(words["tools"], tools=documented, ending=end)

@@ -1,0 +1,237 @@
+"""The explorer with a mind: a language model reflects, explores and abstracts; what it says is checked, never trusted.
+
+CoEvolve §3.2–3.3. Actions count by what the environment made of them, drafts are made of actions that really worked,
+and whatever a model or an environment writes is text between marks that nothing here obeys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pydantic import BaseModel
+
+from cojax import environment as world
+from cojax.environment import Environment
+from cojax.explorer import Exploration, Explorer
+from cojax.explorer.abstraction import abstracted
+from cojax.explorer.acting import Brief, MindActor
+from cojax.explorer.guidance import context_of, signature
+from cojax.explorer.mind import Mind, Purse, seed_of, structured
+from cojax.explorer.windows import documented
+from cojax.explorer.wording import bullets, data, fill, parts, prompt, shortened, version
+from cojax.replay import Play
+from cojax.types import ExplorationContext, Message, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+
+# Characters of one line that a reflection may fill, and lines of one list.
+_LINE, _LINES = 600, 8
+# Tools named to an unguided explorer as the popular ones.
+_POPULAR = 10
+
+
+class Reflection(BaseModel):
+    """What a mind says of a trajectory."""
+
+    summary: str
+    failure_cause: str = ""
+    instability_pattern: str = ""
+    focus_patterns: list[str] = []
+    objectives: list[str] = []
+    do_not_repeat: list[str] = []
+
+
+@dataclasses.dataclass
+class LLMExplorer:
+    """Explores by what a mind chooses, `runs` episodes a context at once, of at most `steps` actions each.
+
+    `ending` is the tool that ends an episode, "" where an action without calls ends it or the user's turn; `separator`
+    stands between the user's turns of a query, "" where a query has one. A draft has at least `shortest` actions, the
+    ending counted (3 in the paper). `window` is how many characters a prompt holds at most, but for the tools'
+    documentation and the newest result. `width` expeditions go at once. An attempt on a query alone takes
+    `attempt_turns` actions at most. `name` is kind, model and version of the prompts, as a task's lineage has it.
+    """
+
+    mind: Mind
+    runs: int = 4
+    steps: int = 8
+    ending: str = "finish"
+    separator: str = ""
+    shortest: int = 3
+    window: int = 60_000
+    width: int = 1
+    play: Play = world.play
+    kind: str = "llm"
+    attempt_turns: int = 30
+    purse: Purse | None = None
+    place: str = "0"
+    name: str = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = f"{self.kind}:{self.mind.name}@{version()}"
+
+    def begin(self, evolution: tuple) -> None:
+        self.purse, self.place = self.mind.begin(), _path(evolution)
+
+    @contextlib.contextmanager
+    def team(self, places: Sequence[tuple]) -> Iterator[list[Explorer]]:
+        with self.budget().shared(len(places)) as purses:
+            pairs = zip(purses, places, strict=True)
+            yield [dataclasses.replace(self, purse=purse, place=_path(place)) for purse, place in pairs]
+
+    def figures(self) -> dict[str, Any]:
+        return self.mind.figures()
+
+    def budget(self) -> Purse:
+        """What is left of the evolution's budget; all of it where none was begun."""
+        if self.purse is None:
+            self.purse = self.mind.begin()
+        return self.purse
+
+    def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
+        """Raises ChatFailure. What failed in the trajectory is on the list of what not to repeat in any case."""
+        known = context_of(trajectory, kind, signal, self.ending)
+        reason = parts("reflect")[kind] + (f" Evidence: {signal.evidence}" if signal else "")
+        checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
+        verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
+        messages = prompt(
+            "reflect",
+            data_rule=parts("data")["rule"],
+            reason=reason,
+            task=data(trajectory.task.query),
+            verdict=data(f"{verdict}\n{checks}".strip()),
+            record=data(self._record(trajectory)),
+        )
+        place = f"{self.place}/reflect"
+        told = structured(self.mind, messages, Reflection, purse=self.budget(), seed=seed_of(place), place=place)
+        return dataclasses.replace(
+            known,
+            summary=_line(told.summary),
+            failure_cause=_line(told.failure_cause),
+            instability_pattern=_line(told.instability_pattern) or known.instability_pattern,
+            focus_patterns=_lines(told.focus_patterns) or known.focus_patterns,
+            objectives=_lines(told.objectives) or known.objectives,
+            do_not_repeat=tuple(dict.fromkeys((*known.do_not_repeat, *_lines(told.do_not_repeat)))),
+        )
+
+    def explore(
+        self,
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        weights: Mapping[str, float] | None = None,
+    ) -> Exploration:
+        """A run whose mind fails keeps what it did before; what it failed by is among the failures."""
+        place = dataclasses.replace(task, solution=())
+        brief = self._brief(environment, task, context, weights)
+        with self.budget().shared(self.runs) as purses, ThreadPoolExecutor(self.runs) as pool:
+
+            def run(number: int) -> Trajectory:
+                where = f"{self.place}/run {number}"
+                actor = MindActor(self.mind, brief, purse=purses[number], seed=(*seed, number), place=where)
+                return self.play(environment, place, actor, max_turns=self.steps)
+
+            played = list(pool.map(run, range(self.runs)))
+        triplets: list[Triplet] = []
+        failures: list[str] = []
+        for number, trajectory in enumerate(played):
+            # What a broken environment showed is worth nothing; a mind that fails leaves its past actions as they were.
+            if trajectory.valid or trajectory.outcome == "engine_error":
+                triplets += [Triplet(turn.action, turn.observation, number) for turn in trajectory.turns]
+            if not trajectory.valid:
+                failures.append(f"run {number}: {trajectory.error}")
+        return Exploration(tuple(triplets), tuple(failures))
+
+    def abstract(
+        self,
+        triplets: Sequence[Triplet],
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        seed: tuple,
+        limit: int,
+    ) -> Iterator[TaskDraft]:
+        """Drafts of one reply; one that breaks a rule says so in its objections. Raises ChatFailure."""
+        return abstracted(self, triplets, environment, task, context, seed, limit)
+
+    @contextlib.contextmanager
+    def attempters(self, task: Task, count: int) -> Iterator[list[MindActor]]:
+        """Actors that see the task's query alone, for a validation that asks whether it can be solved so."""
+        words = parts("solve")
+
+        def open(acting: str, opening: str) -> tuple[Message, Message]:
+            system = fill(words["system"], steps=str(self.attempt_turns), acting=acting)
+            return Message("system", system), Message("user", fill(words["user"], opening=opening))
+
+        brief = Brief(open, words["next"], self.attempt_turns, self.ending, self.window)
+        with self.budget().shared(count) as purses:
+            yield [
+                MindActor(
+                    self.mind,
+                    brief,
+                    purse=purse,
+                    seed=("attempt", task.id, attempt),
+                    place=f"{self.place}/task {task.id}/attempt {attempt}",
+                )
+                for attempt, purse in enumerate(purses)
+            ]
+
+    def _brief(
+        self,
+        environment: Environment,
+        task: Task,
+        context: ExplorationContext | None,
+        weights: Mapping[str, float] | None,
+    ) -> Brief:
+        words = parts("explore")
+        if context is None:
+            # No tool is popular where weights say nothing: uniform over tools.
+            known = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
+            popular = f"Users mostly want: {', '.join(known)}." if known else "Every function is of equal interest."
+            guidance, told = "Purpose: a survey.", fill(words["unguided"], popular=popular)
+        else:
+            real = documented(environment)
+            focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+            guidance = words[context.kind]
+            told = fill(
+                words["guided"],
+                task=data(task.query),
+                summary=data(context.summary),
+                failure_cause=data(context.failure_cause or "nothing"),
+                instability_pattern=data(context.instability_pattern or "nothing known"),
+                focus=data(", ".join(focus) or "all of it"),
+                objectives=data(bullets(context.objectives)),
+                do_not_repeat=data(bullets(context.do_not_repeat)),
+            )
+
+        def open(acting: str, opening: str) -> tuple[Message, Message]:
+            steps, rule = str(self.steps), parts("data")["rule"]
+            system = fill(words["system"], guidance=guidance, steps=steps, acting=acting, data_rule=rule)
+            return Message("system", system), Message("user", fill(words["user"], brief=told, opening=opening))
+
+        avoided = context.do_not_repeat if context else ()
+        return Brief(open, words["next"], self.steps, self.ending, self.window, avoided)
+
+    def _record(self, trajectory: Trajectory) -> str:
+        """The actions and what came back, in full as far as the window goes, alike for all beyond."""
+        share = self.window // max(1, len(trajectory.turns))
+        return "\n\n".join(
+            f"Action {place}: {shortened(signature(turn.action) or '(nothing)', share)}\n"
+            f"Result ({'worked' if turn.observation.ok else 'failed'}): {shortened(turn.observation.text, share)}"
+            for place, turn in enumerate(trajectory.turns, start=1)
+        )
+
+
+def _path(seed: tuple) -> str:
+    return "/".join(map(str, seed))
+
+
+def _line(text: str) -> str:
+    return shortened(" ".join(text.split()), _LINE)
+
+
+def _lines(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(line for text in texts[:_LINES] if (line := _line(text))))

@@ -1,0 +1,217 @@
+"""Minds: whatever answers an explorer's messages with text, within a budget, and replies that must fit a schema.
+
+A reply is untrusted text. A call that fails raises `ChatFailure` and never turns into content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cojax.environment import EngineError
+from cojax.types import Message, content_hash
+
+FailureKind = Literal[
+    "budget", "deadline", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
+    "too_long", "empty", "truncated", "invalid",
+]  # fmt: skip
+
+_T = TypeVar("_T", bound=BaseModel)
+# JSON of a reply nests no deeper.
+_DEPTH = 32
+# Characters of a failed reply that are shown again, and of the reason.
+_SHOWN, _REASON = 4_000, 600
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class ChatFailure(EngineError):
+    """A mind gave no usable reply; `kind` says how. It says nothing about any policy or task.
+
+    budget, deadline   not sent: the evolution's budget or time does not cover it
+    refused            the endpoint would not take the request
+    unauthorised       neither this request nor any other: the key or the model is wrong
+    unreachable, timeout, server, rate, malformed   what the last of several attempts ended in
+    too_long           the prompt does not fit the mind
+    empty, truncated, invalid   there was a reply, and it could not be used
+    """
+
+    def __init__(self, kind: FailureKind, reason: str):
+        super().__init__(f"{kind}: {reason}")
+        self.kind, self.reason = kind, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """What a mind said; `truncated` where it was cut off at its most tokens."""
+
+    text: str
+    truncated: bool = False
+
+
+class Purse:
+    """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
+
+    Only one thread spends from a purse at a time; whatever goes at once gets purses of its own by `shared`. So what is
+    refused depends on the replies and never on which of them came first. `until` is the exception.
+    """
+
+    def __init__(self, tokens: int, requests: int, until: float = math.inf, least: tuple[int, int] = (1, 1)):
+        """`least` are the tokens and requests without which a share of a purse is worth nothing."""
+        self.tokens, self.requests, self.until, self.least = tokens, requests, until, least
+
+    @property
+    def seconds(self) -> float:
+        return self.until - time.monotonic()
+
+    def check(self, tokens: int) -> None:
+        """Raises ChatFailure where one more request that may cost so many tokens is not covered."""
+        if self.seconds <= 0:
+            raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
+        if self.requests < 1:
+            raise ChatFailure("budget", "no request is left; raise llm.max_requests_per_evolution")
+        if tokens > self.tokens:
+            raise ChatFailure(
+                "budget",
+                f"the request may take {tokens:,} tokens, {max(0, self.tokens):,} are left for it; "
+                "raise llm.max_tokens_per_evolution",
+            )
+
+    def pay(self, tokens: int, requests: int) -> None:
+        self.tokens -= tokens
+        self.requests -= requests
+
+    @contextlib.contextmanager
+    def shared(self, count: int) -> Iterator[list[Purse]]:
+        """`count` purses that hold alike what this one held; what they have left comes back.
+
+        Where that would be too little for each, only the first ones hold something.
+        """
+        tokens, requests = max(0, self.tokens), max(0, self.requests)
+        funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
+        share = tokens // funded, requests // funded
+        parts = [Purse(*(share if place < funded else (0, 0)), self.until, self.least) for place in range(count)]
+        self.pay(funded * share[0], funded * share[1])
+        try:
+            yield parts
+        finally:
+            for part in parts:
+                self.pay(-part.tokens, -part.requests)
+
+
+class Mind(Protocol):
+    """Answers messages with text."""
+
+    name: str
+
+    def begin(self) -> Purse:
+        """A new evolution: its whole budget. The figures start at nothing."""
+
+    def figures(self) -> dict[str, Any]:
+        """What the evolution has cost so far."""
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        purse: Purse,
+        seed: int,
+        place: str,
+        schema: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+    ) -> Reply:
+        """The reply; JSON that fits the schema where the mind can be held to one.
+
+        `place` says in the journal what the call was for; `temperature` None is the mind's own. Raises ChatFailure.
+        """
+
+
+def seed_of(*parts: Any) -> int:
+    """A seed of 31 bits, as endpoints take them."""
+    return int(content_hash(["mind", repr(parts)]), 16) % 2**31
+
+
+def structured(
+    mind: Mind,
+    messages: Sequence[Message],
+    kind: type[_T],
+    *,
+    purse: Purse,
+    seed: int,
+    place: str,
+    temperature: float | None = None,
+) -> _T:
+    """The reply as a record of `kind`, with one chance to repair it. Raises ChatFailure."""
+    schema = kind.model_json_schema()
+
+    def ask(messages: Sequence[Message], place: str) -> Reply:
+        return mind.reply(messages, purse=purse, seed=seed, place=place, schema=schema, temperature=temperature)
+
+    reply = ask(messages, place)
+    try:
+        return read(reply, kind)
+    except ChatFailure as failure:
+        repair = (
+            f"That reply cannot be used ({failure.kind}): {failure.reason[:_REASON]}\n"
+            "Reply again, with one JSON object that fits this schema and nothing else"
+            f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
+        )
+        said = Message("assistant", reply.text[:_SHOWN] or "(nothing)")
+        return read(ask((*messages, said, Message("user", repair)), f"{place}/repair"), kind)
+
+
+def read(reply: Reply, kind: type[_T]) -> _T:
+    """The record that a reply spells, alone, in a code fence or within prose. Raises ChatFailure."""
+    if reply.truncated:
+        raise ChatFailure("truncated", "the reply was cut off at its most tokens")
+    if not reply.text.strip():
+        raise ChatFailure("empty", "the reply holds no text")
+    try:
+        value = _json(reply.text.rpartition("</think>")[2])
+    except (ValueError, RecursionError) as error:
+        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_REASON]) from None
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
+        raise ChatFailure("invalid", found[:_REASON]) from None
+
+
+def _json(text: str) -> Any:
+    """The JSON object in a text. Raises ValueError where there is none that any file can hold."""
+    fenced = _FENCED.search(text)
+    start, end = text.find("{"), text.rfind("}")
+    candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]
+    reason: ValueError | None = None
+    for candidate in candidates:
+        try:
+            value = json.loads(candidate, parse_constant=_reject, parse_float=_finite)
+        except ValueError as error:
+            reason = error
+            continue
+        nesting = itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in candidate)
+        if max(nesting, default=0) > _DEPTH:
+            raise ValueError(f"nested deeper than {_DEPTH}")
+        # Half a surrogate pair is a Python string but no text.
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
+    raise reason or ValueError("nothing there")
+
+
+def _reject(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value

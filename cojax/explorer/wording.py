@@ -1,0 +1,56 @@
+"""The prompts: readable files in prompts/, versioned by the hash of them all."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from pathlib import Path
+
+from cojax.types import Message, content_hash
+
+_FOLDER = Path(__file__).parent / "prompts"
+_PART = re.compile(r"^# (\w+)\n", re.MULTILINE)
+_SLOT = re.compile(r"{{(\w+)}}")
+
+
+@functools.cache
+def version() -> str:
+    """8 hex digits of the SHA-256 of all prompts, by name."""
+    digest = hashlib.sha256()
+    for path in sorted(_FOLDER.glob("*.md")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:8]
+
+
+@functools.cache
+def parts(name: str) -> dict[str, str]:
+    """The parts of a prompt file by their headings `# heading`."""
+    _, *pieces = _PART.split((_FOLDER / f"{name}.md").read_text())
+    return {heading: text.strip() for heading, text in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def fill(text: str, **values: str) -> str:
+    """The text with values for its slots `{{name}}`; what stands in a value is left alone. Raises KeyError."""
+    return _SLOT.sub(lambda slot: values[slot[1]], text)
+
+
+def prompt(name: str, **values: str) -> tuple[Message, Message]:
+    """The system and the user message of a prompt file."""
+    both = parts(name)
+    return tuple(Message(role, fill(both[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
+
+
+def data(text: str) -> str:
+    """Untrusted text between marks that it cannot hold, as they name its own hash."""
+    mark = content_hash(text)[:8]
+    return f"<data {mark}>\n{text}\n</data {mark}>"
+
+
+def bullets(lines: tuple[str, ...] | list[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines) or "- (nothing)"
+
+
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters of the text, and how many are left out."""
+    return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit} characters left out]"

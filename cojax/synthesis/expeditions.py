@@ -1,0 +1,119 @@
+"""Where an evolution goes: expeditions around signals, around trajectories, or wherever popularity draws them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from cojax.environment import Environment, ask
+from cojax.explorer import Explorer
+from cojax.synthesis.selection import Select, Visits, even
+from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
+
+
+@dataclasses.dataclass(frozen=True)
+class Expedition:
+    """One trip into the environment: to the task's setup, guided by a context or by mere weights over tools.
+
+    `signal` is the line of evidence that sent it, where one did. `reflect` makes the context once the expedition sets
+    out: it may take a mind a while, and several can think at once.
+    """
+
+    task: Task
+    origin: Origin
+    context: ExplorationContext | None = None
+    signal: str = ""
+    weights: Mapping[str, float] | None = None
+    reflect: Callable[[Explorer], ExplorationContext] | None = None
+
+    def prepared(self, explorer: Explorer) -> Expedition:
+        """With its context."""
+        if self.reflect is None:
+            return self
+        return dataclasses.replace(self, context=self.reflect(explorer), reflect=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarry:
+    """What an evolution draws on.
+
+    `signals` are those pending since the last evolution, `episodes` the ids of all its trajectories, and `find` brings
+    a trajectory back by its id. `popularity` is how much an unguided explorer is drawn to each tool. `split` is where
+    unguided expeditions take their setups from, never the queries; `contexts` how many expeditions are prepared.
+    `select` is an entry of `selection.SELECTIONS`, which knows the `visits` of tasks so far.
+    """
+
+    environment: Environment
+    explorer: Explorer
+    signals: Sequence[Signal]
+    episodes: Sequence[str]
+    find: Callable[[str], Trajectory]
+    popularity: Mapping[str, float] | None
+    contexts: int
+    seed: tuple
+    split: str = "seed"
+    select: Select = even
+    visits: Visits = dataclasses.field(default_factory=dict)
+
+
+def static(quarry: Quarry) -> Iterator[Expedition]:
+    """No growth: plain GRPO on D_0."""
+    return iter(())
+
+
+def unguided(quarry: Quarry) -> Iterator[Expedition]:
+    """Unguided growth, skewed to popular tools (the paper's random exploration)."""
+    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
+        yield Expedition(place, "unguided", weights=quarry.popularity)
+
+
+def uniform(quarry: Quarry) -> Iterator[Expedition]:
+    """Unguided growth, uniform over tools: a ceiling."""
+    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
+        yield Expedition(place, "uniform")
+
+
+def around_trajectories(quarry: Quarry) -> Iterator[Expedition]:
+    """The control: guided as by a signal, around trajectories picked at random, one a task."""
+    episodes = list(quarry.episodes)
+    random.Random(repr(("trajectory", quarry.seed))).shuffle(episodes)
+    visited: set[str] = set()
+    for episode in episodes:
+        if len(visited) == quarry.contexts:
+            return
+        trajectory = quarry.find(episode)
+        if trajectory.valid and trajectory.task.id not in visited:
+            visited.add(trajectory.task.id)
+            yield Expedition(trajectory.task, "trajectory", reflect=_reflecting(trajectory, "trajectory", None))
+
+
+def around_signals(quarry: Quarry) -> Iterator[Expedition]:
+    """CoEvolve: around the trajectories that carry signals."""
+    for signal in quarry.select(quarry.signals, quarry.contexts, quarry.seed, quarry.visits):
+        trajectory = quarry.find(signal.episode)
+        reflect = _reflecting(trajectory, signal.kind, signal)
+        yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+
+
+def _reflecting(
+    trajectory: Trajectory, kind: Origin, signal: Signal | None
+) -> Callable[[Explorer], ExplorationContext]:
+    return lambda explorer: explorer.reflect(trajectory, kind, signal)
+
+
+EVOLUTIONS: dict[str, Callable[[Quarry], Iterator[Expedition]]] = {
+    "none": static,
+    "random": unguided,
+    "uniform": uniform,
+    "trajectory": around_trajectories,
+    "feedback": around_signals,
+}
+
+
+def fresh_places(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
+    """Setups of `count` tasks of the split, without their queries and solutions; the seed alone decides which."""
+    number = int(content_hash(["places", repr(seed)]), 16) % 2**31
+    return tuple(
+        dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)
+    )

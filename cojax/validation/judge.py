@@ -1,0 +1,56 @@
+"""A second opinion by a mind: it can refuse a draft or say something of it, never accept it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from pydantic import BaseModel
+
+from cojax.explorer.guidance import signature
+from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
+from cojax.explorer.wording import bullets, data, parts, prompt, shortened
+from cojax.types import Task, TaskDraft
+
+
+class Judgement(BaseModel):
+    """What a mind says of a draft."""
+
+    consistent: bool
+    safe: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Opinion:
+    """One line, whether the draft is refused for it, and whether because it is unsafe."""
+
+    line: str
+    veto: bool = False
+    unsafe: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Judge:
+    """Asks a mind whether query and actions belong together. Without `veto` it only notes what the mind says; where
+    the mind fails, that is noted too."""
+
+    mind: Mind
+    budget: Callable[[], Purse]
+    veto: bool = True
+
+    def __call__(self, task: Task, draft: TaskDraft) -> Opinion:
+        solution = bullets([shortened(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
+        messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
+        place = f"judge/{task.id}"
+        try:
+            said = structured(
+                self.mind, messages, Judgement, purse=self.budget(), seed=seed_of(place), place=place, temperature=0.0
+            )
+        except ChatFailure as failure:
+            return Opinion(f"judge: no opinion ({failure})")
+        reason = shortened(" ".join(said.reason.split()), 200)
+        if said.consistent and said.safe:
+            return Opinion(f"judge: no objection ({reason})")
+        what = "unsafe" if not said.safe else "query and actions do not belong together"
+        return Opinion(f"judge: {what} ({reason})", veto=self.veto, unsafe=not said.safe)
