@@ -21,6 +21,7 @@ from cojax.types import Status
 _T = TypeVar("_T")
 CONSOLE = Console(highlight=False)
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
+_KINDS = 60  # kinds of task that a table lists
 REPORT_EVERY = 15.0  # seconds between the lines that stand for a bar where there is no terminal
 
 
@@ -129,6 +130,54 @@ def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, c
     console.print(Group(_results(summary), _time_split(summary["seconds"])))
     if report is not None:
         console.print(f"report: {report}", soft_wrap=True)
+
+
+def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
+    """The closing tables of an evaluation, from result.json."""
+    splits = result["splits"]
+    table = Table(title="Result", title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    passes = list(dict.fromkeys(k for one in splits.values() for k in one["pass_at_k"]))
+    # With one episode a task, pass@1 is avg@1 where rewards are 0 or 1.
+    passes = passes if result["samples"] > 1 else []
+    measures = list(dict.fromkeys(name for one in splits.values() for name in one["measures"]))
+    heads = (f"avg@{result['samples']}", *(f"pass@{k}" for k in passes), *measures, "checks passed", "lost")
+    table.add_column("split", style="dim")
+    for head in ("tasks", *heads):
+        table.add_column(head, justify="right")
+    for name, one in splits.items():
+        sure = [_sure(one["avg_at_k"], 100), *(_sure(one["pass_at_k"].get(k), 100) for k in passes)]
+        sure += [_sure(one["measures"].get(measure), 1) for measure in measures]
+        table.add_row(name, str(one["tasks"]), *sure, f"{100 * one['partial']:.1f} %", str(one["lost"]))
+    console.print(table, soft_wrap=True)
+    console.print(result["interval"], style="dim", soft_wrap=True)
+    for name, one in splits.items():
+        if one["by"]:
+            console.print(_kinds_table(name, one), soft_wrap=True)
+    if lost := sum(one["lost"] for one in splits.values()):
+        console.print(f"{lost} episodes were lost to the machinery; the same command plays them again", style="yellow")
+    if report is not None:
+        console.print(f"report: {report}", soft_wrap=True, markup=False)
+
+
+def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
+    table = Table(
+        title=f"\n{split}, by {one['by_key']}", title_justify="left", title_style="bold", box=None, padding=(0, 2)
+    )
+    for head in (one["by_key"], "tasks", "success"):
+        table.add_column(head, justify="left" if head == one["by_key"] else "right")
+    shown = list(one["by"].items())[:_KINDS]
+    for kind, found in shown:
+        table.add_row(Text(kind), str(found["tasks"]), f"{100 * found['success']:.1f} %")
+    if left := len(one["by"]) - len(shown):
+        table.add_row(f"and {left} more, in result.json", "", "")
+    return table
+
+
+def _sure(found: Mapping[str, float] | None, scale: float) -> str:
+    """An estimate with its interval, in per cent."""
+    if found is None:
+        return "–"
+    return f"{scale * found['value']:.1f} % ({scale * found['low']:.1f}–{scale * found['high']:.1f})"
 
 
 def _results(summary: Mapping[str, Any]) -> Table:

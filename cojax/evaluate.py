@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from cojax.environment import Environment
 from cojax.rollout.chat import Chat
@@ -128,18 +129,32 @@ def success_by(groups: Sequence[Group], key: str) -> dict[str, float]:
 
     A task of several kinds counts in each; names are sorted. Raises ValueError for a task whose setup has no such key.
     """
+    return {name: _mean(means) for name, means in _told(groups, kinds_by(key)).items()}
+
+
+def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
+    """Task → the names that `key` of its setup holds. What it returns raises ValueError for a task without it."""
+
+    def kinds(task: Task) -> Iterable[str]:
+        if key not in task.setup:
+            raise ValueError(
+                f"task {task.id} has no {key!r} in its setup to score it by; it has "
+                f"{', '.join(sorted(task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
+            )
+        found = task.setup[key]
+        return {found} if isinstance(found, str) else set(found)
+
+    return kinds
+
+
+def _told(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, list[float]]:
+    """Kind of task, sorted → the scores of its tasks that have a valid episode."""
     means: dict[str, list[float]] = {}
     for group in groups:
-        if key not in group.task.setup:
-            raise ValueError(
-                f"task {group.task.id} has no {key!r} in its setup to score it by; it has "
-                f"{', '.join(sorted(group.task.setup)) or 'nothing'}. Set evaluation.by to one of these, or to ''"
-            )
-        names = group.task.setup[key]
-        for name in {names} if isinstance(names, str) else set(names):
+        for name in kinds(group.task):
             if group.valid:
                 means.setdefault(name, []).append(group.score)
-    return {name: sum(means[name]) / len(means[name]) for name in sorted(means)}
+    return dict(sorted(means.items()))
 
 
 def goal_completion(groups: Sequence[Group], key: str = "task") -> tuple[float, float]:
@@ -186,3 +201,30 @@ def pass_at_k(successes: int, samples: int, k: int) -> float:
     if not 0 < k <= samples:
         raise ValueError(f"pass@k needs 0 < k ≤ samples; got k={k}, samples={samples}")
     return 1.0 - math.comb(samples - successes, k) / math.comb(samples, k)
+
+
+def describe(
+    groups: Sequence[Group], samples: int, kinds: Callable[[Task], Iterable[str]] = lambda task: ()
+) -> dict[str, Any]:
+    """The figures of a split, as in result.json: shares in [0, 1], `turns` per valid episode, `lost` episodes that the
+    machinery ended, and under `by` the success on the tasks of each kind. pass@k is told for k of 1, 2, 4, … `samples`.
+
+    Raises ValueError where every episode was lost.
+    """
+    found = score(groups)
+    valid = [trajectory for group in groups for trajectory in group.valid]
+    ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
+    by = _told(groups, kinds)
+    return {
+        "success": found.success,
+        "error": found.error,
+        "partial": found.partial,
+        "tasks": found.tasks,
+        "episodes": len(valid),
+        "lost": sum(len(group.trajectories) for group in groups) - len(valid),
+        "outcomes": found.outcomes,
+        "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
+        "avg_at_k": dataclasses.asdict(average_at_k(groups)),
+        "pass_at_k": {str(k): dataclasses.asdict(told) for k in ks if (told := passed_at_k(groups, k))},
+        "by": {name: {"success": _mean(means), "tasks": len(means)} for name, means in by.items()},
+    }

@@ -56,16 +56,21 @@ def kinds(config: ConfigDict) -> list[SignalKind]:
     return [kind for kind in SIGNALS if kind in named]
 
 
-def check(config: ConfigDict) -> None:
-    """Settings that only make sense together or within bounds. Raises ValueError."""
-    choose(EVOLUTIONS, config.evolve, "evolve")
-    choose(SHOWN, config.model.tools, "model.tools")
-    kinds(config)
+def check_bounds(config: ConfigDict) -> None:
+    """Settings that count something. Raises ValueError for one below its least value."""
     for name, least in _BOUNDS.items():
         section, _, leaf = name.rpartition(".")
         value = config[section][leaf] if section else config[leaf]
         if value < least:
             raise ValueError(f"{name} is {value}; expected at least {least}")
+
+
+def check(config: ConfigDict) -> None:
+    """Settings that only make sense together or within bounds. Raises ValueError."""
+    choose(EVOLUTIONS, config.evolve, "evolve")
+    choose(SHOWN, config.model.tools, "model.tools")
+    kinds(config)
+    check_bounds(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     if config.sampling.temperature <= 0:

@@ -124,8 +124,7 @@ def shape_of(
     path, section = workdir / _MODEL, config["model"]
     try:
         if path.exists():
-            kept = json.loads(path.read_text())
-            return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
+            return kept_shape(workdir)
         if section["path"]:
             folder = _moved(workdir, section["path"], base)
             own = ModelConfig.from_hf(model_folder.read_config_json(folder))
@@ -135,6 +134,12 @@ def shape_of(
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the shape of the policy of {workdir} cannot be told: {error}") from error
+
+
+def kept_shape(workdir: Path) -> ModelConfig:
+    """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
+    kept = json.loads((workdir / _MODEL).read_text())
+    return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
 
 
 def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> ModelConfig:

@@ -30,6 +30,8 @@ RECIPE = Recipe(
 
 # The splits whose tasks bring solutions, as `environments.check` replays them.
 SPLITS = ("base", "miss_func", "miss_param", "long_context")
+# What an evaluation of all splits is of.
+EVALUATION = ("base", "miss_func", "miss_param", "long_context")
 # Calls that never end.
 TRIALS = {
     "a power without end": Call("power", {"base": 9, "exponent": 100_000_000}),

@@ -25,6 +25,8 @@ from environments.desk.skills import SKILLS
 from environments.desk.words import WORDS
 from environments.worker import isolate
 
+# What an evaluation of all splits is of.
+EVALUATION = ("eval", "dev", "challenge")
 # A tool of popularity rank r weighs r ** -POPULARITY for an explorer that nobody guides.
 POPULARITY = 1.3
 

@@ -1,0 +1,275 @@
+"""One evaluation: success by split, avg@k and pass@k with 95 % intervals, and what a benchmark itself reports.
+
+    python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk   # the newest checkpoint
+    python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk/checkpoints/80 --splits=dev,eval
+    python -m experiments.evaluate --config=experiments/bfcl.py --model=models/Qwen3-4B --splits=all
+    python -m experiments.evaluate --config=experiments/bfcl.py --endpoint=http://HOST:8000/v1 --endpoint_model=NAME \\
+        --samples=4 --config.evaluation.temperature=0.7
+
+The configuration says which environment, how many tasks of a split (evaluation.tasks, .dev_tasks, .challenge_tasks) and
+how they are played; a checkpoint's own run says which policy. Episodes are kept as they end, so that the same command
+goes on where it was stopped and plays what was lost to the machinery again. An endpoint's key is OPENAI_API_KEY.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import ConfigDict, config_flags
+
+import environments
+from cojax.checkpoint import CheckpointError
+from cojax.console import CONSOLE, bar, show_evaluation
+from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax.evaluate import describe, goal_estimates, kinds_by, scenario
+from cojax.evaluation_directory import EvaluationDirectory
+from cojax.report import write_evaluation_report
+from cojax.rollout.collect import Limits, RolloutError, gather
+from cojax.run_directory import RunDirectoryError
+from cojax.store import write_json
+from cojax.types import Group, Task, Trajectory
+from environments.worker.venv import InstallError
+from experiments import presets, subjects
+from experiments.facts import facts
+from experiments.flags import parse
+from experiments.process import keep_compiled, log_to
+from experiments.settings import check_bounds, settings
+from experiments.subjects import Subject
+
+_LOG = logging.getLogger("cojax")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
+_CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
+_MODEL = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
+_ENDPOINT = flags.DEFINE_string("endpoint", None, "An OpenAI-compatible endpoint, such as http://HOST:8000/v1.")
+_ENDPOINT_MODEL = flags.DEFINE_string("endpoint_model", None, "The model to ask the endpoint for.")
+_SPLITS = flags.DEFINE_list("splits", None, "Splits, or 'all' for evaluation; by default evaluation.split.")
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Episodes of each task.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", None, "The evaluation's folder; by default one named after what is evaluated.")
+
+_INTERVAL = (
+    "In brackets 95 % intervals: Wilson's score intervals over tasks, for TGC and SGC over scenarios, the unit that is "
+    "drawn; they stay within 0 and 100 %, and keep their width where everything fails or succeeds."
+)
+# The sections and settings that decide the result of an evaluation.
+_DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
+_OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "sglang.dtype")
+EXPECTED = (
+    ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
+    EngineError, InstallError,
+)  # fmt: skip
+
+Measure = Callable[[Sequence[Group]], dict[str, Any]]
+
+
+def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
+    tgc, sgc = goal_estimates(groups)
+    return {"TGC": vars(tgc), "SGC": vars(sgc)}
+
+
+def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
+    """The benchmark's accuracy: tasks solved of those with a valid episode, in per cent."""
+    found = describe(groups, 1)["avg_at_k"]
+    return {"accuracy": {name: value if name == "count" else 100 * value for name, value in found.items()}}
+
+
+# Environment → what its benchmark reports of a split, in per cent, and the kinds of task that it tells success by.
+MEASURES: dict[str, Measure] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
+KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("scenario", lambda t: (scenario(t),))}
+
+
+def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
+    """Plays what is missing in `out`, and writes and returns the result."""
+    directory = EvaluationDirectory(out)
+    directory.claim(identity(config, subject, splits, samples), facts())
+    log_to(out / "evaluate.log")
+    if subject.tokenizer is not None:
+        subject.tokenizer.save_pretrained(out / "tokenizer")
+    environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+    tasks = {split: tasks_of(config, environment, split) for split in splits}
+    by_key, kinds = KINDS.get(config.environment.name) or _by(config)
+    for task in (task for found in tasks.values() for task in found):
+        kinds(task)
+    groups = play(config, subject, environment, tasks, samples, directory)
+    measure = MEASURES.get(config.environment.name, lambda groups: {})
+    result = {
+        "environment": config.environment.name,
+        "policy": dict(subject.identity),
+        "samples": samples,
+        "temperature": config.evaluation.temperature,
+        "interval": _INTERVAL,
+        "splits": {
+            split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measure(found)}
+            for split, found in groups.items()
+        },
+    }
+    write_json(out / "result.json", result)
+    return result
+
+
+def play(
+    config: ConfigDict,
+    subject: Subject,
+    environment: Environment,
+    tasks: Mapping[str, Sequence[Task]],
+    samples: int,
+    directory: EvaluationDirectory,
+) -> dict[str, list[Group]]:
+    """The groups of each split; those episodes that the directory knows are not played again."""
+    known = directory.known()
+    wanted = {f"{split}-{task.id}-{k}" for split, found in tasks.items() for task in found for k in range(samples)}
+    have = len(wanted & known.keys())
+    if have:
+        CONSOLE.print(f"{have} of {len(wanted)} episodes are there already", soft_wrap=True)
+
+    def played(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
+        def ended(trajectory: Trajectory) -> None:
+            directory.add(split, trajectory)
+            advance()
+
+        return gather(
+            actors,
+            environment,
+            found,
+            group_size=samples,
+            seed=(config.seed, 0),
+            label=split,
+            limits=Limits(**settings(config.limits)),
+            known=known,
+            on_episode=ended,
+        )
+
+    if have == len(wanted):
+        return {split: played(None, split, found, lambda: None) for split, found in tasks.items()}
+    groups = {}
+    with subjects.playing(subject, config, directory.folder) as actors:
+        for split, found in tasks.items():
+            missing = sum(f"{split}-{task.id}-{k}" not in known for task in found for k in range(samples))
+            with bar(f"episodes of {split}", missing) as advance:
+                groups[split] = played(actors, split, found, advance)
+    return groups
+
+
+def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[Task, ...]:
+    """The tasks of a split, as many as the configuration says. Raises ValueError for a split without any."""
+    held_out = config.evaluation
+    counts = {
+        held_out.challenge_split: held_out.challenge_tasks or held_out.tasks,
+        held_out.dev_split: held_out.dev_tasks,
+        held_out.split: held_out.tasks,
+    }
+    tasks = environment.tasks(split, counts.get(split, held_out.tasks))
+    if not tasks:
+        raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
+    return tuple({task.id: task for task in tasks}.values())
+
+
+def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
+    """The splits to evaluate, each once. "all" are those that the environment names for evaluation (EVALUATION in its
+    module), or else the configuration's own three."""
+    held_out = config.evaluation
+    if not named:
+        return [held_out.split]
+    if list(named) == ["all"]:
+        if config.environment.name not in environments.available():
+            environments.load(config.environment.name)
+        module = importlib.import_module(f"environments.{config.environment.name}")
+        named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
+    found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
+    if not found:
+        raise ValueError("--splits names none; leave it out for evaluation.split, or name some, parted by commas")
+    return found
+
+
+def identity(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int) -> dict[str, Any]:
+    """What decides the result: another one is another evaluation."""
+    plain = json.loads(json.dumps(config.to_dict()))
+    kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": list(splits), "samples": samples}
+    for name in _DECIDING + (_OF_POLICY if subject.policy else ()):
+        section, _, leaf = name.rpartition(".")
+        if section:
+            kept.setdefault(section, {})[leaf] = plain[section][leaf]
+        else:
+            kept[leaf] = plain[leaf]
+    return kept
+
+
+def subject_of(
+    config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
+) -> tuple[Subject, Path]:
+    """Whom to evaluate, and where evaluations of it lie by default. Raises ValueError for none or several."""
+    named = [name for name in (checkpoint, model, endpoint) if name]
+    if len(named) != 1:
+        raise ValueError(f"{len(named)} policies are named; name one by --checkpoint, --model or --endpoint")
+    if checkpoint:
+        place = Path(checkpoint)
+        workdir = place.parent.parent if place.parent.name == "checkpoints" and place.name.isdigit() else place
+        return subjects.of_checkpoint(config, place), workdir / "evaluations"
+    if model:
+        return subjects.of_folder(config, Path(model)), Path("runs/evaluations")
+    return subjects.of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
+
+
+def _by(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
+    key = config.evaluation.by
+    return (key, kinds_by(key)) if key else ("", lambda task: ())
+
+
+def _check(config: ConfigDict, samples: int) -> None:
+    check_bounds(config)
+    temperature = config.evaluation.temperature
+    if temperature < 0:
+        raise ValueError(f"evaluation.temperature is {temperature}; expected 0 or more")
+    if samples > 1 and temperature == 0:
+        raise ValueError(
+            f"--samples={samples} at evaluation.temperature=0 would play one and the same episode {samples} times; "
+            f"add --config.evaluation.temperature={config.sampling.temperature:g}, or leave --samples out"
+        )
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt(number)
+
+
+def main(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
+        _check(config, _SAMPLES.value)
+        keep_compiled()
+        splits = splits_of(config, _SPLITS.value)
+        named = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)
+        subject, home = subject_of(config, *named)
+        name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
+        out = Path(_OUT.value) if _OUT.value else home / name
+        result = evaluate(config, subject, splits, _SAMPLES.value, out)
+        show_evaluation(result, write_evaluation_report(out))
+    except EXPECTED as error:
+        _LOG.info("the evaluation ended", exc_info=True)
+        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt as signalled:
+        CONSOLE.print("stopped; run the same command again to go on")
+        # Threads at work in an environment or an engine are not waited for.
+        os._exit(128 + (signalled.args[0] if signalled.args else signal.SIGINT))
+
+
+if __name__ == "__main__":
+    flags.mark_flag_as_required("config")
+    app.run(main, flags_parser=parse)

@@ -1,0 +1,159 @@
+"""Whom an evaluation asks: a checkpoint of a run, a model folder, or a chat endpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+from transformers import PreTrainedTokenizerBase
+
+from cojax.policy.config import ModelConfig
+from cojax.rollout.chat import SHOWN, Actors, Chat, PolicyActors
+from experiments import assemble, policies, trained
+from experiments.presets import PRESETS
+from experiments.settings import choose
+
+# What decides which arrays a policy from scratch has.
+_SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Subject:
+    """`identity` tells it from every other, in words and numbers for config.json; `name` is fit for a folder's name.
+    `policy` is None behind an endpoint."""
+
+    name: str
+    identity: Mapping[str, Any]
+    policy: trained.Trained | None = None
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        return self.policy.tokenizer if self.policy else None
+
+
+def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
+    """The policy of WORKDIR or WORKDIR/checkpoints/STEP.
+
+    Raises CheckpointError where it cannot be read, ValueError where `config` says another policy than the run's.
+    """
+    workdir, step = place, None
+    if place.parent.name == "checkpoints" and place.name.isdigit():
+        workdir, step = place.parent.parent, int(place.name)
+    run = trained.settings_of(workdir)
+    _same_model(config, run, workdir)
+    # What the run began from may lie elsewhere by now.
+    gone = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
+    policy = trained.of_run(workdir, step, config.model.path if gone and Path(config.model.path).is_dir() else "")
+    if config.model.dtype:
+        policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
+    identity = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
+    return Subject(f"{policy.step}", identity, policy)
+
+
+def of_folder(config: ConfigDict, folder: Path) -> Subject:
+    """A model folder in HF format with tokenizer and template. Raises ValueError or OSError with the fix."""
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"--model {str(folder)!r} is no model folder in HF format (no config.json in it); get one, for example by "
+            "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, or export a checkpoint with "
+            "python -m experiments.export"
+        )
+    own = config.copy_and_resolve_references()
+    own.learner.lora.rank = 0
+    policy = trained.of_folder(folder, policies.stored_shape(own, folder))
+    return Subject(folder.resolve().name, {"model": policy.content, "dtype": policy.model.dtype}, policy)
+
+
+def of_endpoint(url: str, model: str) -> Subject:
+    """A model behind an OpenAI-compatible chat endpoint."""
+    name = "".join(character if character.isalnum() or character in "-._" else "-" for character in model)
+    return Subject(name.strip("-.") or "endpoint", {"endpoint": url.rstrip("/"), "model": model})
+
+
+@contextlib.contextmanager
+def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
+    """The actors of a subject, with an engine of its own that is closed at the end; servers log into `folder`."""
+    sampling = config.evaluation.temperature
+    if subject.policy is None:
+        # Imported here: without an endpoint no client is needed.
+        from cojax.rollout.endpoint import Endpoint, EndpointActors
+
+        yield EndpointActors(
+            Endpoint(
+                subject.identity["endpoint"],
+                subject.identity["model"],
+                temperature=sampling,
+                max_tokens=config.sampling.max_tokens,
+                # Before whoever watches the episode gives it up.
+                deadline=0.9 * config.limits.engine_deadline,
+            )
+        )
+        return
+    own = config.copy_and_resolve_references()
+    own.workdir = str(folder)
+    engine = choose(assemble.ENGINES, config.engine.name, "engine")(own, subject.policy.model)
+    try:
+        engine.load(subject.policy.weights())
+        chat = Chat(subject.policy.tokenizer, SHOWN[config.model.tools])
+        yield PolicyActors(engine, chat, assemble.sampling(config, chat, sampling))
+    finally:
+        engine.close()
+
+
+def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
+    """Raises ValueError, which names the flags, where a configuration says another policy than the run's."""
+    section, trained_as = config.model.to_dict(), run["model"]
+    names = [*_SHAPED, *(f"model.shape.{name}" for name in trained_as["shape"])]
+    if section["path"] and trained_as["path"]:
+        # The same model may lie elsewhere here.
+        _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
+        return
+    if trained_as["tokenizer"] != "bytes":
+        names.remove("model.vocabulary")
+    here, there = ({name: _at(settings, name) for name in names} for settings in (section, trained_as))
+    if here == there:
+        return
+    preset = PRESETS.get(run["policy"], {}) if run["policy"] != config.policy else {}
+    flags = [f"--config.policy={run['policy']}"] if preset else []
+    flags += [
+        f"--config.{name}={value}"
+        for name, value in there.items()
+        if value != (preset[name] if name in preset else here[name])
+    ]
+    name = next(name for name in names if here[name] != there[name])
+    raise ValueError(
+        f"{workdir} was trained with another policy than --config says: {name} is {there[name]!r} in its config.json, "
+        f"{here[name]!r} here. Add {' '.join(flags)}"
+    )
+
+
+def _same_shape(here: Path, there: Path, workdir: Path) -> None:
+    """Raises ValueError where two model folders that are both there, or the run's record of one, differ in shape."""
+    kept = workdir / "model.json"
+    if not here.is_dir() or not (kept.exists() or there.is_dir()):
+        return
+    shapes = []
+    for source in (here, there):
+        if source is there and kept.exists():
+            shape = trained.kept_shape(workdir)
+        else:
+            shape = ModelConfig.from_hf(source)
+        shapes.append(dataclasses.asdict(dataclasses.replace(shape, dtype="float32", param_dtype="float32")))
+    if different := [name for name in shapes[0] if shapes[0][name] != shapes[1][name]]:
+        name = different[0]
+        raise ValueError(
+            f"{workdir} was trained from another model than --config names: {name} is {shapes[1][name]} there, "
+            f"{shapes[0][name]} in {here}. Set --config.model.path={there}, or to where that model is now"
+        )
+
+
+def _at(section: Mapping[str, Any], name: str) -> Any:
+    """A leaf of the section `model` by its dotted name."""
+    value: Any = section
+    for part in name.split(".")[1:]:
+        value = value[part] if isinstance(value, Mapping) and part in value else None
+    return value
