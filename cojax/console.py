@@ -136,23 +136,29 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
     table = Table(title="Result", title_justify="left", title_style="bold", box=None, padding=(0, 2))
-    passes = list(dict.fromkeys(k for one in splits.values() for k in one["pass_at_k"]))
-    # With one episode a task, pass@1 is avg@1 where rewards are 0 or 1.
-    passes = passes if result["samples"] > 1 else []
-    measures = list(dict.fromkeys(name for one in splits.values() for name in one["measures"]))
-    heads = (f"avg@{result['samples']}", *(f"pass@{k}" for k in passes), *measures, "checks passed", "lost")
-    table.add_column("split", style="dim")
-    for head in ("tasks", *heads):
-        table.add_column(head, justify="right")
-    for name, one in splits.items():
-        sure = [_sure(one["avg_at_k"], 100), *(_sure(one["pass_at_k"].get(k), 100) for k in passes)]
-        sure += [_sure(one["measures"].get(measure), 1) for measure in measures]
-        table.add_row(name, str(one["tasks"]), *sure, f"{100 * one['partial']:.1f} %", str(one["lost"]))
-    console.print(table, soft_wrap=True)
+    table.add_column("", style="dim", no_wrap=True)
+    for name in splits:
+        table.add_column(name, justify="right", no_wrap=True)
+
+    def row(head: str, cell: Callable[[Mapping[str, Any]], str]) -> None:
+        table.add_row(head, *map(cell, splits.values()))
+
+    row("tasks", lambda one: str(one["tasks"]))
+    row(f"avg@{result['samples']}", lambda one: _sure(one["avg_at_k"], 100))
+    if result["samples"] > 1:
+        for k in dict.fromkeys(k for one in splits.values() for k in one["pass_at_k"]):
+            row(f"pass@{k}", lambda one, k=k: _sure(one["pass_at_k"].get(k), 100))  # type: ignore[misc]
+    for measure in dict.fromkeys(name for one in splits.values() for name in one["measures"]):
+        row(measure, lambda one, measure=measure: _sure(one["measures"].get(measure), 1))  # type: ignore[misc]
+    row("checks passed", lambda one: f"{100 * one['partial']:.1f} %")
+    row("turns", lambda one: f"{one['turns']:.1f}")
+    row("lost episodes", lambda one: str(one["lost"]))
+    # Nothing is cut in a log file or a narrow window.
+    console.print(table, width=max(console.width, 20 + 26 * len(splits)), crop=False)
     console.print(result["interval"], style="dim", soft_wrap=True)
     for name, one in splits.items():
         if one["by"]:
-            console.print(_kinds_table(name, one), soft_wrap=True)
+            console.print(_kinds_table(name, one))
     if lost := sum(one["lost"] for one in splits.values()):
         console.print(f"{lost} episodes were lost to the machinery; the same command plays them again", style="yellow")
     if report is not None:

@@ -93,7 +93,8 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
         wanted = {row.name: row.shape(model) for row in parameters(model)}
         _check(part.arrays, wanted, workdir)
         stored = str(next(iter(_leaves(part.arrays).values())).dtype)
-        return Trained(dataclasses.replace(model, param_dtype=stored), tokenizer, part.arrays, part.step, part.content)
+        model = dataclasses.replace(model, param_dtype=stored)
+        return Trained(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
     lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
     fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
     _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
@@ -216,6 +217,14 @@ def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) ->
             f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. Its config.json or model.json was "
             "changed: restore them from a copy"
         )
+
+
+def _host() -> jax.Device:
+    """The CPU, where that is a device: masters of a policy that was trained on many need not fit on one."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
