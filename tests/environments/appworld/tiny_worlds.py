@@ -1,10 +1,10 @@
 """Run in AppWorld's own virtual environment: plays code in worlds, one in each forked child, and tells how it went.
 
-    python tiny_worlds.py ROOT     plays on standard input, a JSON list of {"task", "blocks", and "drop" or null}
+    python tiny_worlds.py ROOT [metrics]     standard input: a JSON list of plays {"task", "blocks"[, "drop"]}
 
 A play without its `drop`-th call that changes something has that call answered by {} instead. Answers with a JSON
-object: "plays", a list of {"success", "passes", "requirements", "effective", "said"}, and for each split in "metrics"
-the package's own figures of the plays without a drop.
+object: "plays", a list of {"success", "passes", "requirements", "effective", "said"}; with `metrics`, the package's
+own figures of these plays for each split.
 """
 
 import functools
@@ -15,21 +15,23 @@ import sys
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 
-def play(task, blocks, drop):
+def play(task, blocks, drop=None):
     from appworld.environment import AppWorld
 
-    world = AppWorld(task_id=task, experiment_name="kept" if drop is None else "dropped")
+    world = AppWorld(task_id=task, experiment_name="played")
     request, effective = world.requester.request, []
 
-    def watched(app, api, **arguments):
-        method = documented[app, api]
-        if method != "GET":
-            effective.append(f"{app}.{api}")
+    def watched(*names, **arguments):
+        name = ".".join(names or (arguments["_app_name"], arguments["_api_name"]))
+        if documented[name] != "GET":
+            effective.append(name)
             if len(effective) - 1 == drop:
                 return {}
-        return request(app, api, **arguments)
+        return request(*names, **arguments)
 
-    documented = {(app, name): doc["method"] for app, docs in world.task.api_docs.items() for name, doc in docs.items()}
+    documented = {
+        f"{app}.{name}": doc["method"] for app, docs in world.task.api_docs.items() for name, doc in docs.items()
+    }
     world.requester.request = watched
     said = [world.execute(block) for block in blocks]
     verdict = world.evaluate()
@@ -46,7 +48,8 @@ def metrics():
     from appworld.evaluator import evaluate_dataset
 
     return {
-        split: evaluate_dataset("kept", split, print_report=False, save_reports=False)["aggregate"] for split in SPLITS
+        split: evaluate_dataset("played", split, print_report=False, save_reports=False)["aggregate"]
+        for split in SPLITS
     }
 
 
@@ -59,7 +62,7 @@ def main():
     plays = json.load(sys.stdin)
     with AppWorld(task_id=plays[0]["task"], experiment_name="warm") as world:
         world.evaluate()
-    answer = {"plays": [forked(functools.partial(play, one["task"], one["blocks"], one.get("drop"))) for one in plays]}
+    answer = {"plays": [forked(functools.partial(play, **one)) for one in plays]}
     if sys.argv[2:] == ["metrics"]:
         answer["metrics"] = forked(metrics)
     json.dump(answer, sys.__stdout__)
