@@ -60,7 +60,7 @@ def opening(query: str, place: Mapping[str, Any]) -> str:
 
 
 def code_of(action: Action) -> tuple[str, str]:
-    """(code, "") or ("", what to tell the policy): the first ```python block, cut off or not, after any thought.
+    """(code, "") or ("", what to tell the policy): the first ```python block, cut off or not, that is no thought.
 
     An action without text stands for what its calls do; see skills.py.
     """
@@ -69,7 +69,7 @@ def code_of(action: Action) -> tuple[str, str]:
             return skills.code(action.calls), ""
         except ValueError as error:
             return "", f"Execution failed: {error}"
-    text = action.text[-_SEARCHED:].rpartition("</think>")[2]
+    text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
     block = _BLOCK.search(text)
     if block is None or not block[1].strip():
         return "", MISSING

@@ -1,0 +1,63 @@
+"""The comparison with what a solution does."""
+
+import copy
+
+import pytest
+
+from environments.appworld.verdict import answer_text, compare
+
+REFERENCE = {
+    "tables": {
+        "spotify.SongLike": {"added": [{"song_id": 1, "user_id": 2}, {"song_id": 4, "user_id": 2}]},
+        "venmo.User": {"changed": [{"id": 2, "venmo_balance": 5.0}]},
+    },
+    "answer": None,
+    "status": "success",
+}
+
+
+def failing(**changed: object) -> list[str]:
+    done = {**copy.deepcopy(REFERENCE), **changed}
+    found = compare(REFERENCE, done)
+    assert found.reward == float(all(check.passed for check in found.checks))
+    return [check.name for check in found.checks if not check.passed]
+
+
+def test_the_same_deeds_pass_in_any_order():
+    rows = list(reversed(REFERENCE["tables"]["spotify.SongLike"]["added"]))
+    assert failing() == []
+    assert failing(tables={**REFERENCE["tables"], "spotify.SongLike": {"added": rows}}) == []
+
+
+def test_each_difference_has_its_check():
+    likes = REFERENCE["tables"]["spotify.SongLike"]["added"]
+    without = {"venmo.User": REFERENCE["tables"]["venmo.User"]}
+    assert failing(tables=without) == ["spotify.SongLike: added"]
+    assert failing(tables={**without, "spotify.SongLike": {"added": [*likes, likes[0]]}}) == ["spotify.SongLike: added"]
+    more = {**REFERENCE["tables"], "gmail.Email": {"removed": [{"id": 3}]}}
+    assert failing(tables=more) == ["nothing else changed"]
+    more = {**REFERENCE["tables"], "venmo.User": {**without["venmo.User"], "removed": [{"id": 3}]}}
+    assert failing(tables=more) == ["nothing else changed"]
+    assert failing(answer="7") == ["answer"]
+    assert failing(status=None) == ["completed"]
+    assert failing(status="fail") == ["completed"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("7", 7, True),
+        ("7.0", "7", True),
+        (1.234, "1.23", True),
+        ('"Paris"', " paris ", True),
+        (["b", "A"], ["a", "B"], True),
+        (None, "null", True),
+        ("7", "8", False),
+        ("", None, False),
+        ("a", ["a", "b"], False),
+        (True, "true", False),  # the benchmark takes a truth value for a number
+        (float("inf"), "inf", True),
+    ],
+)
+def test_answers_are_compared_as_the_benchmark_does(one, other, alike):
+    assert (answer_text(one) == answer_text(other)) is alike
