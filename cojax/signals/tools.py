@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
-from cojax.types import Group, Trajectory
+from cojax.types import Action, Group, Trajectory
 
+# How code names a tool, as `apis.APP.TOOL`.
+_IN_CODE = re.compile(r"\bapis\.(\w+\.\w+)")
 # A tool tells success from failure when its use differs by at least this share of trajectories.
 _TELLING = 0.25
 
 
 def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]:
     """Names of the tools called, in order; without those of failed actions if `failed` is false."""
-    return tuple(call.name for turn in trajectory.turns if failed or turn.observation.ok for call in turn.action.calls)
+    return tuple(name for turn in trajectory.turns if failed or turn.observation.ok for name in tools_of(turn.action))
+
+
+def tools_of(action: Action) -> tuple[str, ...]:
+    """The tools that the action calls, or names in its code where it acts by code."""
+    return tuple(call.name for call in action.calls) or tuple(_IN_CODE.findall(action.text))
 
 
 def telling_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...]:
