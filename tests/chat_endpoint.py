@@ -1,0 +1,90 @@
+"""An OpenAI-compatible chat endpoint on loopback that answers by a script, which may misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+# (request, its number from 0) → (status, headers, body: an object, or bytes as they are)
+Script = Callable[[dict[str, Any], int], tuple[int, Mapping[str, str], Any]]
+
+
+class ChatEndpoint:
+    """Its address, every request that it was sent, and the Authorization of each."""
+
+    def __init__(self, script: Script) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(handler) -> None:
+                body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+                with lock:
+                    number = len(self.requests)
+                    self.requests.append({**body, "path": handler.path})
+                    self.keys.append(handler.headers["Authorization"])
+                status, headers, answer = script(body, number)
+                sent = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                with contextlib.suppress(ConnectionError):
+                    handler.send_response(status)
+                    for name, value in {"Content-Type": "application/json", **headers}.items():
+                        handler.send_header(name, value)
+                    handler.send_header("Content-Length", str(len(sent)))
+                    handler.end_headers()
+                    handler.wfile.write(sent)
+
+            def log_message(handler, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+
+@contextlib.contextmanager
+def serving(script: Script) -> Iterator[ChatEndpoint]:
+    endpoint = ChatEndpoint(script)
+    threading.Thread(target=endpoint.server.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield endpoint
+    finally:
+        endpoint.server.shutdown()
+        endpoint.server.server_close()
+
+
+def said(text: str | None = None, *calls: tuple[str, Any]) -> tuple[int, dict[str, str], Any]:
+    """A completion that says a text and asks for calls: (name, arguments as an object or as JSON text)."""
+    asked = [
+        {
+            "id": f"call_{place}",
+            "type": "function",
+            "function": {"name": name, "arguments": values if isinstance(values, str) else json.dumps(values)},
+        }
+        for place, (name, values) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": text, **({"tool_calls": asked} if asked else {})}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if asked else "stop"}
+    return 200, {}, {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+
+
+def refused(status: int, message: str = "no", **headers: str) -> tuple[int, dict[str, str], Any]:
+    return status, {name.replace("_", "-"): value for name, value in headers.items()}, {"error": {"message": message}}
+
+
+def solver(tasks: Any) -> Script:
+    """Makes the calls of a task's solution, one a turn; the task is told by the query in the first user message."""
+    solutions = {task.query: task.solution for task in tasks}
+
+    def script(request: dict[str, Any], number: int) -> tuple[int, Mapping[str, str], Any]:
+        query = next(message["content"] for message in request["messages"] if message["role"] == "user")
+        turn = sum(message["role"] == "assistant" for message in request["messages"])
+        return said(None, *((call.name, dict(call.arguments)) for call in solutions[query][turn].calls))
+
+    return script
