@@ -1,6 +1,7 @@
 """Thousands of episodes through workers, and what they leave behind.
 
-    python -m experiments.soak [--environment=bfcl] [--episodes=10000] [--concurrency=64]
+    python -m experiments.soak [--environment=bfcl] [--episodes=10000] [--concurrency=64] [--warm=2000]
+    python -m experiments.soak --environment=appworld --episodes=2000 --concurrency=16 --warm=100
 
 Plays reference solutions, every tenth of them cut short, and in every thousandth episode a call that never ends, where
 the environment knows one. Prints throughput, memory of a child, and processes, descriptors, temporary files and memory
@@ -13,14 +14,14 @@ import gc
 import importlib
 import os
 import queue
-import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
@@ -28,6 +29,8 @@ import environments
 from cojax.environment import Environment, play
 from cojax.replay import follow
 from cojax.types import Action, Task
+from environments.appworld.audit import ENDLESS
+from environments.appworld.environment import AppWorld
 from environments.check import trials
 from environments.worker import IsolatedEnvironment
 
@@ -36,8 +39,13 @@ _EPISODES = flags.DEFINE_integer("episodes", 10_000, "Episodes to play.", lower_
 _CONCURRENCY = flags.DEFINE_integer("concurrency", 64, "Episodes at once.", lower_bound=1)
 # One episode in so many never ends by itself; one in so many is closed half-way.
 _ENDLESS, _CUT = 1_000, 10
-# Episodes played before the first count, so that caches and the allocator's arenas for so many threads are full.
-_WARM = 2_000
+# Before the first count, so that caches and the allocator's arenas for so many threads are full.
+_WARM = flags.DEFINE_integer("warm", 2_000, "Episodes played before the first count.", lower_bound=1)
+# How an environment is made to run in workers, with tasks that bring solutions.
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "desk": {"isolated": True},
+    "appworld": {"data": "tiny", "solutions": True},
+}
 
 
 def processes(ancestor: int) -> list[int]:
@@ -65,11 +73,19 @@ def memory(pid: int, field: str) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
 
 
-def count(supervisor: int) -> dict[str, float]:
+def workers(environment: Environment) -> tuple[IsolatedEnvironment, ...]:
+    """The workers behind an environment, none where it has none."""
+    if isinstance(environment, AppWorld):
+        return environment.play, environment.judge
+    return (environment,) if isinstance(environment, IsolatedEnvironment) else ()
+
+
+def count(supervisors: Sequence[int]) -> dict[str, float]:
     """What may be left behind, now."""
     gc.collect()
-    family = processes(supervisor)
-    standing = family[:2]  # supervisor and fork server
+    families = [processes(supervisor) for supervisor in supervisors]
+    family = [process for members in families for process in members]
+    standing = [process for members in families for process in members[:2]]  # supervisor and fork server
     return {
         "processes": len(family),
         "descriptors here": len(os.listdir("/proc/self/fd")),
@@ -123,8 +139,8 @@ def run(
     return outcomes, actions
 
 
-def memory_of_a_child(environment: IsolatedEnvironment, tasks: Sequence[Task], at_once: int) -> list[float]:
-    """Private megabytes of each of `at_once` episodes in the middle of their work."""
+def memory_of_a_child(environment: Environment, tasks: Sequence[Task], at_once: int) -> float:
+    """Private megabytes of an episode in the middle of its work, the mean of `at_once`, over all workers."""
     open_ = []
     for number in range(at_once):
         episode = environment.start(tasks[number % len(tasks)])
@@ -132,36 +148,36 @@ def memory_of_a_child(environment: IsolatedEnvironment, tasks: Sequence[Task], a
         for action in tasks[number % len(tasks)].solution[:2]:
             episode.step(action)
         open_.append(episode)
-    supervisor = environment.supervisor
-    family = processes(supervisor)[2:]
+    family = [pid for worker in workers(environment) for pid in processes(worker.supervisor)[2:]]
     private = [memory(pid, "Private_Dirty") for pid in family]
     for episode in open_:
         episode.close()
     # A child is two processes where it has a namespace of its own: the one that waits, and the one that works.
-    return [sum(private) / at_once]
+    return sum(private) / at_once
 
 
 def main(argv: Sequence[str]) -> None:
     name = _ENVIRONMENT.value
-    environment = environments.load(name, **({"isolated": True} if name == "desk" else {}))
-    if not isinstance(environment, IsolatedEnvironment):
+    environment = environments.load(name, **_SETTINGS.get(name, {}))
+    supervisors = [worker.supervisor for worker in workers(environment)]
+    if not supervisors:
         raise app.UsageError(f"environment {name!r} does not run in workers")
     module = vars(importlib.import_module(f"environments.{name}"))
     tasks = environment.tasks(module.get("SPLITS", ("dev",))[0], 200)
-    endless = [
-        (task, action)
-        for task, trial, action in trials(environment, module.get("TRIALS", {}), tasks)
-        if trial in module.get("TRIALS", {})
-    ]
-    run(environment, tasks, (), _WARM, _CONCURRENCY.value)
-    child = statistics.median(memory_of_a_child(environment, tasks, _CONCURRENCY.value))
+    if isinstance(environment, AppWorld):
+        endless = [(tasks[0], ENDLESS)]
+    else:
+        own = module.get("TRIALS", {})
+        endless = [(task, action) for task, trial, action in trials(environment, own, tasks) if trial in own]
+    run(environment, tasks, (), _WARM.value, _CONCURRENCY.value)
+    child = memory_of_a_child(environment, tasks, _CONCURRENCY.value)
     time.sleep(2)
-    before = count(environment.supervisor)
+    before = count(supervisors)
     began = time.perf_counter()
     outcomes, actions = run(environment, tasks, endless, _EPISODES.value, _CONCURRENCY.value)
     seconds = time.perf_counter() - began
     time.sleep(2)
-    after = count(environment.supervisor)
+    after = count(supervisors)
     print(f"{name}: {_EPISODES.value:,} episodes, {_CONCURRENCY.value} at once, {seconds:.1f} s; {dict(outcomes)}")
     print(f"actions a second {actions / seconds:,.0f}, episodes a second {_EPISODES.value / seconds:,.1f}")
     print(f"private memory of a child {child:.1f} MB")
@@ -170,7 +186,8 @@ def main(argv: Sequence[str]) -> None:
         grown = after[key] > value * (1.1 if key.startswith("MB") else 1.0)
         left |= grown
         print(f"{key:<28} {value:10.1f} → {after[key]:10.1f}{'   GREW' if grown else ''}")
-    environment.close()
+    for worker in workers(environment):
+        worker.close()
     sys.exit(1 if left else 0)
 
 

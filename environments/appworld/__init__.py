@@ -26,7 +26,10 @@ from environments.appworld.environment import AppWorld
 from environments.worker import Bounds, isolate
 from environments.worker.venv import InstallError, interpreter
 
-__all__ = ["RECIPE", "check", "make"]
+__all__ = ["RECIPE", "SPLITS", "check", "make"]
+
+# The benchmark's splits, as it names them.
+SPLITS = roots.SPLITS
 
 
 def make(data: str = "official", deadline: float = 40.0, solutions: bool = False) -> AppWorld:

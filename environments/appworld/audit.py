@@ -21,6 +21,8 @@ from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
 from environments.worker.venv import InstallError
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
+# Code that never ends, and heeds no alarm.
+ENDLESS = Action("```python\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass\n```")
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
 # The same calls are left out in every run.
 _SEED = 1

@@ -25,6 +25,7 @@ from experiments.bench.results import Row, as_json, table
 from experiments.bench.shapes import SHAPES
 from experiments.bench.step import step
 from experiments.bench.update import update
+from experiments.bench.worlds import worlds
 from experiments.facts import facts
 from experiments.settings import choose
 
@@ -41,9 +42,10 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "engine": host.engine,
     "sync": servers.sync,
     "conversations": servers.conversations,
+    "worlds": worlds,
 }
 # These want an installed server, or an environment of their own, and run when they are named.
-ASKED = frozenset({"sync", "conversations"})
+ASKED = frozenset({"sync", "conversations", "worlds"})
 
 
 def _count(text: str) -> int:
