@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +22,11 @@ from cojax.rollout.engine import Engine, Sampling
 from cojax.run_directory import RunDirectory
 from cojax.signals import Detector, Memory
 from cojax.synthesis import Expedition, Quarry, Synthesis, Validate, synthesize
+from cojax.synthesis.selection import Select, even, visits_of
 from cojax.types import Group, Signal, SignalKind
+from cojax.validation.similarity import Kin
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,8 @@ class Loop:
     """Everything that does not: the parts, and the paper's settings (Table 9) by their names.
 
     `evolve` is an entry of `synthesis.EVOLUTIONS`; every `evolve_every` steps it prepares at most `contexts`
-    expeditions, of which at most `budget` tasks come back, `per_context` from each. `fresh_fraction` of a batch is
+    expeditions, of which at most `budget` tasks come back, `per_context` from each. `select` is an entry of
+    `synthesis.SELECTIONS`; what `kin` finds worded like a task in the pool is refused. `fresh_fraction` of a batch is
     drawn from the newest tasks (0 is the paper).
 
     `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
@@ -74,6 +80,8 @@ class Loop:
     checkpoint_every: int
     staleness: int = 0
     quorum: float = 1.0
+    select: Select = even
+    kin: Kin = dataclasses.field(default_factory=lambda: Kin(0.0))
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
 
     def __post_init__(self) -> None:
@@ -119,8 +127,7 @@ def coevolve(
         if step % loop.evolve_every == 0:
             with loop.clock("feedback"):
                 evolution = explore(loop, state, directory, seed)
-                directory.add_tasks(evolution.tasks)
-                directory.drafts.append(evolution.drafts)
+                directory.add_evolution(evolution)
             state = dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=step)
 
         record = describe(state, groups, found, figures, evolution)
@@ -195,6 +202,7 @@ def charged(loop: Loop) -> Iterator[None]:
 def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, int]) -> Synthesis:
     """One evolution: expeditions from what was seen since the last one, and the tasks they bring back."""
     recall = directory.recall(range(state.evolved + 1, state.step + 1))
+    loop.kin.update(state.pool)
     quarry = Quarry(
         environment=loop.environment,
         explorer=loop.explorer,
@@ -204,8 +212,10 @@ def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, 
         popularity=loop.popularity,
         contexts=loop.contexts,
         seed=seed,
+        select=loop.select,
+        visits=visits_of(recall.records, state.memory.get("forgetting", {}), loop.group_size),
     )
-    return synthesize(
+    evolution = synthesize(
         loop.evolve(quarry),
         loop.environment,
         loop.explorer,
@@ -215,7 +225,14 @@ def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, 
         per_context=loop.per_context,
         seed=seed,
         step=state.step,
+        kin=loop.kin,
     )
+    if evolution.counts["expeditions"] and not evolution.tasks:
+        _LOG.warning(
+            "step %d: %d expeditions brought no task; commonest reasons: %s",
+            state.step, evolution.counts["expeditions"], "; ".join(evolution.reasons()) or "no draft came of them",
+        )  # fmt: skip
+    return evolution
 
 
 def save(loop: Loop, state: State, directory: RunDirectory) -> None:
@@ -254,5 +271,6 @@ def describe(
         record["evolution"] = {
             **evolution.counts,
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
+            **({"explorer": evolution.figures} if evolution.figures else {}),
         }
     return record

@@ -19,6 +19,7 @@ from cojax.checkpoint import Checkpointer
 from cojax.pool import TaskPool, task_from_record, task_record
 from cojax.signals import Memory, apply
 from cojax.store import Episodes, Log, write_json
+from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ FREE_SETTINGS = frozenset(
         "engine.slots",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
         "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
+        "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
+        "llm.price_in", "llm.price_out",
     }
 )  # fmt: skip
 
@@ -77,6 +80,9 @@ class RunDirectory:
         self.tasks = Log(folder / "tasks.jsonl")
         self.signals = Log(folder / "signals.jsonl")
         self.drafts = Log(folder / "drafts.jsonl")
+        self.expeditions = Log(folder / "expeditions.jsonl")
+        # Drafts that a person should look at; nothing reads them back.
+        self.quarantine = Log(folder / "quarantine.jsonl")
         self.memory = Log(folder / "memory.jsonl")
         self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
         # The groups that a checkpoint's next step begins with, where they were sampled ahead.
@@ -91,6 +97,8 @@ class RunDirectory:
             "tasks": self.tasks,
             "signals": self.signals,
             "drafts": self.drafts,
+            "expeditions": self.expeditions,
+            "quarantine": self.quarantine,
             "memory": self.memory,
         }
 
@@ -158,6 +166,13 @@ class RunDirectory:
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
+
+    def add_evolution(self, evolution: Synthesis) -> None:
+        """Stores what an evolution brought, and all that it refused."""
+        self.add_tasks(evolution.tasks)
+        self.drafts.append(evolution.drafts)
+        self.expeditions.append(evolution.expeditions)
+        self.quarantine.append(evolution.quarantined)
 
     def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
         """Stores a step's episodes with the kinds of signal each carries, and the signals."""

@@ -17,11 +17,16 @@ ADVICE = "; run this environment isolated in a worker, where it can be killed"
 class Watched:
     """Plays on a daemon thread and gives it up when one call of the environment takes longer than `deadline` seconds.
 
-    What hangs becomes the outcome environment_error: an explorer's action is nobody's failure. The thread is abandoned,
-    as Python cannot end it, and stops at the next step of the loop.
+    `thinking` is what an actor may take for one action, in seconds; None is `deadline`, for one that does little but
+    ask the environment what it may do. What hangs becomes the outcome environment_error: an explorer's action is
+    nobody's failure. The thread is abandoned, as Python cannot end it, and stops at the next step of the loop.
     """
 
     deadline: float
+    thinking: float | None = None
+
+    def _limit(self, phase: str) -> float:
+        return self.thinking if phase == "act" and self.thinking is not None else self.deadline
 
     def __call__(self, environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
         """As `play`, which takes the same `settings`."""
@@ -39,12 +44,15 @@ class Watched:
         thread = threading.Thread(target=run, name="watched", daemon=True)
         thread.start()
         while thread.is_alive():
-            thread.join(max(0.001, progress.since + self.deadline - time.monotonic()))
-            if thread.is_alive() and time.monotonic() - progress.since > self.deadline:
+            # Another phase may begin meanwhile, whose limit is nearer.
+            wait = min(self.deadline, progress.since + self._limit(progress.phase) - time.monotonic())
+            thread.join(max(0.001, wait))
+            limit = self._limit(progress.phase)
+            if thread.is_alive() and time.monotonic() - progress.since > limit:
                 progress.abandoned = True
                 if progress.result is not None:  # only closing hangs: the verdict stands
                     return progress.result
-                error = f"{progress.phase} took longer than {self.deadline:g} s and was abandoned on its thread{ADVICE}"
+                error = f"{progress.phase} took longer than {limit:g} s and was abandoned on its thread{ADVICE}"
                 return Trajectory(task, outcome="environment_error", error=error)
         if isinstance(result[0], BaseException):
             raise result[0]

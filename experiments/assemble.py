@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -14,8 +13,8 @@ from cojax.coevolve import Loop
 from cojax.console import bar
 from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
-from cojax.explorer import Explorer
-from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
+from cojax.explorer import Explorer, Metered
+from cojax.explorer.journal import Journal
 from cojax.learner.optimizer import adamw
 from cojax.learner.step import Learner
 from cojax.metrics import Clock
@@ -27,15 +26,19 @@ from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.signals import SIGNALS
-from cojax.synthesis import EVOLUTIONS, Synthesis, initial_tasks
+from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Group, Task
-from cojax.validation import Exclusions, Validation
-from cojax.watch import Watched
-from experiments import engines, policies
+from cojax.validation import Validation
+from cojax.validation.similarity import Kin
+from experiments import engines, explorers, policies
 from experiments.settings import check, choose, kinds, settings
 
 ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
-EXPLORERS: dict[str, Callable[..., Any]] = {"scripted": ScriptedExplorer}
+EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
+    "scripted": explorers.scripted,
+    "llm": explorers.llm,
+    "policy": explorers.policy,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,10 @@ class Parts:
 def parts(config: ConfigDict) -> Parts:
     """Environment, tokenizer, model shape and engine. Raises ValueError or OSError with the fix."""
     check(config)
-    choose(EXPLORERS, config.explorer.name, "explorer")
+    for name in (config.explorer.name, initial_explorer(config)):
+        choose(EXPLORERS, name, "explorer")
+    if "llm" in (config.explorer.name, initial_explorer(config)):
+        explorers.chat_settings(config)
     environment = environments.load(config.environment.name, **settings(config.environment, "name"))
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
@@ -116,29 +122,34 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
-    """D_0 by unguided exploration; the same for the same settings."""
+    """D_0 by unguided exploration; the same for the same settings and, where there is a mind, the same replies."""
+    explores = explorer(config, made, initial_explorer(config))
     return initial_tasks(
         made.environment,
-        explorer(config, made),
-        validation(config, made),
+        explores,
+        validation(config, made, explores),
         config.initial_tasks,
         seed=(config.seed, "initial"),
         weights=popularity(made.environment),
+        per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
+        kin=Kin(config.validation.pool_similarity),
     )
 
 
-def explorer(config: ConfigDict, made: Parts) -> Explorer:
-    known = made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours
-    make = choose(EXPLORERS, config.explorer.name, "explorer")
-    watched = Watched(made.limits.environment_deadline)
-    return make(neighbours=known, play=watched, **settings(config.explorer, "name"))
+def initial_explorer(config: ConfigDict) -> str:
+    """Which explorer finds D_0."""
+    return config.initial_explorer or config.explorer.name
 
 
-def validation(config: ConfigDict, made: Parts) -> Validation:
-    exclusions = Exclusions.of(reserved(config, made))
-    return Validation(
-        made.environment, exclusions, enabled=config.validate, play=Watched(made.limits.environment_deadline)
-    )
+def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
+    """The explorer of that name, config.explorer.name where it is empty, with the run's journal or another one."""
+    make = choose(EXPLORERS, name or config.explorer.name, "explorer")
+    return make(config, made, journal or explorers.journal(config))
+
+
+def validation(config: ConfigDict, made: Parts, explores: Explorer) -> Validation:
+    """What the drafts of this explorer go through."""
+    return explorers.validation(config, made, explores, reserved(config, made))
 
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
@@ -196,13 +207,14 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         kinds_of_task = {f"success/{name}": success for name, success in by.items()}
         return {"success": result.success, "partial": result.partial, **kinds_of_task}
 
+    explores = explorer(config, made)
     return Loop(
         environment=made.environment,
         engine=made.engine,
         chat=made.chat,
         learner=learns,
-        explorer=explorer(config, made),
-        validate=validation(config, made),
+        explorer=explores,
+        validate=validation(config, made, explores),
         detectors={kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
         evolve=EVOLUTIONS[config.evolve],
         popularity=popularity(made.environment),
@@ -219,7 +231,9 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         checkpoint_every=config.checkpoint_every,
         staleness=config.staleness,
         quorum=config.quorum,
-        **settings(config.synthesis),
+        select=SELECTIONS[config.synthesis.select],
+        kin=Kin(config.validation.pool_similarity),
+        **settings(config.synthesis, "select"),
     )
 
 

@@ -90,6 +90,7 @@ def get_config() -> ConfigDict:
             "restarts": 5,  # of each launched server
             "attempts": 6,  # requests for one completion
             "mixed": False,  # keep completions during which weights changed, instead of sampling them anew
+            "release_memory": False,  # while the learner works, servers give back the memory of weights and cache
             "follow": False,  # the servers of `urls` take new weights from `folder` by themselves (experiments.serve)
         }
     )
@@ -142,12 +143,58 @@ def get_config() -> ConfigDict:
     config.boundary = ConfigDict({"threshold": 0.5})
     config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
-    # `ending` is the tool that ends an episode, "" where an action without a call does; `cut` the chance that a user
-    # turn ends after a step of a draft.
+    # `name`: scripted | llm | policy; --config.explorer=NAME is short for --config.explorer.name=NAME. `ending` is the
+    # tool that ends an episode, "" where an action without a call does. Of scripted alone: `stretch`, and `cut`, the
+    # chance that a user turn ends after a step of a draft. Of the others: what stands between the user's turns of a
+    # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most.
     config.explorer = ConfigDict(
-        {"name": "scripted", "runs": 4, "steps": 8, "stretch": (-1, 0, 1, 2), "ending": "finish", "cut": 0.0}
+        {
+            "name": "scripted",
+            "runs": 4,
+            "steps": 8,
+            "ending": "finish",
+            "stretch": (-1, 0, 1, 2),
+            "cut": 0.0,
+            "separator": "",
+            "shortest": 3,
+            "window": 60_000,
+        }
     )
-    config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2})
+    config.initial_explorer = ""  # the one that finds D_0, e.g. scripted; "" is explorer.name
+    # The model of explorer=llm, at any OpenAI-compatible endpoint; its key is the environment variable OPENAI_API_KEY.
+    # explorer=policy takes the limits from here. Budgets are for one evolution, D_0 among them: 40 contexts of 4 runs
+    # of 8 steps take about four million tokens.
+    config.llm = ConfigDict(
+        {
+            "base_url": "",  # http://HOST:PORT/v1
+            "model": "",
+            "timeout": 120.0,  # seconds a request
+            "deadline": 3600.0,  # seconds an evolution
+            "attempts": 4,  # requests for one reply
+            "concurrency": 8,
+            "max_tokens": 2048,  # of one reply
+            "max_tokens_per_evolution": 10_000_000,
+            "max_requests_per_evolution": 10_000,
+            "temperature": 0.7,
+            "price_in": 0.0,  # per million tokens, for the cost among the metrics
+            "price_out": 0.0,
+        }
+    )
+    # `attempts` at each draft of a mind on its query alone, by `attempter`: explorer | policy; 0 is the paper. `judge`:
+    # off | note | veto. A draft whose query has a greater cosine with an evaluation task, or with a task of the pool on
+    # the same setup, is refused; 0 compares nothing. `safe` sets aside what a person should look at first.
+    config.validation = ConfigDict(
+        {
+            "attempts": 2,
+            "attempter": "explorer",
+            "judge": "off",
+            "evaluation_similarity": 0.7,
+            "pool_similarity": 0.95,
+            "safe": True,
+        }
+    )
+    # `select`: confident | even | all, of the signals that there are more of than contexts.
+    config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2, "select": "confident"})
 
     # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).
     config.evaluation = ConfigDict(

@@ -17,12 +17,15 @@ from ml_collections import ConfigDict
 from cojax import warm_start
 from cojax.console import CONSOLE
 from cojax.environment import play
+from cojax.explorer.journal import Journal
+from cojax.explorer.llm import LLMExplorer
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.transformer import Params, initialize
 from cojax.replay import follow
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
+from cojax.types import Message
 from experiments import assemble, policies
 
 _SENT = 3  # versions of the weights on disk while a server takes a new one
@@ -42,6 +45,7 @@ def check(config: ConfigDict) -> int:
         ("template", lambda: _template(config, state)),
         ("policy", lambda: _policy(config, state)),
         ("engine", lambda: _engine(config, state)),
+        ("explorer", lambda: _explorer(config, state)),
         ("memory", lambda: _memory(config, state)),
         ("disk", lambda: _disk(config, state)),
         ("metrics", lambda: _metrics(config)),
@@ -142,6 +146,17 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
     sampled = sum(len(turn.action_tokens) for turn in trajectory.turns)
     return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
+
+
+def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
+    # A journal of its own: the workdir's is the run's.
+    explorer = assemble.explorer(config, _parts(state), journal=Journal())
+    assemble.validation(config, _parts(state), explorer)
+    if not isinstance(explorer, LLMExplorer):
+        return f"{explorer.name}, without a model"
+    message = Message("user", "Answer with one word.")
+    reply = explorer.mind.reply([message], purse=explorer.budget(), seed=config.seed, place="preflight")
+    return f"{explorer.name} answered with {len(reply.text)} characters"
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:

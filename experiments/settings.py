@@ -11,14 +11,15 @@ from ml_collections import ConfigDict
 
 from cojax.rollout.chat import SHOWN
 from cojax.signals import SIGNALS
-from cojax.synthesis import EVOLUTIONS
+from cojax.synthesis import EVOLUTIONS, SELECTIONS
 from cojax.types import SignalKind
 
 # The least value of settings that count something. An advantage relative to a group needs a group of two.
 _BOUNDS = {
     "batch_size": 1, "group_size": 2, "evolve_every": 1, "initial_tasks": 1, "checkpoint_every": 1,
     "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
-    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "evaluation.tasks": 1,
+    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "explorer.shortest": 1,
+    "explorer.window": 2_000, "validation.attempts": 0, "evaluation.tasks": 1,
     "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
     "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
     "learner.updates_per_batch": 1, "warm_start.steps": 0, "warm_start.batch_size": 1, "warm_start.check_every": 1,
@@ -68,6 +69,7 @@ def check_bounds(config: ConfigDict) -> None:
 def check(config: ConfigDict) -> None:
     """Settings that only make sense together or within bounds. Raises ValueError."""
     choose(EVOLUTIONS, config.evolve, "evolve")
+    choose(SELECTIONS, config.synthesis.select, "synthesis.select")
     choose(SHOWN, config.model.tools, "model.tools")
     kinds(config)
     check_bounds(config)
@@ -95,6 +97,16 @@ def check(config: ConfigDict) -> None:
         raise ValueError(
             f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
             f"{config.warm_start.batch_size}"
+        )
+    for name in ("evaluation_similarity", "pool_similarity"):
+        if not 0.0 <= config.validation[name] <= 1.0:
+            raise ValueError(
+                f"validation.{name} is {config.validation[name]}; expected a cosine from 0 (compares nothing) to 1"
+            )
+    if (config.initial_explorer or config.explorer.name) == "policy" and config.warm_start.split == "initial":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
+            "set --config.initial_explorer=scripted"
         )
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(

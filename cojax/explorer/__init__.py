@@ -22,7 +22,9 @@ class Exploration:
 class Explorer(Protocol):
     """Reflect, explore, abstract. The same seed gives the same result."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Which explorer it was, as a task's lineage tells."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
         """What the trajectory teaches, for tasks of origin `kind`; `signal` is None where none pointed at it."""
@@ -56,7 +58,9 @@ class Explorer(Protocol):
 class Metered(Explorer, Protocol):
     """An explorer whose work costs something: it has a budget for each evolution, and may go several ways at once."""
 
-    width: int  # expeditions that may go at once
+    @property
+    def width(self) -> int:
+        """Expeditions that may go at once."""
 
     def begin(self, evolution: tuple) -> None:
         """A new evolution: its budget is whole."""

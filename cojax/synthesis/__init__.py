@@ -49,7 +49,10 @@ class Synthesis:
     def reasons(self, count: int = 3) -> list[str]:
         """The commonest reasons why drafts were refused or expeditions brought none, as "reason (4×)"."""
         last = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        # Where all runs of an expedition broke, the first one says why.
+        broken = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
         lost = [record["error"] for record in self.expeditions if record["error"]]
+        lost += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in broken]
         return [f"{reason} ({times}×)" for reason, times in Counter([*last, *lost]).most_common(count)]
 
 
@@ -142,9 +145,10 @@ def initial_tasks(
     weights: Mapping[str, float] | None,
     split: str = "seed",
     attempts: int = 10,
+    per_context: int = 1,
     kin: Kin | None = None,
 ) -> Synthesis:
-    """D_0: `count` tasks by unguided exploration, one a setup, from at most `attempts * count` setups.
+    """D_0: `count` tasks by unguided exploration, `per_context` a setup, from at most `attempts * count` setups.
 
     Raises ValueError where the environment yields fewer, naming the commonest reasons.
     """
@@ -156,7 +160,7 @@ def initial_tasks(
         validate,
         lambda id: False,
         budget=count,
-        per_context=1,
+        per_context=per_context,
         seed=seed,
         step=0,
         kin=kin,

@@ -11,10 +11,11 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from scipy.special import betainc
 
-from cojax.types import Signal
+from cojax.types import INFRASTRUCTURE, Signal
 
 # A task whose success rate is outside of these is neither at the boundary nor, below them, within reach at all.
 _LOW, _HIGH = 0.1, 0.9
@@ -57,6 +58,27 @@ SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": ev
 def select(signals: Iterable[Signal], budget: int, seed: tuple) -> tuple[Signal, ...]:
     """`even`, which needs no history."""
     return even(signals, budget, seed, {})
+
+
+def visits_of(
+    episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
+) -> dict[str, list[Visit]]:
+    """The visits of every task: those that episodes are at hand of, by id STEP-TASK-SAMPLE, and before them those that
+    `windows` still hold a score of, of `group_size` trajectories each."""
+    counts: dict[str, dict[int, list[float]]] = {}
+    for name, episode in episodes.items():
+        task = name.split("-")[1]
+        solved_failed = counts.setdefault(task, {}).setdefault(_step(name), [0.0, 0.0])
+        if episode["outcome"] not in INFRASTRUCTURE:
+            solved_failed[episode["reward"] < _HALF] += 1
+    visits: dict[str, list[Visit]] = {}
+    for task, steps in counts.items():
+        recent = [Visit(step, *steps[step]) for step in sorted(steps)]
+        seen = sum(visit.solved + visit.failed > 0 for visit in recent)
+        scores = windows.get(task, ())
+        older = scores[: max(0, len(scores) - seen)]
+        visits[task] = [Visit(0, score * group_size, (1 - score) * group_size) for score in older] + recent
+    return visits
 
 
 def confidence(signal: Signal, visits: Visits) -> float:

@@ -1,0 +1,152 @@
+"""Explorers, and what examines their drafts, from a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ml_collections import ConfigDict
+
+from cojax.environment import Actor, Charted
+from cojax.explorer import Explorer
+from cojax.explorer.journal import Journal
+from cojax.explorer.llm import LLMExplorer
+from cojax.explorer.mind import Mind
+from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
+from cojax.rollout.chat import PolicyActor
+from cojax.rollout.engine import Sampling
+from cojax.types import Task
+from cojax.validation import Attempts, Exclusions, Judge, Validation
+from cojax.validation.attempts import Attempters
+from cojax.watch import Watched
+from experiments.settings import choose, settings
+
+if TYPE_CHECKING:
+    from experiments.assemble import Parts
+
+# How a judge's word counts: not asked for, noted, or enough to refuse a draft.
+JUDGES = {"off": None, "note": False, "veto": True}
+
+
+def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """Affordances and grammar, no model."""
+    section = config.explorer
+    return ScriptedExplorer(
+        neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
+        play=Watched(made.limits.environment_deadline),
+        **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
+    )
+
+
+def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The model of llm.model at llm.base_url."""
+    from cojax.explorer.chat_client import ChatClient
+
+    return _by_mind(config, made, "llm", ChatClient(chat_settings(config), journal), config.llm.concurrency)
+
+
+def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The policy that is being trained, on the engine that its rollouts come from."""
+    from cojax.explorer.policy import PolicyMind
+
+    section = config.llm
+    mind = PolicyMind(
+        made.engine,
+        made.chat,
+        name=Path(config.model.path).name or "self",
+        journal=journal,
+        max_tokens=section.max_tokens,
+        temperature=section.temperature,
+        most_tokens=section.max_tokens_per_evolution,
+        most_requests=section.max_requests_per_evolution,
+        deadline=section.deadline,
+    )
+    return _by_mind(config, made, "policy", mind, made.limits.concurrency)
+
+
+def chat_settings(config: ConfigDict) -> Any:
+    """The section `llm` as `ChatSettings`. Raises ValueError for what cannot work."""
+    # The client's package takes most of a second to import, and most runs have none.
+    from cojax.explorer.chat_client import ChatSettings
+
+    return ChatSettings(**settings(config.llm))
+
+
+def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency: int) -> LLMExplorer:
+    section = config.explorer
+    return LLMExplorer(
+        mind,
+        runs=section.runs,
+        steps=section.steps,
+        ending=section.ending,
+        separator=section.separator,
+        shortest=section.shortest,
+        window=section.window,
+        width=max(1, concurrency // section.runs),
+        # A mind has deadlines of its own, and waits for its turn and between attempts.
+        play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        kind=kind,
+        attempt_turns=made.limits.max_turns,
+    )
+
+
+def journal(config: ConfigDict) -> Journal:
+    """The journal of the run."""
+    return Journal(Path(config.workdir) / "journal.jsonl")
+
+
+def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
+    """What the explorer's drafts go through. A grammar's queries say all there is to know: attempts and opinions are
+    for queries that a mind wrote."""
+    section = config.validation
+    attempts, judge = None, None
+    play = Watched(made.limits.environment_deadline)
+    if isinstance(explorer, LLMExplorer):
+        play = Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        if section.attempts:
+            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made, explorer)
+            attempts = Attempts(attempters, section.attempts, made.limits.max_turns)
+        veto = choose(JUDGES, section.judge, "validation.judge")
+        judge = None if veto is None else Judge(explorer.mind, explorer.budget, veto)
+    return Validation(
+        made.environment,
+        Exclusions.of(reserved, section.evaluation_similarity),
+        enabled=config.validate,
+        play=play,
+        attempts=attempts,
+        judge=judge,
+        safe=section.safe,
+    )
+
+
+def _by_explorer(config: ConfigDict, made: Parts, explorer: LLMExplorer) -> Attempters:
+    return explorer.attempters
+
+
+def _by_policy(config: ConfigDict, made: Parts, explorer: LLMExplorer) -> Attempters:
+    sampling = Sampling(
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_tokens=(made.chat.end,),
+    )
+
+    @contextlib.contextmanager
+    def attempters(task: Task, count: int) -> Iterator[list[Actor]]:
+        sessions = [f"attempt-{task.id}-{attempt}" for attempt in range(count)]
+        try:
+            yield [
+                PolicyActor(
+                    made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
+                )
+                for attempt, session in enumerate(sessions)
+            ]
+        finally:
+            for session in sessions:
+                made.engine.release(session)
+
+    return attempters
+
+
+ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}
