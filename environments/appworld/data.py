@@ -107,34 +107,41 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Data that is there is never overwritten: official data put at its place by hand is checked and taken. Raises
     InstallError, which names the ways forward.
     """
-    suited(cache())
     place = _place(name)
-    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(place.with_suffix(".lock"), say):
-        for left in place.parent.glob(f".{name}-*"):
-            shutil.rmtree(left, ignore_errors=True)
-        if _current(name):
-            say(f"appworld: {name} data already in {place}")
-            return
-        making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
-        try:
-            if name == "tiny":
-                say(f"appworld: building tiny data in {place}")
-                _build(python, making / "root")
-            elif (place / "data").exists():
-                say(f"appworld: checking the data found in {place}")
-                (making / "root").mkdir(mode=0o700)
-            else:
-                say(f"appworld: downloading the official data into {place}")
-                _download(python, making / "root")
-            data = next(found / "data" for found in (making / "root", place) if (found / "data").exists())
-            if flaw := next(_flaws(data), ""):
-                raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
-            say("appworld: copying what model code may see")
-            shutil.copytree(data, making / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
-            _settle(name, making)
-        finally:
-            shutil.rmtree(making, ignore_errors=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with locked(place.with_suffix(".lock"), say):
+            _provide(name, python, say)
+    except OSError as error:
+        raise InstallError(f"cannot write AppWorld's {name} data to {place.parent}: {error}") from error
+
+
+def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
+    place = _place(name)
+    for left in place.parent.glob(f".{name}-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if _current(name):
+        say(f"appworld: {name} data already in {place}")
+        return
+    making = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=place.parent))
+    try:
+        if name == "tiny":
+            say(f"appworld: building tiny data in {place}")
+            _build(python, making / "root")
+        elif (place / "data").exists():
+            say(f"appworld: checking the data found in {place}")
+            (making / "root").mkdir(mode=0o700)
+        else:
+            say(f"appworld: downloading the official data into {place}")
+            _download(python, making / "root")
+        data = next(found / "data" for found in (making / "root", place) if (found / "data").exists())
+        if flaw := next(_flaws(data), ""):
+            raise InstallError(f"AppWorld's {name} data is incomplete: {flaw}. {_ways(name)}")
+        say("appworld: copying what model code may see")
+        shutil.copytree(data, making / "public" / "data", ignore=shutil.ignore_patterns(_TRUTH))
+        _settle(name, making)
+    finally:
+        shutil.rmtree(making, ignore_errors=True)
     say(f"appworld: {name} data ready in {place}")
 
 
@@ -235,6 +242,8 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
         )
     except subprocess.TimeoutExpired as error:
         raise InstallError(f"{complaint}: no end within {deadline} seconds") from error
+    except OSError as error:
+        raise InstallError(f"{complaint}: {error}") from error
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise InstallError(f"{complaint}: {lines[-1][:500] if lines else f'exit status {done.returncode}'}")
