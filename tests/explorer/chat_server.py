@@ -1,0 +1,159 @@
+"""An OpenAI-compatible server on loopback that answers by a script, and misbehaves on command as no real one can be
+brought to."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What the server does with one request: `text` of a completion, or `raw` bytes instead of one, after `stall`
+    seconds. `drip` seconds pass between single bytes; `hang_up` closes the connection unanswered."""
+
+    text: str | None = ""
+    finish: str = "stop"
+    status: int = 200
+    usage: Any = dataclasses.field(default_factory=lambda: {"prompt_tokens": 100, "completion_tokens": 10})
+    raw: bytes | None = None
+    headers: dict[str, str] = dataclasses.field(default_factory=dict)
+    stall: float = 0.0
+    drip: float = 0.0
+    hang_up: bool = False
+    tool_calls: Any = None
+
+    def body(self) -> bytes:
+        if self.raw is not None:
+            return self.raw
+        if self.status != 200:
+            return json.dumps({"error": {"message": self.text}}).encode()
+        message = {"role": "assistant", "content": self.text, "tool_calls": self.tool_calls}
+        choice = {"index": 0, "message": message, "finish_reason": self.finish}
+        return json.dumps({"id": "x", "object": "chat.completion", "choices": [choice], "usage": self.usage}).encode()
+
+
+Script = Callable[[dict[str, Any], "ChatServer"], Answer]
+
+
+class ChatServer:
+    """Keeps the bodies, headers and paths of requests, and how many it was answering at once."""
+
+    def __init__(self, script: Script):
+        self.script = script
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.answered: list[dict[str, Any]] = []
+        self.at_once = self.most_at_once = 0
+        self.guard = threading.Lock()
+        self.over = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.guard:
+                    server.bodies.append(body)
+                    server.headers.append({name.lower(): value for name, value in self.headers.items()})
+                    server.paths.append(self.path)
+                    server.at_once += 1
+                    server.most_at_once = max(server.most_at_once, server.at_once)
+                try:
+                    self.answer(body, server.script(body, server))
+                finally:
+                    with server.guard:
+                        server.at_once -= 1
+
+            def answer(self, body: dict[str, Any], answer: Answer) -> None:
+                server.over.wait(answer.stall)
+                if answer.hang_up:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                content = answer.body()
+                self.send_response(answer.status)
+                for name, value in {"Content-Type": "application/json", **answer.headers}.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with server.guard:
+                    server.answered.append(body)
+                for piece in content if answer.drip else [content]:
+                    self.wfile.write(bytes([piece]) if answer.drip else piece)
+                    self.wfile.flush()
+                    if answer.drip and server.over.wait(answer.drip):
+                        return
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 512
+            daemon_threads = True
+
+            def handle_error(self, *_: object) -> None:
+                """A client that hangs up is what some tests are about."""
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    @property
+    def requests(self) -> int:
+        return len(self.bodies)
+
+    def close(self) -> None:
+        self.over.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@contextlib.contextmanager
+def serving(script: Script) -> Iterator[ChatServer]:
+    server = ChatServer(script)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def in_turn(*answers: Answer) -> Script:
+    """The answers one after another, the last one for ever."""
+    left = list(answers)
+    guard = threading.Lock()
+
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        with guard:
+            return left.pop(0) if len(left) > 1 else left[0]
+
+    return script
+
+
+def says(value: Any, **about: Any) -> Answer:
+    """A completion whose text is this JSON."""
+    return Answer(json.dumps(value), **about)
+
+
+def asked(body: dict[str, Any]) -> str:
+    """The system message of a request."""
+    return body["messages"][0]["content"]
+
+
+def last(body: dict[str, Any]) -> str:
+    return body["messages"][-1]["content"]
+
+
+def soon(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.005)

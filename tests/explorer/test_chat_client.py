@@ -1,0 +1,392 @@
+import concurrent.futures
+import email.utils
+import gzip
+import json
+import logging
+import time
+
+import pytest
+from chat_server import Answer, ChatServer, in_turn, says, serving
+from pydantic import BaseModel
+
+from cojax.explorer import chat_client
+from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.journal import Journal
+from cojax.explorer.mind import ChatFailure, Purse, structured
+from cojax.types import Message
+
+KEY = "sk-very-secret-0123456789"
+HELLO = (Message("user", "hello"),)
+
+
+class Word(BaseModel):
+    word: str
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(chat_client, "_FIRST_WAIT", 0.01)
+
+
+def client(server: ChatServer, journal: Journal | None = None, **settings) -> ChatClient:
+    return ChatClient(ChatSettings(server.url, "m", **{"timeout": 5.0, "max_tokens": 50, **settings}), journal)
+
+
+def reply(mind: ChatClient, purse: Purse | None = None, messages=HELLO, seed: int = 1, **settings):
+    return mind.reply(messages, purse=purse or mind.begin(), seed=seed, place="0/test", **settings)
+
+
+def failure(mind: ChatClient, purse: Purse | None = None, **settings) -> ChatFailure:
+    with pytest.raises(ChatFailure) as caught:
+        reply(mind, purse, **settings)
+    return caught.value
+
+
+def test_a_reply_is_what_the_endpoint_said_and_costs_what_it_says() -> None:
+    with serving(in_turn(Answer("hi"))) as server:
+        mind = client(server, price_in=10.0, price_out=100.0)
+        purse = mind.begin()
+        assert reply(mind, purse).text == "hi"
+        assert server.paths == ["/v1/chat/completions"]
+        assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+        assert server.bodies[0] == {
+            "model": "m", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.7, "max_tokens": 50,
+            "seed": 1,
+        }  # fmt: skip
+        assert purse.tokens == 2_000_000 - 110
+        assert purse.requests == 4_000 - 1
+        assert mind.figures() == {
+            "calls": 1, "replayed": 0, "requests": 1, "retries": 0, "tokens_in": 100, "tokens_out": 10,
+            "tokens_lost": 0, "cost": pytest.approx(0.002), "failures": {},
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer("overloaded", status=500),
+        Answer("slow down", status=429),
+        Answer("slow down", status=429, headers={"Retry-After": "0.05"}),
+        Answer("busy", status=503, headers={"Retry-After": "nonsense"}),
+        Answer(hang_up=True),
+        Answer(raw=b"{not json"),
+        Answer(raw=b"[]"),
+        Answer(raw=b'{"choices": []}'),
+        Answer(raw=b'{"choices": [{"message": {"content": 7}}]}'),
+        Answer(raw=b'{"choices": [{"message": null}]}'),
+        Answer(raw=b"[" * 100_000),
+        Answer(raw=b"\xff\xfe"),
+        Answer("late", stall=1.0),
+    ],
+)
+def test_what_passes_is_tried_again(answer: Answer) -> None:
+    with serving(in_turn(answer, answer, Answer("hi"))) as server:
+        mind = client(server, timeout=0.3)
+        assert reply(mind).text == "hi"
+        assert server.requests == 3
+        assert mind.figures()["retries"] == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "requests"),
+    [
+        (Answer("overloaded", status=500), "server", 3),
+        (Answer("slow down", status=429), "rate", 3),
+        (Answer(hang_up=True), "unreachable", 3),
+        (Answer(raw=b"{}"), "malformed", 3),
+        (Answer("late", stall=5.0), "timeout", 3),
+        # Each byte comes within the timeout, all of them never would.
+        (Answer("x" * 50, drip=0.1), "timeout", 3),
+        (Answer(raw=b"x" * (9 * 2**20)), "malformed", 3),
+        (Answer("no", status=400), "refused", 1),
+        (Answer("the maximum context length is 8 tokens", status=400), "too_long", 1),
+        (Answer("who are you", status=401), "unauthorised", 1),
+        (Answer("no such model", status=404), "unauthorised", 1),
+        # An hour is no time to sleep.
+        (Answer("later", status=429, headers={"Retry-After": "3600"}), "rate", 1),
+        (Answer("later", status=429, headers={"Retry-After": "1e999"}), "rate", 1),
+        (Answer("later", status=503, headers={"Retry-After": email.utils.formatdate(4e9)}), "server", 1),
+    ],
+)
+def test_what_does_not_pass_is_a_failure_of_its_kind_and_never_content(answer, kind, requests) -> None:
+    with serving(in_turn(answer)) as server:
+        mind = client(server, timeout=0.3, attempts=3)
+        began = time.monotonic()
+        found = failure(mind)
+        assert (found.kind, server.requests) == (kind, requests)
+        assert str(found).startswith(f"{kind}: ")
+        assert time.monotonic() - began < 3
+        assert mind.figures()["failures"] == {kind: 1}
+        assert list(mind.journal.read()) == []
+
+
+def test_nobody_listens() -> None:
+    with serving(in_turn(Answer())) as server:
+        pass
+    assert failure(client(server, attempts=2)).kind == "unreachable"
+
+
+def test_a_wrong_key_is_not_tried_on_every_call() -> None:
+    with serving(in_turn(Answer("who are you", status=401))) as server:
+        mind = client(server)
+        purse = mind.begin()
+        for seed in range(5):
+            assert failure(mind, purse, seed=seed).kind == "unauthorised"
+        assert server.requests == 1
+
+
+def test_an_endpoint_that_is_down_is_given_up() -> None:
+    with serving(in_turn(Answer("down", status=500))) as server:
+        mind = client(server, attempts=1)
+        purse = mind.begin()
+        for seed in range(20):
+            failure(mind, purse, seed=seed)
+        assert server.requests == 8
+        mind.begin()
+        failure(mind)
+        assert server.requests == 9
+
+
+def test_a_schema_or_seed_that_is_not_known_is_left_out_for_good() -> None:
+    def script(body, server):
+        if "response_format" in body:
+            return Answer("unknown field response_format", status=400)
+        if "seed" in body:
+            return Answer("Unrecognized request argument: seed", status=400)
+        return says({"word": "hi"})
+
+    with serving(script) as server:
+        mind = client(server)
+        purse = mind.begin()
+        for seed in (1, 2):
+            assert structured(mind, HELLO, Word, purse=purse, seed=seed, place="p").word == "hi"
+        assert server.requests == 4
+        assert purse.requests == 4_000 - 4
+        assert "response_format" not in server.bodies[-1]
+
+
+def test_a_request_refused_for_its_content_is_not_blamed_on_the_schema_for_good() -> None:
+    def script(body, server):
+        return Answer("bad words", status=400) if "bad" in body["messages"][0]["content"] else says({"word": "hi"})
+
+    with serving(script) as server:
+        mind = client(server)
+        purse = mind.begin()
+        with pytest.raises(ChatFailure, match="refused: HTTP 400: bad words"):
+            structured(mind, (Message("user", "bad"),), Word, purse=purse, seed=1, place="p")
+        assert structured(mind, HELLO, Word, purse=purse, seed=1, place="p").word == "hi"
+        assert server.bodies[-1]["response_format"]["json_schema"]["schema"]["required"] == ["word"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"word": "hi"}',
+        '```json\n{"word": "hi"}\n```',
+        'Sure! Here it is: {"word": "hi"} Anything else?',
+        '<think>{"word": "no"}</think>{"word": "hi"}',
+        '<tool_call>\n{"word": "hi"}\n</tool_call>',
+    ],
+)
+def test_json_is_found_where_models_put_it(text: str) -> None:
+    with serving(in_turn(Answer(text))) as server:
+        mind = client(server)
+        assert structured(mind, HELLO, Word, purse=mind.begin(), seed=1, place="p").word == "hi"
+        assert server.requests == 1
+
+
+BAD = [
+    (Answer(""), "empty"),
+    (Answer(None), "empty"),
+    (Answer(None, tool_calls=[{"function": {"name": "rm"}}]), "empty"),
+    (Answer("no json here"), "invalid"),
+    (Answer('{"word": '), "invalid"),
+    (Answer('{"word": 3}'), "invalid"),
+    (Answer('{"other": "hi"}'), "invalid"),
+    (Answer('{"word": NaN}'), "invalid"),
+    (Answer('{"word": 1e999}'), "invalid"),
+    (Answer('{"word": "\\ud800"}'), "invalid"),
+    (Answer('{"word": "hi", "x": ' + "[" * 50 + "]" * 50 + "}"), "invalid"),
+    (Answer("[" * 100_000), "invalid"),
+    (Answer('{"word": "hi"}', finish="length"), "truncated"),
+]
+
+
+@pytest.mark.parametrize(("answer", "kind"), BAD)
+def test_a_reply_that_cannot_be_used_may_be_repaired_once(answer: Answer, kind: str) -> None:
+    with serving(in_turn(answer, says({"word": "hi"}))) as server:
+        mind = client(server)
+        assert structured(mind, HELLO, Word, purse=mind.begin(), seed=1, place="p").word == "hi"
+        assert f"({kind})" in server.bodies[1]["messages"][-1]["content"]
+    with serving(in_turn(answer)) as server:
+        mind = client(server)
+        with pytest.raises(ChatFailure) as caught:
+            structured(mind, HELLO, Word, purse=mind.begin(), seed=1, place="p")
+        assert (caught.value.kind, server.requests) == (kind, 2)
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": "many"}, {"prompt_tokens": -5, "completion_tokens": True}])
+def test_tokens_that_are_not_told_are_estimated_from_above(usage) -> None:
+    with serving(in_turn(Answer("four words are here", usage=usage))) as server:
+        mind = client(server)
+        purse = mind.begin()
+        reply(mind, purse)
+        spent = 2_000_000 - purse.tokens
+        assert len(b"hello") + len(b"four words are here") < spent < 200
+
+
+def test_a_request_that_could_exceed_the_budget_is_not_sent() -> None:
+    with serving(in_turn(Answer("hi", usage={"prompt_tokens": 10, "completion_tokens": 50}))) as server:
+        mind = client(server, max_tokens_per_evolution=300)
+        purse = mind.begin()
+        seeds = iter(range(100))
+        while True:
+            try:
+                reply(mind, purse, seed=next(seeds))
+            except ChatFailure as refused:
+                assert refused.kind == "budget"
+                assert "raise llm.max_tokens_per_evolution" in refused.reason
+                break
+        assert 1 <= server.requests <= 300 // 60
+        assert purse.tokens >= 0
+
+
+def test_requests_are_counted_with_their_retries() -> None:
+    with serving(in_turn(Answer("down", status=500))) as server:
+        mind = client(server, attempts=10, max_requests_per_evolution=3)
+        assert failure(mind).kind == "budget"
+        assert server.requests == 3
+
+
+def test_what_was_lost_on_the_way_is_paid_as_if_it_had_come() -> None:
+    with serving(in_turn(Answer("late", stall=3.0))) as server:
+        mind = client(server, timeout=0.1, attempts=2)
+        purse = mind.begin()
+        failure(mind, purse)
+        lost = mind.figures()["tokens_lost"]
+        assert lost == 2_000_000 - purse.tokens > 2 * 50
+
+
+def test_the_time_of_an_evolution_ends() -> None:
+    with serving(in_turn(Answer("late", stall=3.0))) as server:
+        mind = client(server, deadline=0.3, timeout=5.0)
+        purse = mind.begin()
+        began = time.monotonic()
+        assert failure(mind, purse).kind in ("timeout", "deadline")
+        assert failure(mind, purse).kind == "deadline"
+        assert time.monotonic() - began < 2
+
+
+def test_no_more_go_at_once_than_allowed() -> None:
+    with serving(in_turn(Answer("hi", stall=0.05))) as server:
+        mind = client(server, concurrency=3)
+        with concurrent.futures.ThreadPoolExecutor(12) as pool, mind.begin().shared(12) as purses:
+            list(pool.map(lambda n: reply(mind, purses[n], seed=n), range(12)))
+        assert server.requests == 12
+        assert server.most_at_once == 3
+
+
+def test_shares_hold_the_whole_and_give_back_what_they_have_left() -> None:
+    purse = Purse(1_000, 100, least=(100, 10))
+    with purse.shared(3) as parts:
+        assert [(part.tokens, part.requests) for part in parts] == [(333, 33)] * 3
+        assert (purse.tokens, purse.requests) == (1, 1)
+        parts[0].pay(33, 3)
+    assert (purse.tokens, purse.requests) == (967, 97)
+    with purse.shared(20) as parts:
+        assert [part.tokens for part in parts] == [107] * 9 + [0] * 11
+    assert purse.tokens == 967
+
+
+def test_a_finished_call_is_never_made_again(tmp_path) -> None:
+    with serving(in_turn(Answer("down", status=500), Answer("hi"))) as server:
+        path = tmp_path / "journal.jsonl"
+        first = client(server, Journal(path))
+        paid = first.begin()
+        assert reply(first, paid).text == "hi"
+        with open(path, "ab") as file:
+            file.write(b'{"key":"torn')
+        again = client(server, Journal(path))
+        purse = again.begin()
+        assert reply(again, purse).text == "hi"
+        assert server.requests == 2
+        # It costs what it cost, so that the same budget runs out at the same place.
+        assert (purse.tokens, purse.requests) == (paid.tokens, paid.requests)
+        assert again.figures()["replayed"] == 1
+        assert again.figures()["requests"] == 0
+        reply(again, purse, seed=2)
+        reply(again, purse, messages=(Message("user", "hello "),))
+        reply(again, purse, temperature=0.0)
+        assert server.requests == 5
+        (record, *_) = Journal(path).read("0/test")
+        assert record["sent"]["messages"] == [{"role": "user", "content": "hello"}]
+        assert (record["text"], record["usage"], record["requests"]) == ("hi", [100, 10], 2)
+
+
+def test_a_damaged_record_is_paid_again(tmp_path) -> None:
+    with serving(in_turn(Answer("hi"))) as server:
+        path = tmp_path / "journal.jsonl"
+        reply(client(server, Journal(path)))
+        line = path.read_text()
+        path.write_text(line[:60] + "#" + line[61:-3] + "\n")
+        assert reply(client(server, Journal(path))).text == "hi"
+        assert server.requests == 2
+
+
+def test_the_same_call_at_once_is_made_once() -> None:
+    with serving(in_turn(Answer("hi", stall=0.1))) as server:
+        mind = client(server)
+        with concurrent.futures.ThreadPoolExecutor(6) as pool, mind.begin().shared(6) as purses:
+            assert {r.text for r in pool.map(lambda n: reply(mind, purses[n]), range(6))} == {"hi"}
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize("status", [200, 400, 401, 429, 500])
+def test_the_key_is_nowhere(status, tmp_path, caplog) -> None:
+    said = f"Incorrect API key provided: {KEY}. You can find your key at \\u0022{KEY}\\u0022"
+    with serving(in_turn(Answer(said, status=status))) as server, caplog.at_level(logging.DEBUG):
+        mind = client(server, Journal(tmp_path / "journal.jsonl"), attempts=2)
+        text = ""
+        try:
+            text = reply(mind).text
+        except ChatFailure as found:
+            logging.getLogger("cojax").info("it failed", exc_info=True)
+            text = f"{found!r} {found.reason} {found.__cause__}"
+        assert text
+        settings = f"{mind!r} {mind.settings!r} {vars(mind.settings)} {mind.figures()}"
+        journal = (tmp_path / "journal.jsonl").read_text() if status == 200 else ""
+        for place in (text, settings, journal, caplog.text):
+            assert KEY not in place
+
+
+def test_compressed_replies_are_bounded_too() -> None:
+    bomb = gzip.compress(b"x" * (64 * 2**20))
+    with serving(in_turn(Answer(raw=bomb, headers={"Content-Encoding": "gzip"}))) as server:
+        assert failure(client(server, attempts=1)).kind == "malformed"
+
+
+def test_text_that_is_none_is_sent_as_text() -> None:
+    with serving(in_turn(Answer("hi \ud800"))) as server:
+        mind = client(server)
+        assert reply(mind, messages=(Message("user", "half \ud800 a pair"),)).text == "hi ?"
+        assert json.dumps(server.bodies[0]["messages"][0]["content"]) == '"half ? a pair"'
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_url": ""}, r"llm.base_url is ''; expected an address like http://HOST:PORT/v1"),
+        ({"base_url": "localhost:1"}, "expected an address"),
+        ({"base_url": "http://user:pass@host/v1"}, "holds credentials or a query; leave them out"),
+        ({"model": ""}, "llm.model is empty; name the model"),
+        ({"timeout": 0.0}, "llm.timeout is 0.0; expected seconds above 0"),
+        ({"attempts": 0}, "llm.attempts is 0; expected at least 1"),
+        ({"max_tokens_per_evolution": 0}, "expected at least 1"),
+        ({"temperature": float("nan")}, "llm.temperature is nan"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings, message) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        ChatSettings(**{"base_url": "http://h/v1", "model": "m", **settings})
+    assert "pass@" not in str(caught.value)
