@@ -20,6 +20,7 @@ test: $(VENV)/.test
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
 test-real: $(VENV)/.real $(SGLANG)/.installed
 	$(BIN)/python -m environments.install bfcl
+	$(BIN)/python -m environments.install appworld --data=tiny
 	$(BIN)/python -m pytest -m real
 
 bench: $(VENV)/.base
