@@ -142,10 +142,10 @@ def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iter
     judging = environment.judge.start(Task(NAME, "", task.setup))
     try:
         judging.reset()
-        before = judging.state()["done"]
+        before = judging.state()
         for place, call in enumerate(calls):
             judging.step(Action(calls=(call,)))
-            now = judging.state()["done"]
+            now = judging.state()
             if now != before:
                 yield place
             before = now

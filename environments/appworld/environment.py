@@ -141,6 +141,7 @@ class AppWorldEpisode:
         self.judging: Episode | None = None
         self.calls: list[Call] = []
         self.judged = 0
+        self.differing: list[str] = []
         self.bytes = 0
         self.over = False
         self.done = False
@@ -175,7 +176,7 @@ class AppWorldEpisode:
 
     def state(self) -> Mapping[str, Any]:
         """What the calls so far did to the databases, the answer and the status of the task; see changes.py."""
-        return self._judgement()["done"]
+        return self._judged().state()
 
     def affordances(self) -> tuple[Action, ...]:
         """Skills that would work now, by what the world holds; last the one that completes the task."""
@@ -189,17 +190,16 @@ class AppWorldEpisode:
         """
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
-        judgement = self._judgement()
+        judging = self._judged()
         if "scenario" in self.task.setup:
-            found = verdict.compare(self.environment.reference(self.task), judgement["done"])
+            found = verdict.compare(self.environment.reference(self.task), judging.state())
         else:
-            assert self.judging is not None
-            found = self.judging.evaluate()
+            found = judging.evaluate()
         if self.over:
             limit = Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False)
             return Evaluation(0.0, (*found.checks, limit))
-        if differing := judgement["differing"]:
-            named = ", ".join(dict.fromkeys(differing))
+        if self.differing:
+            named = ", ".join(dict.fromkeys(self.differing))
             return Evaluation(found.reward, (*found.checks, Check(f"answered alike again: {named[:200]}", False)))
         return found
 
@@ -221,16 +221,17 @@ class AppWorldEpisode:
             self.calls += calls
         return printed.content
 
-    def _judgement(self) -> Mapping[str, Any]:
-        """Has the judge make the calls that it has not made yet; what it says of the world then."""
+    def _judged(self) -> Episode:
+        """The judge's world, once the calls that it has not made yet are made."""
         if self.judging is None:
             self.judging = self.environment.judge.start(self.world)
             self.judging.reset()
         while self.judged < len(self.calls):
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)
-            self.judging.step(Action(calls=tuple(following)))
-        return self.judging.state()
+            told = self.judging.step(Action(calls=tuple(following)))
+            self.differing += [message.content for message in told.messages]
+        return self.judging
 
 
 def _call(record: Any) -> Call:

@@ -47,7 +47,6 @@ class JudgeEpisode:
 
     def __init__(self, judge: Judge, task: Task) -> None:
         self.judge, self.id = judge, task.setup["task"]
-        self.differing: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
         world.settle(self.judge.data)
@@ -58,14 +57,16 @@ class JudgeEpisode:
         return ()
 
     def step(self, action: Action) -> Observation:
-        """Makes the calls again. One that no code could have made is left out, and makes the observation not ok."""
+        """Makes the calls again; a message names each that was answered otherwise than before.
+
+        One that no code could have made is left out, and makes the observation not ok.
+        """
         differing, refused = replay(self.world, action.calls)
-        self.differing += differing
-        return Observation(ok=not refused, done=self.world.completed)
+        return Observation(tuple(Message("differing", name) for name in differing), not refused, self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
-        """What the calls did (see changes.py), and the names of those that were answered otherwise than before."""
-        return {"done": changes(self.world.stock), "differing": self.differing}
+        """What the calls did; see changes.py."""
+        return changes(self.world.stock)
 
     def affordances(self) -> tuple[Action, ...]:
         return ()

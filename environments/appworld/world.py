@@ -7,6 +7,7 @@ the standard library.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import random
@@ -41,6 +42,7 @@ def warm(data: str) -> None:
     """Imports the package and lets it read what every world needs, in a process that forks those that open one."""
     settle(data)
     from appworld.apps import get_all_apps
+    from appworld.apps.api_lib import set_local_date_and_time
     from appworld.collections.api_docs import ApiDocCollection
     from appworld.common.utils import get_name_to_apis, import_apis_module, import_models_module
     from appworld.environment import AppWorld  # noqa: F401
@@ -53,6 +55,8 @@ def warm(data: str) -> None:
         get_name_to_apis(app, ignore_private_apis=True)
         _get_api_name_to_doc(app, include_private_apis=True)
     ApiDocCollection.load(load_apps=tuple(get_all_apps(skip_admin=True)), include_response_schemas=True)
+    # What it takes to freeze the clocks of so many modules is remembered, and half of opening a world.
+    set_local_date_and_time(datetime.datetime(2023, 1, 1)).stop()
     _forget_paths()
 
 
