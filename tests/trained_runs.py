@@ -1,0 +1,76 @@
+"""Directories as a run leaves them, of a policy too small to solve anything, made in a second."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from ml_collections import ConfigDict
+
+from cojax.checkpoint import Checkpointer
+from cojax.learner.step import Learner
+from cojax.learner.update import TrainState
+from cojax.policy.adapters import Lora, initialize_adapters
+from cojax.policy.parameters import parameters, with_leaf
+from cojax.store import write_json
+from environments import load
+from experiments import desk, policies, trained
+
+SHAPE = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+def config(**other) -> ConfigDict:
+    """The desk with that policy, and few tasks; `other` by dotted names with __ for the dots."""
+    made = desk.get_config()
+    made.model.shape.update(SHAPE)
+    made.engine.update({"slots": 4, "lanes": 1, "max_length": 192})
+    made.limits.update({"concurrency": 4, "max_turns": 3})
+    made.evaluation.update({"tasks": 3, "dev_tasks": 2})
+    for name, value in other.items():
+        *sections, leaf = name.split("__")
+        place = made
+        for section in sections:
+            place = place[section]
+        place[leaf] = value
+    return made
+
+
+def make_run(workdir: Path, settings: ConfigDict, steps: tuple[int, ...] = (1, 2)) -> tuple[Learner, list[TrainState]]:
+    """A run's directory with these checkpoints, whose parameters are random and differ; the learner, the states."""
+    tokenizer, model = policies.tokenizer_and_shape(settings, load("desk"))
+    # Everything is drawn on the host: nothing is compiled for it.
+    begun = {}
+    for row, leaf in zip(parameters(model), noise([row.shape(model) for row in parameters(model)], 0), strict=True):
+        begun = with_leaf(begun, row, leaf)
+    plain = json.loads(json.dumps(settings.to_dict()))
+    lora = Lora(settings.learner.lora.rank) if settings.learner.lora.rank else None
+    learner = Learner(config=model, optimizer=optax.sgd(0.1), reference=begun if lora else None, lora=lora)
+    write_json(workdir / "config.json", {"config": plain})
+    policies.keep_tokenizer(tokenizer, workdir / "tokenizer", begun=False)
+    trained.keep(workdir, model, begun, plain, begun=False)
+    learned = jax.eval_shape(lambda: initialize_adapters(model, lora, 0)) if lora else begun
+    leaves, tree = jax.tree.flatten(learned)
+    states = []
+    for step in steps:
+        params = jax.tree.unflatten(tree, noise([leaf.shape for leaf in leaves], step))
+        states.append(TrainState(jax.device_put(np.int32(step)), params, ()))
+        Checkpointer(workdir / "checkpoints").save(step, states[-1], {"seconds": 0.5})
+    return learner, states
+
+
+def noise(shapes: Sequence[tuple[int, ...]], seed: int) -> list[jax.Array]:
+    """float32 arrays of N(0, 0.2²)."""
+    draw = np.random.default_rng(seed)
+    return [jax.device_put(draw.normal(0, 0.2, shape).astype(np.float32)) for shape in shapes]
+
+
+def damage(checkpoint: Path) -> None:
+    path = next(path for path in (checkpoint / "arrays").rglob("*") if path.is_file() and path.stat().st_size > 200)
+    path.write_bytes(path.read_bytes()[:-1])
