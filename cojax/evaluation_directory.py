@@ -19,13 +19,19 @@ from cojax.types import Trajectory, from_json, to_json
 
 
 class EvaluationDirectory:
-    """Raises RunDirectoryError when the folder is another configuration's, or another process is at work in it."""
+    """Locked until it is left. Raises RunDirectoryError when another process is at work in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = locked(folder, "--out")
         # What a crash of the whole machine may cost is played again.
         self.episodes = Log(folder / "episodes.jsonl", sync=False)
+
+    def __enter__(self) -> EvaluationDirectory:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
 
     def claim(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Writes config.json: what decides the result, with `facts` (versions, commit, hardware) beside it.

@@ -92,30 +92,30 @@ KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("s
 
 def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
     """Plays what is missing in `out`, and writes and returns the result."""
-    directory = EvaluationDirectory(out)
-    directory.claim(identity(config, subject, splits, samples), facts())
-    log_to(out / "evaluate.log")
-    if subject.tokenizer is not None:
-        subject.tokenizer.save_pretrained(out / "tokenizer")
-    environment = environments.load(config.environment.name, **settings(config.environment, "name"))
-    tasks = {split: tasks_of(config, environment, split) for split in splits}
-    by_key, kinds = KINDS.get(config.environment.name) or _by(config)
-    for task in (task for found in tasks.values() for task in found):
-        kinds(task)
-    groups = play(config, subject, environment, tasks, samples, directory)
-    measure = MEASURES.get(config.environment.name, lambda groups: {})
-    result = {
-        "environment": config.environment.name,
-        "policy": dict(subject.identity),
-        "samples": samples,
-        "temperature": config.evaluation.temperature,
-        "interval": _INTERVAL,
-        "splits": {
-            split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measure(found)}
-            for split, found in groups.items()
-        },
-    }
-    write_json(out / "result.json", result)
+    with EvaluationDirectory(out) as directory:
+        directory.claim(identity(config, subject, splits, samples), facts())
+        log_to(out / "evaluate.log")
+        if subject.tokenizer is not None:
+            subject.tokenizer.save_pretrained(out / "tokenizer")
+        environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+        tasks = {split: tasks_of(config, environment, split) for split in splits}
+        by_key, kinds = KINDS.get(config.environment.name) or _by(config)
+        for task in (task for found in tasks.values() for task in found):
+            kinds(task)
+        groups = play(config, subject, environment, tasks, samples, directory)
+        measure = MEASURES.get(config.environment.name, lambda groups: {})
+        result = {
+            "environment": config.environment.name,
+            "policy": dict(subject.identity),
+            "samples": samples,
+            "temperature": config.evaluation.temperature,
+            "interval": _INTERVAL,
+            "splits": {
+                split: {**describe(found, samples, kinds), "by_key": by_key, "measures": measure(found)}
+                for split, found in groups.items()
+            },
+        }
+        write_json(out / "result.json", result)
     return result
 
 
