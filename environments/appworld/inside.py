@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,14 +41,14 @@ class Play:
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """None; asked for first, it finds out whether ground truth is out of sight."""
-        sealed(self.truth)
+        sealed(self.data, self.truth)
         return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
     def start(self, task: Task) -> PlayEpisode:
-        sealed(self.truth)
+        sealed(self.data, self.truth)
         return PlayEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
@@ -99,11 +100,20 @@ def cut(text: str) -> str:
     return text if len(text) <= PRINTED else f"{text[:PRINTED]}\n[{len(text) - PRINTED} characters cut]"
 
 
-def sealed(truth: str) -> None:
-    """Raises PermissionError where this process, confined as it is, could read ground truth."""
+# What lets a process have a view of its own of the files.
+_ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
+
+
+def sealed(data: str, truth: str) -> None:
+    """Raises PermissionError where this process, as it is confined, could read ground truth or cannot do without."""
     if os.access(truth, os.R_OK | os.X_OK):
         raise PermissionError(
-            f"a model's code could read the ground truth in {truth}: this system allows neither a view of its own "
-            "files for a process (mount namespaces) nor, as root, a user of its own for it (CAP_SETUID). Allow user "
-            "namespaces (sysctl kernel.unprivileged_userns_clone=1, or Docker's --security-opt seccomp=unconfined)"
+            f"a model's code could read the ground truth in {truth}: this system gives a process neither a view of its "
+            f"own files nor, as to root, a user of its own. Run as an ordinary user and {_ALLOW}"
         )
+    for needed in (data, sys.prefix, sys.base_prefix):
+        if not os.access(needed, os.R_OK | os.X_OK):
+            raise PermissionError(
+                f"a model's code runs as user {os.getuid()} here, who cannot enter {needed}: let others enter every "
+                f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
+            )
