@@ -153,6 +153,20 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     assert (reference / "report.html").stat().st_size > 10_000
 
 
+def test_the_evaluation_of_its_last_checkpoint_is_the_runs_own(reference, environment, tmp_path):
+    flags = [f"--config.{setting}" for setting in SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.evaluate", "--config=experiments/desk.py", *flags,
+         f"--checkpoint={reference}", f"--out={tmp_path}"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["policy"]["checkpoint"] == 6
+    assert result["splits"]["eval"]["success"] == json.loads((reference / "summary.json").read_text())["final"]
+    assert result["splits"]["eval"]["tasks"] == 24
+
+
 def test_the_policy_learns_on_policy(reference):
     records = lines(reference / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]

@@ -31,6 +31,9 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
+# What an evaluation of all splits is of.
+EVALUATION = ("test_normal", "test_challenge")
+
 
 def make(data: str = "official", deadline: float = 40.0, solutions: bool = False) -> AppWorld:
     """The environment `appworld` on the data root of that name, `official` or `tiny`.
