@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cojax.explorer.llm import LLMExplorer
 
 _LONGEST_QUERY = 4_000
+# An answer that code gives as it is written, rather than one that it works out.
+_WRITTEN = re.compile(r"""\banswer\s*=\s*(?:["']([^"'\n]*)["']|(-?\d[\w.]*))\s*[,)]""")
 _FIELDS = {
     "answer": '"answer": "", ',
     "later": '"later": [{"query": "a further request", "steps": [3]}], ',
@@ -103,11 +105,12 @@ def task_draft(
     found = [actions[step] for step in chosen if step in actions]
     against = _objections(chosen, actions)
     solution: list[Action] = []
-    for _, steps in turns:
+    over = bool(found) and found[-1].observation.done
+    for place, (_, steps) in enumerate(turns, start=1):
         solution += [actions[step].action for step in steps if step in actions]
-        if not ending.tool:
+        if not ending.tool and not (over and place == len(turns)):
             solution.append(Action())
-    if ending.tool and not (found and found[-1].observation.done):
+    if ending.tool and not over:
         answer = (draft.answer or "").strip()
         solution.append(Action(calls=(Call(ending.tool, _answered(ending, answer)),)))
     against += _unanswered(solution[-1:], found, ending)
@@ -164,7 +167,8 @@ def _unanswered(last: Sequence[Action], found: Sequence[Triplet], ending: Ending
         if ending.tool and call.name == ending.tool
         for value in call.arguments.values()
     ]
-    shown = [step.observation.text for step in found if ending.tool not in [call.name for call in step.action.calls]]
+    given += [match[1] or match[2] or "" for action in last for match in _WRITTEN.finditer(action.text)]
+    shown = [step.observation.text for step in found if step.action not in last]
     return [
         f"no step shows the answer {answer[:100]!r}"
         for answer in given

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from cojax.environment import Episode, ask
+from cojax.environment import Episode, affordances, ask
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
-from cojax.explorer.wording import data, fill, parts
+from cojax.explorer.wording import bullets, data, fill, parts
 from cojax.types import Action, Call, Message, Turn, normalise
 
 # How often in one turn a mind may insist on an action that is known to fail.
@@ -30,15 +31,17 @@ class Move(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class Brief:
-    """What an actor is told: `open` words the first two messages around how to act and what the episode says,
-    `next` what comes after an action. `window` is how many characters of conversation it is shown at most."""
+    """What an actor is told: `open` words the first two messages around how to act, what the episode says and some
+    actions that would work, `next` what comes after an action. `window` is how many characters of conversation it is
+    shown at most, `hints` how many actions that would work."""
 
-    open: Callable[[str, str], tuple[Message, Message]]
+    open: Callable[[str, str, str], tuple[Message, Message]]
     next: str
     steps: int
     ending: str
     window: int
     avoided: tuple[str, ...] = ()
+    hints: int = 0
 
 
 class MindActor:
@@ -62,7 +65,10 @@ class MindActor:
         if not self.head:
             tools = ask(episode.tools)
             self.speaks = not tools
-            self.head = self.brief.open(how_to_act(tools, self.brief.ending), said)
+            # Where actions are text, calls that would work are not how they are written.
+            count = 0 if self.speaks else self.brief.hints
+            hints = hints_of(episode, count, self.seed) if count else ""
+            self.head = self.brief.open(how_to_act(tools, self.brief.ending), said, hints)
         elif self.done is not None:
             left = str(self.brief.steps - self.turns)
             self.tail.append((self.done, Message("user", fill(self.brief.next, observation=said, left=left))))
@@ -101,6 +107,7 @@ class MindActor:
             problem = "was cut off: write much less at once" if reply.truncated else "was empty"
             said = Message("assistant", reply.text[:2_000] or "(nothing)")
             messages = (*messages, said, Message("user", f"That answer {problem}. Write one action."))
+        self.mind.failed("truncated" if reply.truncated else "empty")
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     def _conversation(self) -> tuple[Message, ...]:
@@ -113,6 +120,17 @@ class MindActor:
             fits = room >= 0 or not shown
             shown += [came if fits else Message("user", _LEFT_OUT), done]
         return (*self.head, *reversed(shown))
+
+
+def hints_of(episode: Episode, count: int, seed: tuple) -> str:
+    """At most `count` of the actions that would work now, as many tools among them as can be."""
+    rng = random.Random(repr(("hints", seed)))
+    by_tool: dict[str, list[Action]] = {}
+    for action in affordances(episode):
+        if action.calls:
+            by_tool.setdefault(action.calls[0].name, []).append(action)
+    tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
+    return data(bullets([signature(rng.choice(by_tool[tool])) for tool in tools])) if tools else ""
 
 
 def how_to_act(tools: Sequence[Mapping[str, Any]], ending: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import openai
 
 from cojax.explorer.journal import Journal
-from cojax.explorer.mind import ChatFailure, Purse, Reply
+from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply
 from cojax.explorer.transport import Completion, Refused, completion, most_tokens, post
 from cojax.types import Message, canonical
 
@@ -127,6 +127,10 @@ class ChatClient:
         cost = sum(counts.get(name, 0) * price for name, price in prices.items()) / 1e6
         return {**{name: counts.get(name, 0) for name in named}, "cost": cost, "failures": failures}
 
+    def failed(self, kind: FailureKind) -> None:
+        with self._guard:
+            self._failures[kind] += 1
+
     def reply(
         self,
         messages: Sequence[Message],
@@ -151,8 +155,7 @@ class ChatClient:
         try:
             return self._call(body, purse, place)
         except ChatFailure as failure:
-            with self._guard:
-                self._failures[failure.kind] += 1
+            self.failed(failure.kind)
             raise
 
     def _call(self, body: dict[str, Any], purse: Purse, place: str) -> Reply:

@@ -30,6 +30,8 @@ from cojax.types import ExplorationContext, Message, Origin, Signal, Task, TaskD
 _LINE, _LINES = 600, 8
 # Tools named to an unguided explorer as the popular ones.
 _POPULAR = 10
+# Actions that would work, shown to an explorer before its first one: some environments list nothing.
+_HINTS = 16
 
 
 class Reflection(BaseModel):
@@ -162,7 +164,7 @@ class LLMExplorer:
         """Actors that see the task's query alone, for a validation that asks whether it can be solved so."""
         words = parts("solve")
 
-        def open(acting: str, opening: str) -> tuple[Message, Message]:
+        def open(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
             system = fill(words["system"], steps=str(self.attempt_turns), acting=acting)
             return Message("system", system), Message("user", fill(words["user"], opening=opening))
 
@@ -207,13 +209,15 @@ class LLMExplorer:
                 do_not_repeat=data(bullets(context.do_not_repeat)),
             )
 
-        def open(acting: str, opening: str) -> tuple[Message, Message]:
+        def open(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
             steps, rule = str(self.steps), parts("data")["rule"]
             system = fill(words["system"], guidance=guidance, steps=steps, acting=acting, data_rule=rule)
-            return Message("system", system), Message("user", fill(words["user"], brief=told, opening=opening))
+            shown = f"\n{fill(words['hints'], actions=hints)}\n" if hints else ""
+            user = fill(words["user"], brief=told, opening=opening, hints=shown)
+            return Message("system", system), Message("user", user)
 
         avoided = context.do_not_repeat if context else ()
-        return Brief(open, words["next"], self.steps, self.ending, self.window, avoided)
+        return Brief(open, words["next"], self.steps, self.ending, self.window, avoided, _HINTS)
 
     def _record(self, trajectory: Trajectory) -> str:
         """The actions and what came back, in full as far as the window goes, alike for all beyond."""

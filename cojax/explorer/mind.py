@@ -118,6 +118,9 @@ class Mind(Protocol):
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far."""
 
+    def failed(self, kind: FailureKind) -> None:
+        """Counts among the figures a reply that could not be used; `reply` counts its own failures."""
+
     def reply(
         self,
         messages: Sequence[Message],
@@ -165,7 +168,12 @@ def structured(
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
         said = Message("assistant", reply.text[:_SHOWN] or "(nothing)")
-        return read(ask((*messages, said, Message("user", repair)), f"{place}/repair"), kind)
+    repaired = ask((*messages, said, Message("user", repair)), f"{place}/repair")
+    try:
+        return read(repaired, kind)
+    except ChatFailure as failure:
+        mind.failed(failure.kind)
+        raise
 
 
 def read(reply: Reply, kind: type[_T]) -> _T:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.journal import Journal
-from cojax.explorer.mind import ChatFailure, Purse, Reply
+from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import Message, canonical
@@ -59,6 +59,10 @@ class PolicyMind:
             named = {name: self._counts[name] for name in ("calls", "tokens_in", "tokens_out")}
             return {**named, "failures": dict(self._failures)}
 
+    def failed(self, kind: FailureKind) -> None:
+        with self._guard:
+            self._failures[kind] += 1
+
     def reply(
         self,
         messages: Sequence[Message],
@@ -72,8 +76,7 @@ class PolicyMind:
         try:
             return self._sampled(messages, purse, seed, place, self.temperature if temperature is None else temperature)
         except ChatFailure as failure:
-            with self._guard:
-                self._failures[failure.kind] += 1
+            self.failed(failure.kind)
             raise
 
     def _sampled(self, messages: Sequence[Message], purse: Purse, seed: int, place: str, temperature: float) -> Reply:

@@ -1,0 +1,92 @@
+"""One evolution of a small desk by a scripted model, over real HTTP."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from chat_server import ChatServer, Script, serving
+from models import TOUR, stage
+from records import DESK, call
+
+import environments
+from cojax.environment import play
+from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.journal import Journal
+from cojax.explorer.llm import LLMExplorer
+from cojax.replay import follow
+from cojax.synthesis import EVOLUTIONS, Expedition, Quarry, Synthesis, synthesize
+from cojax.types import Signal, Task, Verdict
+from cojax.validation import Attempts, Exclusions, Judge, Validation
+from cojax.validation.similarity import Kin
+
+OFFICE = environments.load("desk")
+PARENT = Task("desk", "move report to taxes", DESK, (call("files_move", file="report", folder="taxes"), call("finish")))
+FAILED = call("files_move", file="ghost", folder="taxes")
+EPISODE = play(OFFICE, PARENT, follow((FAILED, call("finish"))), max_turns=2, episode="3-x-0")
+SIGNALS = [
+    Signal(kind, PARENT.id, "3-x-0", f"{kind} here", ("files_move",))  # type: ignore[arg-type]
+    for kind in ("boundary", "forgetting", "rare")
+]
+
+
+@dataclasses.dataclass
+class Evolved:
+    result: Synthesis
+    server: ChatServer
+    explorer: LLMExplorer
+    journal: Journal
+
+    def verdict(self, query: str) -> Verdict:
+        """The verdict on the draft of this query."""
+        (record,) = [record for record in self.result.drafts if record["draft"]["query"] == query]
+        return Verdict(**{**record["verdict"], "evidence": tuple(record["verdict"]["evidence"])})
+
+    def bodies(self, at: str) -> list[dict[str, Any]]:
+        return [body for body in self.server.bodies if stage(body) == at]
+
+
+def evolve(
+    script: Script,
+    *,
+    signals: list[Signal] = SIGNALS[:1],
+    environment: Any = OFFICE,
+    runs: int = 2,
+    attempts: int = 1,
+    judge: bool | None = None,
+    exclusions: Exclusions = Exclusions(),  # noqa: B008
+    budget: int = 20,
+    per_context: int = 10,
+    known: Callable[[str], bool] = lambda id: False,
+    kin: Kin | None = None,
+    journal: Journal | None = None,
+    width: int = 3,
+    expeditions: list[Expedition] | None = None,
+    **settings: Any,
+) -> Evolved:
+    journal = journal or Journal()
+    with serving(script) as server:
+        mind = ChatClient(
+            ChatSettings(server.url, "m", **{"timeout": 5.0, "attempts": 2, "max_tokens": 200, **settings}), journal
+        )
+        explorer = LLMExplorer(mind, runs=runs, steps=len(TOUR), width=width, attempt_turns=6)
+        validate = Validation(
+            environment,
+            exclusions,
+            attempts=Attempts(explorer.attempters, attempts, 6) if attempts else None,
+            judge=None if judge is None else Judge(mind, explorer.budget, judge),
+            safe=True,
+        )
+        quarry = Quarry(environment, explorer, signals, ["3-x-0"], lambda id: EPISODE, OFFICE.popularity(), 8, (0, 9))
+        result = synthesize(
+            EVOLUTIONS["feedback"](quarry) if expeditions is None else expeditions,
+            environment,
+            explorer,
+            validate,
+            known,
+            budget=budget,
+            per_context=per_context,
+            seed=(0, 9),
+            step=10,
+            kin=kin,
+        )
+        return Evolved(result, server, explorer, journal)

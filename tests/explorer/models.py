@@ -1,0 +1,103 @@
+"""A model at the desk, as a script of the server: it plays its part in every stage, unless a test says otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from chat_server import Answer, ChatServer, Script, asked, says
+
+# By which words the stages are known.
+STAGES = {
+    "reflect": "You review how an agent",
+    "explore": "You explore a software environment",
+    "abstract": "You turn a record of actions",
+    "solve": "You carry out a user's request",
+    "judge": "You check a practice task",
+}
+
+Move = tuple[str, Mapping[str, Any]]
+TOUR: Sequence[Move] = (
+    ("files_move", {"file": "report", "folder": "taxes"}),
+    ("files_read", {"file": "budget"}),
+    ("notes_add", {"note": "todo", "text": "amber"}),
+    ("contacts_find", {"person": "ana"}),
+    ("mail_send", {"address": "box11", "text": "plum"}),
+    ("calendar_move", {"event": "lunch", "day": "monday"}),
+    ("notes_delete", {"note": "memo"}),
+    ("files_copy", {"file": "budget", "folder": "taxes"}),
+)
+REFLECTION = {
+    "summary": "it moved a file",
+    "failure_cause": "it stopped too early",
+    "focus_patterns": ["files_move"],
+    "objectives": ["move another file"],
+    "do_not_repeat": ["files_delete(file=report)"],
+}
+MAIL = {
+    "description": "look up an address, then mail",
+    "query": "mail plum to ana",
+    "steps": [4, 5],
+    "criterion": "ana has a mail",
+}
+TWO = {"description": "two things", "query": "move report to taxes, then add note todo saying amber", "steps": [1, 3],
+       "criterion": "both done"}  # fmt: skip
+# What a good solver does with each query.
+SOLUTIONS: Mapping[str, Sequence[Move]] = {
+    MAIL["query"]: (*TOUR[3:5], ("finish", {})),
+    TWO["query"]: (TOUR[0], TOUR[2], ("finish", {})),
+}
+
+
+def stage(body: dict[str, Any]) -> str:
+    return next(name for name, words in STAGES.items() if asked(body).startswith(words))
+
+
+def turn(body: dict[str, Any]) -> int:
+    """How many actions the model has taken in this conversation."""
+    return sum(message["role"] == "assistant" for message in body["messages"])
+
+
+def move(tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {"thought": "next", "tool": tool, "arguments": arguments}
+
+
+def model(
+    drafts: Sequence[Any] = (MAIL, TWO),
+    tour: Sequence[Move] = TOUR,
+    solutions: Mapping[str, Sequence[Move]] = SOLUTIONS,
+    **instead: Callable[[dict[str, Any], int], Answer | None],
+) -> Script:
+    """`instead` of what it does at a stage, a test may answer; None leaves it to the model."""
+
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        at = stage(body)
+        if at in instead and (answer := instead[at](body, turn(body))) is not None:
+            return answer
+        match at:
+            case "reflect":
+                return says(REFLECTION)
+            case "explore":
+                return says(move(*tour[min(turn(body), len(tour) - 1)]))
+            case "abstract":
+                return says({"drafts": list(drafts)})
+            case "judge":
+                return says({"consistent": True, "safe": True, "reason": "fine"})
+        request = re.search(r"<data \w+>\n(.*?)\n</data", body["messages"][1]["content"], re.DOTALL)
+        assert request
+        steps = solutions.get(request[1], [("finish", {})])
+        return says(move(*steps[min(turn(body), len(steps) - 1)]))
+
+    return script
+
+
+def told(body: dict[str, Any]) -> str:
+    return json.dumps(body["messages"], ensure_ascii=False)
+
+
+def many(count: int) -> list[dict[str, Any]]:
+    """Different drafts over one run of the tour."""
+    pairs = [(a, b) for a in (1, 3, 6, 7, 8) for b in (3, 6, 7, 8) if a < b]
+    return [{"query": f"task number {a} and {b}", "steps": [a, b]} for a, b in pairs][:count]
