@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,8 @@ def of_endpoint(url: str, model: str) -> Subject:
 
 @contextlib.contextmanager
 def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
-    """The actors of a subject, with an engine of its own that is closed at the end; servers log into `folder`."""
+    """The actors of a subject, with an engine of its own that is closed at the end. Servers log into `folder`, and read
+    the weights there unless sglang.folder says where."""
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
@@ -102,6 +104,8 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         yield PolicyActors(engine, chat, assemble.sampling(config, chat, sampling))
     finally:
         engine.close()
+        # A copy for servers, as large as the model.
+        shutil.rmtree(folder / "weights", ignore_errors=True)
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:

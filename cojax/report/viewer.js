@@ -81,7 +81,7 @@ function turnNode(turn, index) {
 function action(turn) {
   const calls = turn.calls.map(([name, values]) => h("div", {class: "mono"}, h("strong", {}, name), `(${Object.entries(values).map(([key, value]) => `${key}=${JSON.stringify(value)}`).join(", ")})`));
   const plain = turn.calls.length && (turn.words.length || !turn.text) ? calls : turn.text;
-  if (!turn.logprobs.length) return calls.length ? calls : plain;
+  if (!turn.logprobs.length) return calls.length ? [turn.text.includes("<tool_call>") ? null : turn.text, calls] : plain;
   const shade = (logprob) => ({"--doubt": `${Math.round(90 * Math.min(1, Math.max(0, -logprob / 2.303)))}%`});
   const span = (logprob, place) => h("span", {css: shade(logprob), title: `probability ${Math.exp(logprob).toFixed(3)}, log-prob ${logprob}`}, turn.words.length ? turn.words[place] : "");
   return [turn.words.length ? null : calls.length ? calls : plain, h("div", {class: turn.words.length ? "tokens" : "tokens bare"}, turn.logprobs.map(span))];
