@@ -78,7 +78,14 @@ async def _keep(config: ConfigDict, host: str) -> None:
     launch = dataclasses.replace(engines.launch(config, sent / "sglang", dtype), host=host)
     processes = [ServerProcess(launch, index) for index in range(section.servers)]
     clients = Clients()
-    fleet = Fleet(clients, [], processes, engines.patience(config), any_weights=not section.follow)
+    fleet = Fleet(
+        clients,
+        [],
+        processes,
+        engines.patience(config),
+        any_weights=not section.follow,
+        release_memory=section.release_memory,
+    )
     try:
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)

@@ -40,6 +40,8 @@ class Speaker:
         self.version, self.calls, self.bodies = "boot", [], []
         self.mood: Callable[[str, dict, dict], int] = lambda path, body, answer: 200
         self.paused = False
+        self.released: set[str] = set()
+        self.about = {"enable_memory_saver": True, "device": "cuda", "internal_states": [{"startup_time": id(self)}]}
         self.connections: list[socket.socket] = []
         speaker = self
 
@@ -88,6 +90,20 @@ class Speaker:
     def reply(self, path: str, body: dict) -> dict:
         if path == "model_info":
             return {"weight_version": self.version}
+        if path == "server_info":
+            return self.about
+        if path == "release_memory_occupation":
+            assert self.paused, "it is not idle"
+            self.released |= set(body["tags"])
+        if path == "resume_memory_occupation":
+            if not set(body["tags"]) <= self.released:  # as the real one
+                threading.Thread(target=self.close).start()
+                raise ConnectionError("dies")
+            self.released -= set(body["tags"])
+        if path in ("generate", "health"):
+            assert not self.released, "there is no memory for it"
+        if path == "update_weights_from_disk":
+            assert "weights" not in self.released, "there is no room for it"
         if path == "pause_generation":
             self.paused = True
         if path == "continue_generation":

@@ -85,4 +85,8 @@ class Engine(Protocol):
 
     def release(self, session: str) -> None: ...
 
+    def rest(self) -> None:
+        """No completion is wanted until the next `load`: an engine that shares accelerators with the learner may give
+        its memory back until then."""
+
     def close(self) -> None: ...

@@ -123,6 +123,9 @@ class LocalEngine:
             elif session in self._waiting:
                 self._waiting.pop(session).set()
 
+    def rest(self) -> None:
+        """Nothing: the cache stays, as open sessions do."""
+
     def close(self) -> None:
         """Stops the threads; whoever waits gets EngineError. May be called twice."""
         self._shut("the engine was closed")

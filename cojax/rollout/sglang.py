@@ -73,6 +73,7 @@ class SGLangEngine:
         mixed: bool = False,
         follow: bool = False,
         router: str = "",
+        release_memory: bool = False,
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -82,11 +83,13 @@ class SGLangEngine:
             raise ValueError("give either urls of running servers or launch, which says how to start some")
         if (follow or router) and not urls:
             raise ValueError("follow and router are for servers of urls, of which there are none")
+        if follow and release_memory:
+            raise ValueError("servers that follow take weights at any time; they cannot give their memory back")
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
         self._config, self._length = config, max_length
         self._deadline, self._attempts, self._dtype = deadline, attempts, dtype
-        self._mixed, self._follow, self._router = mixed, follow, router
+        self._mixed, self._follow, self._router, self._release_memory = mixed, follow, router, release_memory
         self._nonce = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
@@ -105,7 +108,15 @@ class SGLangEngine:
         self._clients = Clients()
         processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
         attached = [url.rstrip("/") for url in urls]
-        self._fleet = Fleet(self._clients, attached, processes, patience or Patience(), follow=follow, router=router)
+        self._fleet = Fleet(
+            self._clients,
+            attached,
+            processes,
+            patience or Patience(),
+            follow=follow,
+            router=router,
+            release_memory=release_memory,
+        )
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
         self._thread.start()
 
@@ -176,6 +187,13 @@ class SGLangEngine:
         """Forgets the session; a call of it still running raises EngineError. Unknown is fine."""
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._forget, session)
+
+    def rest(self) -> None:
+        """With `release_memory`, has the servers give back the memory of weights and cache until the next `load`."""
+        with self._loading:
+            self._raise_if_down()
+            if self._release_memory and self._fleet.target is not None:
+                self._call(self._fleet.rest())
 
     def close(self) -> None:
         """Ends the servers that are ours; whoever waits gets EngineError. May be called twice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ from cojax.rollout.engine import Sampling
 
 # Deadlines in seconds of calls that do no work worth waiting for.
 _QUICK = 10.0
+_MEMORY = 120.0
 _HEALTH = 40.0  # the server itself gives up after 20
 # The server closes idle connections after 5 s; ours must be gone by then, or a request meets a closed one.
 _KEEP_ALIVE = 2.0
+# Kinds of memory as the server tells them apart.
+_WEIGHTS, _OTHER_MEMORY = "weights", ("kv_cache", "cuda_graph")
 # What sglang-router's policy `manual` goes by; `cache_aware` goes by the tokens themselves.
 _ROUTING_KEY = "X-SMG-Routing-Key"
 
@@ -127,21 +131,63 @@ class Endpoint:
         """Raises Lost while it gives no sign of generating, Unreachable where it is gone."""
         await self._call("GET", "health", None, _HEALTH)
 
-    async def update(self, folder: Path, label: str) -> None:
+    async def saves_memory(self) -> bool:
+        """Whether it can give memory back. A CPU server cannot, and takes the request for nothing."""
+        answer = await self._call("GET", "server_info", None, _QUICK)
+        try:
+            return bool(answer["enable_memory_saver"]) or answer["device"] == "cpu"
+        except (KeyError, TypeError) as error:
+            raise Unreachable(f"{self.url} tells no enable_memory_saver; expected an SGLang server") from error
+
+    async def born(self) -> str:
+        """What tells its process from one that was started in its place later: how long its parts took to start."""
+        answer = await self._call("GET", "server_info", None, _QUICK)
+        try:
+            return json.dumps([state["startup_time"] for state in answer["internal_states"]])
+        except (KeyError, TypeError) as error:
+            raise Unreachable(f"{self.url} tells no startup_time; expected an SGLang server") from error
+
+    async def rest(self, asleep: set[str]) -> None:
+        """Has it give back the memory of cache, weights and graphs; it answers nothing until it is woken.
+
+        Requests under way are put back in the queue first: a server that is not idle would not survive this.
+        """
+        await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+        asleep.update((_WEIGHTS, *_OTHER_MEMORY))  # from here on, whatever comes of the request
+        await self._post("release_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
+
+    async def wake(self, asleep: set[str]) -> None:
+        """Ends a `rest` without an update; of the weights there is only room."""
+        for tag in list(asleep):
+            await self._post("resume_memory_occupation", {"tags": [tag]}, _MEMORY)
+            asleep.discard(tag)
+        await self._post("continue_generation", {}, _QUICK)
+
+    async def update(self, folder: Path, label: str, asleep: set[str]) -> None:
         """Has it load the weights in `folder`, a path that it must see as we do. The caller bounds the time.
 
-        Requests under way are put back in the queue, and go on under the new weights with their cache made anew.
+        Requests under way are put back in the queue, and go on under the new weights with their cache made anew. The
+        kinds of memory in `asleep` it has given back: room is made for the weights, and for the rest once they are
+        there, so that both never lie beside the learner's more than needed.
         """
         try:
             await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+            if _WEIGHTS in asleep:
+                await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _MEMORY)
+                asleep.discard(_WEIGHTS)
             await self._post(
                 "update_weights_from_disk",
                 {"model_path": str(folder), "weight_version": label, "flush_cache": True},
                 None,
             )
+            if asleep:
+                await self._post("resume_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
+                asleep.clear()
         finally:
-            # A server left paused would answer nobody. `shield`: it goes on also if our time is up.
-            await asyncio.shield(self._post("continue_generation", {}, _QUICK))
+            # A server left paused would answer nobody, and one without its memory must not go on. `shield`: it goes on
+            # also if our time is up.
+            if not asleep:
+                await asyncio.shield(self._post("continue_generation", {}, _QUICK))
         if (found := await self.version()) != label:
             raise Unreachable(f"{self.url} serves weights {found!r} after an update to {label!r}")
 

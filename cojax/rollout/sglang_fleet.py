@@ -11,6 +11,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Fleet:
     Servers with somebody else who gives them weights are either `follow`ed, which is waiting until they have the
     target, or, with `any_weights`, served as they are: the target is what those that are started again start on.
 
+    With `release_memory` somebody may have the servers give their memory back, as `rest` does.
+
     Where there is a `router`, an address in front of all of them, it says who serves which conversation.
     """
 
@@ -45,6 +48,7 @@ class Fleet:
         follow: bool = False,
         any_weights: bool = False,
         router: str = "",
+        release_memory: bool = False,
     ) -> None:
         self.servers = [Server(Endpoint(url, clients), None, 0) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
@@ -52,6 +56,7 @@ class Fleet:
         self.router = Server(Endpoint(router, clients), None, 0, "up") if router else None
         self.target: Target | None = None
         self._patience, self._follow, self._any_weights = patience, follow, any_weights
+        self._release_memory, self._resting = release_memory, False
         self._homes: dict[str, Server] = {}
         self._syncing = False
         self._changed = asyncio.Condition()
@@ -136,14 +141,16 @@ class Fleet:
         New requests wait meanwhile. A server that its watch is bringing back takes the target before it is up, and is
         waited for only where no other is up. Raises EngineError when no server has taken it.
         """
-        self.target, self._syncing = target, True
+        self.target, self._syncing, self._resting = target, True, False
         self._watches = self._watches or [asyncio.create_task(self._watch(server)) for server in self.servers]
+        returns = [server.returns + (server.state == "returning") for server in self.servers]
         try:
-            await self._all_take(target, "new", "up")
+            down = [server for server in self.servers if server.state == "down"]
+            await self._all_take(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
             if not self._up():
-                await self._all_take(target, "down")
+                await self._all_take(target, [server for server in down if server.state == "down"])
             async with self._changed:
-                await self._changed.wait_for(lambda: self._up() or not any(server.coming for server in self.servers))
+                await self._changed.wait_for(lambda: self._up() or not any(map(self._coming, self.servers, returns)))
         finally:
             async with self._changed:
                 self._syncing = False
@@ -151,17 +158,35 @@ class Fleet:
         if not self._up():
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {self.faults()}")
 
+    def _coming(self, server: Server, returns: int) -> bool:
+        """Whether a server's watch will bring it up or give it up; of an attached one, by so many returns in all."""
+        return server.state != "lost" if server.process is not None else server.returns < returns
+
+    async def rest(self) -> None:
+        """Has every server give its memory back until the next sync, also one that comes up before that."""
+        self._resting = True
+        await asyncio.gather(*(self._rest(server) for server in self.servers if server.up))
+
+    async def _rest(self, server: Server) -> None:
+        server.state, server.fault = "resting", "has given its memory back"
+        try:
+            await server.rest()
+        except (Lost, Refused) as error:
+            _LOG.warning("%s did not give its memory back: %s", server.name, error)
+            await self._set(server, "down", str(error))
+            server.alarm.set()
+
     def aim(self, target: Target) -> None:
         """Has every server take `target` when it can, and waits for none."""
         self.target = target
         for server in self.servers:
             server.alarm.set()
 
-    async def _all_take(self, target: Target, *states: State) -> None:
-        chosen = [(server, server.state) for server in self.servers if server.state in states]
-        for server, _ in chosen:  # at once, so that no watch begins the same
+    async def _all_take(self, target: Target, servers: Sequence[Server]) -> None:
+        known = [server.state != "new" for server in servers]
+        for server in servers:  # at once, so that no watch begins the same
             server.state, server.fault = "taking", "takes new weights"
-        await asyncio.gather(*(self._take(server, target, state != "new") for server, state in chosen))
+        await asyncio.gather(*map(self._take, servers, [target] * len(servers), known))
 
     async def _take(self, server: Server, target: Target, known: bool) -> None:
         """Brings one server to the target; a fault leaves it out. One of ours that hangs is ended for its watch."""
@@ -169,7 +194,7 @@ class Fleet:
             await self._return(server)
             return
         try:
-            await server.take(target, self._patience.sync, follow=self._follow, known=known)
+            await self._give(server, target, known)
             if self.target is target:
                 await self._set(server, "up")
                 return
@@ -182,9 +207,15 @@ class Fleet:
         await self._set(server, "down", fault, hung)
         server.alarm.set()
 
+    async def _give(self, server: Server, target: Target, known: bool = True) -> None:
+        """Raises what `Server.take` raises, and Refused where a server that is not ours could give no memory back."""
+        if self._release_memory and server.process is None and not await server.endpoint.saves_memory():
+            raise Refused(
+                f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
+            )
+        await server.take(target, self._patience.sync, follow=self._follow, known=known)
+
     def _fault(self, error: Exception) -> str:
-        if isinstance(error, Refused):
-            return f"{error}. The folder must be there for the server under the same path"
         late = f"did not take new weights within {self._patience.sync:g} s (sglang.sync_deadline)"
         if self._follow:
             late += "; does `python -m experiments.serve` run there with this sglang.folder and sglang.follow=True?"
@@ -199,7 +230,7 @@ class Fleet:
             assert target is not None
             try:
                 if process is None or process.running:
-                    await server.take(target, self._patience.sync, follow=self._follow)
+                    await self._give(server, target)
                 elif self._may_start(server, process):
                     await server.start(target, self._patience.startup, any_weights=self._any_weights)
                 else:
@@ -207,17 +238,22 @@ class Fleet:
                     return
                 # Nothing runs in between: a sync either finds it up, or has set the target that it takes next.
                 if self.target is target or self._any_weights:
-                    server.misses = server.refusals = 0
+                    server.misses = 0
+                    server.refused.clear()
                     await self._set(server, "up")
+                    if self._resting:
+                        await self._rest(server)
             except (Lost, Refused, OSError) as error:  # TimeoutError is an OSError
                 server.fault = self._fault(error)
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
+                refused = isinstance(error, Refused)
                 if self.target is not target:
                     # Its folder may have gone for a newer one: not the server's fault.
                     server.restarts = restarts
-                elif isinstance(error, Refused):
-                    server.refusals += 1
-                if process is None or 0 < server.refusals < _REFUSALS:
+                    if refused:
+                        continue
+                server.refused += [target.label] if refused else []
+                if process is None or (refused and server.refused.count(target.label) < _REFUSALS):
                     await self._set(server, "down", server.fault)
                     asyncio.get_running_loop().call_later(_AGAIN, server.alarm.set)
                     return
@@ -227,7 +263,7 @@ class Fleet:
         """Whether one of ours may be started; every start but the first takes one of its restarts."""
         if not process.starts:
             return True
-        server.refusals = 0
+        server.refused.clear()
         if not server.restarts:
             server.fault = f"it was restarted {self._patience.restarts} times (sglang.restarts); {server.fault}"
             _LOG.error("%s is given up: %s", server.name, server.fault)
@@ -267,7 +303,9 @@ class Fleet:
         try:
             if process is not None and not process.running:
                 raise Unreachable(f"it has ended; {process.log} ends:\n{process.tail()}")
-            if not (server.up and server.replies):
+            # Health is a completion, which one that rests does not give.
+            resting = server.asleep or (self._any_weights and self._release_memory)
+            if not (server.up and server.replies) and not resting:
                 await server.endpoint.healthy()
             found = await server.endpoint.version()
         except (Lost, Refused) as error:
@@ -277,16 +315,22 @@ class Fleet:
             return
         if fault is None:
             server.replies = server.misses = 0
-            if found != target.label and not self._any_weights:
+            server.silent = 0.0
+            if server.asleep or (found != target.label and not self._any_weights):
                 await self._set(server, "down", f"it serves weights {found!r}")
                 await self._return(server)
             elif state == "down":
                 _LOG.warning("%s is back", server.name)
                 await self._set(server, "up")
+                if self._resting:
+                    await self._rest(server)
             return
         server.misses += 1
+        server.silent = server.silent or time.monotonic()
+        # One that somebody else gives weights is silent until it has them.
+        patient = self._any_weights and time.monotonic() - server.silent < self._patience.sync
         hung = not isinstance(fault, Refused | Unreachable)
-        if hung and server.misses < _MISSES:
+        if hung and (server.misses < _MISSES or patient):
             asyncio.get_running_loop().call_later(min(_AGAIN, self._patience.probe_every), server.alarm.set)
             return
         if str(fault) != server.fault:
@@ -298,6 +342,7 @@ class Fleet:
 
     async def _set(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
         """Notes the state. What runs on a server that is left out is given up, so that it can be tried elsewhere."""
+        server.returns += server.state == "returning" != state
         server.state, server.fault = state, fault
         if state in ("down", "lost"):
             # A router tries those of a dead one elsewhere by itself, but does not tell which are with one that hangs.
@@ -308,9 +353,11 @@ class Fleet:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Stops watching, and ends the servers that are ours for good."""
+        """Stops watching, wakes servers that rest, and ends those that are ours for good."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)
+        asleep = (server for server in self.servers if server.asleep and server.process is None)
+        await asyncio.gather(*(server.wake() for server in asleep), return_exceptions=True)
         stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)
         await asyncio.gather(*stops)

@@ -37,7 +37,7 @@ class Launch:
     `python` is an interpreter that has SGLang; `device` "cpu" runs it without an accelerator, "" as it finds best.
     `flags` are appended to the command line, with {index} as the server's number among those launched together. A
     conversation takes up to `max_length` tokens, `max_running` are generated at once (0: as memory allows). `port` is
-    the first server's, 0 takes any free one; `logs` is a folder.
+    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` they can give memory back.
     """
 
     python: str
@@ -49,6 +49,7 @@ class Launch:
     host: str = "127.0.0.1"
     port: int = 0
     max_running: int = 0
+    release_memory: bool = False
 
     def __post_init__(self) -> None:
         if not os.access(self.python, os.X_OK):
@@ -66,6 +67,7 @@ class Launch:
             "--model-path", str(model), "--weight-version", label, "--host", self.host, "--port", str(port),
             "--context-length", str(self.max_length + _SPARE_POSITIONS), "--dtype", self.dtype,
             *(("--max-running-requests", str(self.max_running)) if self.max_running else ()),
+            *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
             *(_CPU_FLAGS if self.device == "cpu" else ()),
             *shlex.split(self.flags.replace("{index}", str(index))),
         ]  # fmt: skip

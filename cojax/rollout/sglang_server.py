@@ -16,8 +16,9 @@ _STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
 _TAKING_LOOK = 0.2  # seconds between two looks at a server that takes weights by itself
 
 # new: has had no weights yet; up: serves the current ones; taking: a sync gives it new ones; down: left out, its watch
-# looks after it; returning: its watch brings it back; lost: ours, and not to be started again.
-State = Literal["new", "up", "taking", "down", "returning", "lost"]
+# looks after it; returning: its watch brings it back; resting: has given its memory back until the next sync; lost:
+# ours, and not to be started again.
+State = Literal["new", "up", "taking", "down", "returning", "resting", "lost"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +53,13 @@ class Server:
     fault: str = "not started"
     label: str = ""  # of the weights that it took last
     sessions: int = 0
+    returns: int = 0  # that are over, up or not
     replies: int = 0  # since the last look: it lives
     misses: int = 0  # looks in a row without a sign of life
-    refusals: int = 0  # of weights, since it was up
+    silent: float = 0.0  # since when, on the monotonic clock; 0 for not
+    refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights, since it was up
+    asleep: set[str] = dataclasses.field(default_factory=set)  # kinds of memory that it has given back
+    born: str = ""  # its process as it was when it gave them back
     reading: Path | None = None  # a folder that must not go meanwhile
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     alarm: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -66,11 +71,6 @@ class Server:
     @property
     def up(self) -> bool:
         return self.state == "up"
-
-    @property
-    def coming(self) -> bool:
-        """Whether its watch will bring it up, or give up, by itself."""
-        return self.state == "returning" or (self.process is not None and self.state != "lost")
 
     async def take(self, target: Target, deadline: float, *, follow: bool, known: bool = True) -> None:
         """Has it take the target; one to `follow` does so by itself, and is waited for.
@@ -84,11 +84,33 @@ class Server:
                 if follow:
                     await self._taken(target, known)
                 else:
-                    await self.endpoint.update(target.folder, target.label)
+                    await self._update(target)
         except (Lost, Refused):  # but after a timeout it may be reading still
             self.reading = None
             raise
         self.reading, self.label = None, target.label
+
+    async def rest(self) -> None:
+        """Has it give its memory back until it takes weights, or `wake`. Raises Lost or Refused."""
+        self.born = await self.endpoint.born()
+        await self.endpoint.rest(self.asleep)
+
+    async def wake(self) -> None:
+        """Has it take its memory again. Raises Lost or Refused."""
+        if await self._asleep():
+            await self.endpoint.wake(self.asleep)
+
+    async def _asleep(self) -> set[str]:
+        # One that was started again meanwhile has its memory, and would not survive being given it twice.
+        if self.asleep and await self.endpoint.born() != self.born:
+            self.asleep.clear()
+        return self.asleep
+
+    async def _update(self, target: Target) -> None:
+        try:
+            await self.endpoint.update(target.folder, target.label, await self._asleep())
+        except Refused as refusal:
+            raise Refused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
     async def _taken(self, target: Target, known: bool) -> None:
         while True:
@@ -108,6 +130,7 @@ class Server:
         assert self.process is not None
         self.reading = target.folder
         try:
+            self.asleep.clear()
             await asyncio.to_thread(self.process.start, target.folder, target.label)
             self.endpoint = dataclasses.replace(self.endpoint, url=self.process.url)
             async with asyncio.timeout(deadline):

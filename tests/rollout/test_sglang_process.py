@@ -1,6 +1,7 @@
 """How servers are launched, and that nothing of them outlives whoever launched them."""
 
 import contextlib
+import dataclasses
 import itertools
 import os
 import signal
@@ -117,6 +118,8 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert command[-3:] == ["--tp", "4", "--base-gpu-id=2"]
     assert "cpu" not in command
     assert "PYTHONPATH" not in launch.environment(), "stand-ins are for the CPU alone"
+    assert "--enable-memory-saver" not in command
+    assert "--enable-memory-saver" in dataclasses.replace(launch, release_memory=True).command(0, 1, Path("/w"), "x")
 
 
 def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_path: Path) -> None:

@@ -1,0 +1,126 @@
+"""Servers that share accelerators with the learner: they give memory back, and have it again before new weights."""
+
+from pathlib import Path
+
+import pytest
+from speakers import CONFIG, PARAMS, Speaker, ask, until, weights
+
+from cojax.environment import EngineError
+from cojax.policy.fingerprint import fingerprint
+from cojax.policy.parameters import to_hf
+from cojax.rollout.engine import Weights
+from cojax.rollout.sglang_server import Patience
+
+ALL = {"weights", "kv_cache", "cuda_graph"}
+QUIET = Patience(sync=2.0, probe_every=60.0)
+
+
+def since(speaker: Speaker, start: int) -> list[tuple[str, dict]]:
+    return list(zip(speaker.calls[start:], speaker.bodies[start:], strict=True))
+
+
+def test_memory_goes_once_the_server_is_idle_and_comes_back_weights_first(pair, make) -> None:
+    engine = make(pair, release_memory=True, patience=QUIET)
+    engine.load(weights(0))
+    start = len(pair[0].calls)
+    engine.rest()
+    assert pair[0].released == pair[1].released == ALL
+    assert [name for name, _ in since(pair[0], start)] == [
+        "server_info",
+        "pause_generation",
+        "release_memory_occupation",
+    ]
+    start = len(pair[0].calls)
+    engine.load(weights(1))
+    calls = since(pair[0], start)
+    assert [(name, body.get("tags")) for name, body in calls] == [
+        ("server_info", None),  # can it
+        ("server_info", None),  # is it the same
+        ("pause_generation", None),
+        ("resume_memory_occupation", ["weights"]),
+        ("update_weights_from_disk", None),
+        ("resume_memory_occupation", ["cuda_graph", "kv_cache"]),
+        ("continue_generation", None),
+        ("model_info", None),
+    ]
+    assert not pair[0].released | pair[1].released
+    assert ask(engine).weights_version == 1
+
+
+def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(pair, make) -> None:
+    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    engine.rest()
+    written: list[int] = []
+    engine.load(Weights(0, lambda: iter(written.append(1) or ()), fingerprint=lambda: fingerprint(PARAMS)))
+    assert not written
+    assert pair[0].count("update_weights_from_disk") == 2
+    assert ask(engine).weights_version == 0
+
+
+def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice(pair, make) -> None:
+    """A real one does not survive that."""
+    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    engine.load(weights(0))
+    engine.rest()
+    pair[0].close()
+    pair[0] = Speaker(pair[0].port)
+    engine.load(weights(1))
+    assert pair[0].count("resume_memory_occupation") == 0
+    assert ask(engine).weights_version == 1
+
+
+def test_a_server_that_comes_back_during_the_rest_rests_too(pair, make) -> None:
+    engine = make(pair, release_memory=True)
+    engine.load(weights(0))
+    pair[0].close()
+    until(lambda: not engine.fleet.servers[0].up)
+    engine.rest()
+    pair[0] = Speaker(pair[0].port)
+    until(lambda: pair[0].released == ALL)
+    assert engine.fleet.servers[0].state == "resting"
+    engine.load(weights(1))
+    assert all(server.up for server in engine.fleet.servers)
+
+
+def test_what_fails_half_way_is_brought_back_by_its_watch(pair, make) -> None:
+    engine = make(pair, release_memory=True)
+    engine.load(weights(0))
+    engine.rest()
+    pair[0].mood = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
+    engine.load(weights(1))
+    assert not engine.fleet.servers[0].up
+    assert pair[0].paused, "it must not go on without memory for its cache"
+    pair[0].mood = lambda path, body, answer: 200
+    until(lambda: engine.fleet.servers[0].up)
+    assert not pair[0].released
+    assert not pair[0].paused
+
+
+def test_servers_are_left_with_their_memory(pair, make) -> None:
+    engine = make(pair, release_memory=True, patience=QUIET)
+    engine.load(weights(0))
+    engine.rest()
+    engine.close()
+    assert [(speaker.released, speaker.paused) for speaker in pair] == [(set(), False)] * 2
+
+
+def test_a_server_that_cannot_is_an_error_that_names_the_fix(pair, make) -> None:
+    engine = make(pair[:1], release_memory=True)
+    pair[0].about["enable_memory_saver"] = False
+    with pytest.raises(EngineError, match=r"keeps its memory: start it with --enable-memory-saver, or unset sglang\."):
+        engine.load(weights(0))
+    assert pair[0].count("update_weights_from_disk") == 0
+    pair[0].about["device"] = "cpu"
+    engine.load(weights(0))
+
+
+def test_by_default_nothing_is_given_back(pair, make) -> None:
+    engine = make(pair[:1], patience=QUIET)
+    engine.rest()
+    engine.load(weights(0))
+    engine.rest()
+    assert not pair[0].released
+    assert ask(engine).tokens == (7, 7, 7)
+    with pytest.raises(ValueError, match="they cannot give their memory back"):
+        make(pair, follow=True, release_memory=True, folder=Path("/nowhere"))
