@@ -109,6 +109,9 @@ def coevolve(
 
         # Stage 1: train on D_t, and notice where the policy is weak.
         groups = state.waiting or rollout(loop, state.pool, step)
+        if not loop.staleness:
+            with loop.clock("sync"):
+                loop.engine.rest()
         with ahead(loop, state.pool, step + 1) as waiting, loop.clock("update"):
             learned, figures = loop.learner.update(state.learner, groups)
         with loop.clock("sync"):

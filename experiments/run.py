@@ -28,7 +28,7 @@ from ml_collections import ConfigDict, config_flags
 from cojax import signals as signs
 from cojax.checkpoint import CheckpointError
 from cojax.coevolve import Loop, State, coevolve, save
-from cojax.console import CONSOLE, seconds_left, show_step, show_summary
+from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.learner.memory import OutOfMemory
 from cojax.learner.rehearsal import rehearse
@@ -147,11 +147,11 @@ def _begin(config: ConfigDict, made: assemble.Parts, loop: Loop, learned: Any, d
     directory.begin()
     with loop.clock("feedback"):
         found = assemble.initial(config, made)
-        directory.add_tasks(found.tasks)
-        directory.drafts.append(found.drafts)
+        directory.add_evolution(found)
     state = State(0, learned, TaskPool.of(found.tasks), signs.init(loop.detectors))
     save(loop, state, directory)
-    CONSOLE.print(f"D_0: {len(found.tasks)} tasks by unguided exploration")
+    spent = f"; {explorer_line(found.figures)}" if found.figures else ""
+    CONSOLE.print(f"D_0: {len(found.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
     return state
 
 
@@ -159,6 +159,8 @@ def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainStat
     """The same state, once a step's largest batch has proved to fit beside the engine and its weights."""
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(learned, int(learned.step)))
+        if not loop.staleness:
+            loop.engine.rest()
     with loop.clock("update"):
         return rehearse(loop.learner, learned, config.batch_size * config.group_size)
 

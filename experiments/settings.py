@@ -83,6 +83,11 @@ def check(config: ConfigDict) -> None:
         raise ValueError(
             f"staleness is {config.staleness}; expected 0, or 1: episodes are played one step ahead of updates"
         )
+    if config.staleness and config.sglang.release_memory:
+        raise ValueError(
+            "sglang.release_memory gives memory back while the learner works, but with staleness=1 servers sample then; "
+            "set one of the two back"
+        )
     if not 0.0 < config.quorum <= 1.0 or math.ceil(config.quorum * config.group_size - 1e-9) < 2:
         raise ValueError(
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
