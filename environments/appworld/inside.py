@@ -106,14 +106,24 @@ _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Dock
 
 def sealed(data: str, truth: str) -> None:
     """Raises PermissionError where this process, as it is confined, could read ground truth or cannot do without."""
-    if os.access(truth, os.R_OK | os.X_OK):
+    if _opens(truth):
         raise PermissionError(
-            f"a model's code could read the ground truth in {truth}: this system gives a process neither a view of its "
-            f"own files nor, as to root, a user of its own. Run as an ordinary user and {_ALLOW}"
+            f"a model's code could read the ground truth in {truth}: this system has for a process neither a view of "
+            "its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
+            f"ordinary user and {_ALLOW}"
         )
     for needed in (data, sys.prefix, sys.base_prefix):
-        if not os.access(needed, os.R_OK | os.X_OK):
+        if not _opens(needed):
             raise PermissionError(
                 f"a model's code runs as user {os.getuid()} here, who cannot enter {needed}: let others enter every "
                 f"folder above it (chmod o+x), or run as an ordinary user and {_ALLOW}"
             )
+
+
+def _opens(folder: str) -> bool:
+    """Found out by doing it: rules of the kernel forbid what permissions allow."""
+    try:
+        os.listdir(folder)
+    except OSError:
+        return False
+    return True

@@ -40,7 +40,9 @@ class Bounds:
 class Layers:
     """Which layers hold: no network, a view of the needed files only, process ids of its own, not root.
 
-    `first_uid` is the user id of slot 0 where every child has its own, else 0.
+    `first_uid` is the user id of slot 0 where every child has its own, else 0. Where there is no view of the files,
+    `rules` may hold instead: the kernel (Landlock) lets a child open these files alone, and those of a folder of its
+    own under `scratch`; nor may it connect by TCP or signal others, as far as the kernel knows such rules.
     """
 
     network: bool = False
@@ -48,3 +50,14 @@ class Layers:
     processes: bool = False
     user: bool = False
     first_uid: int = 0
+    rules: tuple[str, ...] = ()
+    scratch: str = ""
+
+    def held(self) -> dict[str, bool]:
+        """Layer → whether it holds, one way or the other."""
+        return {
+            "network": self.network,
+            "files": self.files or bool(self.rules),
+            "processes": self.processes,
+            "user": self.user,
+        }

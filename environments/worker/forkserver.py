@@ -9,12 +9,12 @@ A number is never used twice, a slot (and the user id that goes with it) once no
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 import importlib
 import os
 import platform
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -46,7 +46,7 @@ def main(descriptor: int) -> None:
         environment = importlib.import_module(order["module"]).make(**order["settings"])
         ready = {
             **child.describe(environment),
-            "layers": {name: held for name, held in dataclasses.asdict(layers).items() if name != "first_uid"},
+            "layers": layers.held(),
             "python": platform.python_version(),
         }
     except BaseException as error:
@@ -58,6 +58,8 @@ def main(descriptor: int) -> None:
     gc.freeze()
     control.send(wire.encode({"ready": ready}))
     _Nursery(control, environment, bounds, layers).serve()
+    if layers.scratch:
+        shutil.rmtree(layers.scratch, ignore_errors=True)
 
 
 class _Nursery:

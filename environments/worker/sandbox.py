@@ -2,17 +2,21 @@
 
 The fork server first goes where no network is and only system libraries, Python and the environment's own files can be
 seen (`enclose`). Each child then gets process ids, scratch files and limits of its own (`separate`, `confine`). Where a
-layer cannot be had, the next ones still hold; `Layers` says which do.
+layer cannot be had, the next ones still hold; `Layers` says which do. Where files cannot be kept out of sight, Landlock
+keeps children from opening them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from environments.worker import kernel
@@ -51,7 +55,17 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = ()) -> Layers
             "run as an ordinary user, or with the capability CAP_SETUID"
         )
     kernel.prctl(kernel.SUBREAPER, 1)
-    return Layers(network, files, processes, user=not root or first > 0, first_uid=first)
+    layers = Layers(network, files, processes, user=not root or first > 0, first_uid=first)
+    if visible is None or files or not kernel.landlock_version():
+        return layers
+    rules = tuple(_readable(list(visible), [os.path.abspath(path) for path in hidden]))
+    if not _possible(lambda: _rule(rules, "/tmp")):
+        return layers
+    # Nothing else may write where another child could: everything made from here on goes to a folder of our own.
+    scratch = tempfile.mkdtemp(prefix="cojax-worker-")
+    os.chmod(scratch, 0o711)
+    _work_in(scratch)
+    return dataclasses.replace(layers, rules=rules, scratch=scratch)
 
 
 def separate(layers: Layers) -> None:
@@ -72,7 +86,7 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         if not _succeeds(lambda: kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV)):
             kernel.mount("tmpfs", "/proc", "tmpfs", kernel.RDONLY)
         kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.NOSUID | kernel.NODEV, f"size={bounds.scratch},mode=1777")
-    os.chdir("/tmp")
+    os.chdir(scratch := _scratch(layers, slot))
     for limit, value in (
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_AS, bounds.memory),
@@ -83,6 +97,9 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
     # Without a namespace or a user of its own, the child shares its count with everything else of this user.
     alone = layers.processes or layers.first_uid
     processes = bounds.processes + (0 if alone else kernel.tasks_of(os.geteuid()))
+    if layers.rules:
+        # Before the change of user, who may be kept from the way to these files.
+        _rule(layers.rules, scratch)
     if layers.first_uid:
         uid = layers.first_uid + slot
         os.setgroups([])
@@ -114,6 +131,7 @@ def trial(bounds: Bounds, layers: Layers) -> str:
     with os.fdopen(reads) as words:
         reason = words.read()
     os.waitpid(pid, 0)
+    _clear(layers, 0)
     return reason
 
 
@@ -124,7 +142,15 @@ def die_with_parent() -> None:
 
 
 def sweep(layers: Layers, slot: int, known: set[int]) -> None:
-    """Kills what a dead child left behind where no process namespace did: by its user, or as an adopted orphan."""
+    """Kills what a dead child left behind where no process namespace did: by its user, or as an adopted orphan.
+
+    Removes what it wrote where that did not go with it.
+    """
+    _sweep(layers, slot, known)
+    _clear(layers, slot)
+
+
+def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
     if layers.processes or sys.platform != "linux":
         return
     if layers.first_uid:
@@ -142,6 +168,51 @@ def sweep(layers: Layers, slot: int, known: set[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
+
+
+def _scratch(layers: Layers, slot: int) -> str:
+    """The folder that the child of that slot may write to; made here where it has no /tmp to itself."""
+    if not layers.scratch:
+        return "/tmp"
+    folder = os.path.join(layers.scratch, str(slot))
+    os.mkdir(folder, 0o700)
+    if layers.first_uid:
+        os.chown(folder, layers.first_uid + slot, layers.first_uid + slot)
+    _work_in(folder)
+    return folder
+
+
+def _work_in(folder: str) -> None:
+    os.environ["TMPDIR"] = os.environ["HOME"] = folder
+    tempfile.tempdir = None
+
+
+def _clear(layers: Layers, slot: int) -> None:
+    if layers.scratch:
+        shutil.rmtree(os.path.join(layers.scratch, str(slot)), ignore_errors=True)
+
+
+def _rule(readable: Iterable[str], scratch: str) -> None:
+    """The kernel's rules on files, for good: what may be read, and a folder that may be written to."""
+    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    kernel.landlock(readable, [scratch, *(f"/dev/{name}" for name in _DEVICES if os.path.exists(f"/dev/{name}"))])
+
+
+def _readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
+    """What may be read by rule: the system's files, and those visible that are not hidden."""
+    system = [*_SYSTEM, *(f"/etc/{name}" for name in _ETC), "/proc"]
+    yield from (path for path in system if os.path.exists(path))
+    yield from _without(sorted({os.path.abspath(path) for path in visible}), hidden)
+
+
+def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
+    """The paths that exist; a folder with something hidden in it is named by its other entries."""
+    for path in paths:
+        if any(_within(other, path) for other in hidden):
+            within = [] if path in hidden else sorted(os.listdir(path))
+            yield from _without([os.path.join(path, name) for name in within], hidden)
+        elif os.path.exists(path) and not any(_within(path, other) for other in hidden):
+            yield path
 
 
 def needed_files() -> list[str]:

@@ -20,7 +20,7 @@ import environments
 from cojax.environment import EnvironmentFailure, LimitExceeded, play
 from cojax.replay import follow
 from cojax.types import Action, Call, Observation, Task, Triplet
-from environments.worker import Bounds, IsolatedEnvironment, isolate
+from environments.worker import Bounds, IsolatedEnvironment, isolate, kernel
 
 ROOT = Path(__file__).parents[2]
 BOUNDS = Bounds(deadline=1.5, output=2**20)
@@ -161,6 +161,18 @@ def test_the_file_system_shows_only_what_is_needed(world):
     assert "Read-only" in attempt(world, "write", "/usr/x").turns[0].observation.text
     assert "too large" in attempt(world, "fill").turns[0].observation.text
     assert attempt(world, "list", "/tmp").turns[0].observation.text == ""
+
+
+def test_a_hidden_folder_is_empty_or_cannot_be_opened(world):
+    if not world.layers["files"]:
+        pytest.skip("neither a mount namespace nor Landlock here")
+    folder = str(ROOT / "tests" / "policy")
+    assert "references.py" in attempt(world, "list", folder).turns[0].observation.text
+    blind = isolate("hostile", bounds=BOUNDS, hidden=(folder,))
+    found = attempt(blind, "list", folder).turns[0].observation.text
+    assert found == "" or "Permission denied" in found
+    assert "hostile.py" in attempt(blind, "list", str(ROOT / "tests")).turns[0].observation.text or "denied" in found
+    blind.close()
 
 
 def test_there_is_no_network(world):
@@ -403,6 +415,8 @@ def test_the_other_layers_hold_where_there_are_no_namespaces():
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv")
     chosen = "bomb or orphan or keep_apart or inside_step or alone or supervisor or privileges or killed_trainer"
+    if kernel.landlock_version():
+        chosen += " or hidden or closing_leaves or killed_supervisor"
     without = ["setpriv", "--bounding-set=-sys_admin"]
     tests = [sys.executable, "-m", "pytest", "-q", "-x", "-k", chosen, __file__]
     done = subprocess.run([*without, *tests], cwd=ROOT, capture_output=True, text=True, timeout=200)
@@ -411,8 +425,41 @@ def test_the_other_layers_hold_where_there_are_no_namespaces():
     print(isolate("hostile").layers)
     """
     layers = subprocess.run([*without, *program(code)], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert layers.stdout == "{'network': False, 'files': False, 'processes': False, 'user': True}\n"
-    assert "without these layers of isolation: network, files, processes" in layers.stderr
+    # Where files cannot be kept out of sight, the kernel may still have rules about them.
+    ruled = kernel.landlock_version() > 0
+    assert layers.stdout == f"{{'network': False, 'files': {ruled}, 'processes': False, 'user': True}}\n"
+    lacking = "network, processes" if ruled else "network, files, processes"
+    assert f"without these layers of isolation: {lacking}" in layers.stderr
+
+
+def test_rules_of_the_kernel_stand_in_for_a_view_of_the_files(tmp_path):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None or not kernel.landlock_version():
+        pytest.skip("needs root, setpriv and Landlock")
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o755)
+    (tmp_path / "secret").write_text("a secret")
+    code = f"""
+    before = set(os.listdir("/tmp"))
+    world = isolate("hostile")
+    def told(*deed):
+        print(attempt(world, *deed).turns[0].observation.text.strip())
+    told("read", {str(tmp_path / "secret")!r})
+    told("list", "/tmp")
+    told("write", "/tmp/x")
+    told("write", "x")
+    told("list", ".")
+    told("list", {str(ROOT / "tests" / "signals")!r})
+    world.close()
+    time.sleep(0.5)
+    print([name for name in set(os.listdir("/tmp")) - before if name.startswith("cojax-worker")])
+    """
+    command = ["setpriv", "--bounding-set=-sys_admin", *program(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    secret, shared, outside, inside, own, visible, left = done.stdout.splitlines()
+    assert all("Permission denied" in refusal for refusal in (secret, shared, outside)), done.stdout
+    assert "denied" not in inside + own
+    assert "test_tools.py" in visible
+    assert left == "[]"
 
 
 def test_root_without_another_user_id_is_refused():
