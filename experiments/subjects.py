@@ -111,18 +111,19 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
     """Raises ValueError, which names the flags, where a configuration says another policy than the run's."""
     section, trained_as = config.model.to_dict(), run["model"]
-    names = [*_SHAPED, *(f"model.shape.{name}" for name in trained_as["shape"])]
+    names = [*_SHAPED, *(f"model.shape.{name}" for name in section["shape"])]
     if section["path"] and trained_as["path"]:
         # The same model may lie elsewhere here.
         _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
         return
-    if trained_as["tokenizer"] != "bytes":
+    if _at(trained_as, "model.tokenizer") != "bytes":
         names.remove("model.vocabulary")
     here, there = ({name: _at(settings, name) for name in names} for settings in (section, trained_as))
     if here == there:
         return
-    preset = PRESETS.get(run["policy"], {}) if run["policy"] != config.policy else {}
-    flags = [f"--config.policy={run['policy']}"] if preset else []
+    policy = run.get("policy", "")
+    preset = PRESETS.get(policy, {}) if policy != config.policy else {}
+    flags = [f"--config.policy={policy}"] if preset else []
     flags += [
         f"--config.{name}={value}"
         for name, value in there.items()

@@ -19,10 +19,12 @@ from cojax.report import evaluation as pages
 from cojax.report import write_evaluation_report
 from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectoryError
+from cojax.store import write_json
 from environments import load
 from experiments import report
 from experiments.evaluate import evaluate, splits_of, subject_of, tasks_of
 from experiments.export import export
+from experiments.presets import resolve
 from experiments.trained import of_run
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +121,17 @@ def test_another_shape_than_the_runs_is_an_error_that_names_the_flags(workdir):
     assert "Add --config.model.tokenizer=words --config.model.shape.hidden_size=16" in str(caught.value)
     with pytest.raises(ValueError, match=r"Add --config\.model\.path="):
         subject_of(config(model__path="models/Q"), str(workdir), None, None, None)
+
+
+def test_the_preset_of_a_run_is_named_and_what_it_does_not_set(tmp_path):
+    run = resolve(config(policy="tiny"), ["model.tokenizer", "model.shape.hidden_size"])
+    write_json(tmp_path / "config.json", {"config": json.loads(json.dumps(run.to_dict()))})
+    with pytest.raises(ValueError, match="was trained with another policy than --config says") as caught:
+        subject_of(config(model__path="models/Q"), str(tmp_path), None, None, None)
+    assert str(caught.value).endswith(
+        "model.path is '' in its config.json, 'models/Q' here. "
+        "Add --config.policy=tiny --config.model.tokenizer=words --config.model.shape.hidden_size=16"
+    )
 
 
 def test_whom_to_ask_must_be_one_and_there(workdir, tmp_path):
