@@ -90,10 +90,22 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
                 f"new tasks: {_kinds(evolution['added'])}",
             )
         )
+        if explorer := evolution.get("explorer"):
+            lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
     if dev := record.get("dev"):
         partial = f", checks passed {percent(dev['partial'])}" if "partial" in dev else ""
         lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial}"))
     return lines
+
+
+def explorer_line(figures: Mapping[str, Any]) -> str:
+    """What an explorer's figures come to."""
+    tokens = figures["tokens_in"] + figures["tokens_out"]
+    parts = [f"{figures['calls']:,} calls", f"{tokens:,} tokens"]
+    parts += [f"{figures['replayed']:,} of them from the journal"] if figures.get("replayed") else []
+    parts += [f"cost {figures['cost']:.2f}"] if figures.get("cost") else []
+    parts += [f"failed: {_kinds(figures['failures'])}"] if figures["failures"] else []
+    return ", ".join(parts)
 
 
 def show_step(record: Mapping[str, Any], steps: int, left: float | None = None, console: Console = CONSOLE) -> None:

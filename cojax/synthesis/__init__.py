@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,13 +48,22 @@ class Synthesis:
         return [record for record in self.drafts if record["verdict"]["quarantine"]]
 
     def reasons(self, count: int = 3) -> list[str]:
-        """The commonest reasons why drafts were refused or expeditions brought none, as "reason (4×)"."""
+        """The commonest reasons why drafts were refused or expeditions brought none, as "reason (4×)".
+
+        Reasons that differ in numbers alone count as one, and the first of them is told.
+        """
         last = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        lost = [record["error"] for record in self.expeditions if record["error"]]
         # Where all runs of an expedition broke, the first one says why.
         broken = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
-        lost = [record["error"] for record in self.expeditions if record["error"]]
         lost += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in broken]
-        return [f"{reason} ({times}×)" for reason, times in Counter([*last, *lost]).most_common(count)]
+        counts: Counter[str] = Counter()
+        first: dict[str, str] = {}
+        for reason in (*last, *lost):
+            kind = re.sub(r"\d+", "#", reason)
+            counts[kind] += 1
+            first.setdefault(kind, reason)
+        return [f"{first[kind]} ({times}×)" for kind, times in counts.most_common(count)]
 
 
 _NOTHING = Exploration()
