@@ -46,7 +46,7 @@ _ASKED: Mapping[str, str] = {
     ),
     "instructions to a model": (
         r"\b(?:ignore|disregard|forget|override)\b[^.;!?]{0,40}\b(?:above|previous|prior|earlier|instructions?|rules)\b"
-        r"|\bmark (?:this |it |the task )?as (?:a )?success|\bsystem prompt\b"
+        r"|\bmark (?:\w+ ){0,3}as (?:a )?success|\bsystem prompt\b"
     ),
 }
 # Rule → what it looks for in the actions.
