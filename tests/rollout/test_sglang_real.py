@@ -179,6 +179,20 @@ def test_after_a_sync_outputs_are_those_of_the_new_parameters(fresh: SGLangEngin
         np.testing.assert_allclose(completion.logprobs, exact(1, prompt, completion, 1.0), atol=1e-4)
 
 
+def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an accelerator there is no memory to give back, but the server goes through it all the same."""
+    monkeypatch.setattr(fresh, "_release_memory", True)
+    restarts, asked = only(fresh).restarts, prompts(8, seed=5)
+    for version in (1, 0):
+        fresh.rest()
+        assert (only(fresh).state, len(only(fresh).asleep)) == ("resting", 3)
+        fresh.load(weights(version))
+        for prompt, completion in zip(asked, sample_all(fresh, asked, Sampling(0.0, 30)), strict=True):
+            assert completion.weights_version == version
+            np.testing.assert_allclose(completion.logprobs, exact(version, prompt, completion, 1.0), atol=1e-4)
+    assert only(fresh).restarts == restarts
+
+
 def during_a_long_completion(engine: SGLangEngine, act: Callable[[], None]) -> Completion:
     """A completion of LONG tokens, once `act` has run while the server was at it."""
     results: list[object] = []
