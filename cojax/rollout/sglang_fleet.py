@@ -204,8 +204,11 @@ class Fleet:
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, Refused):
                 await asyncio.to_thread(server.process.kill)
+        finally:
+            if not server.up:  # its watch sees to it, whatever came
+                server.state = "down"
+                server.alarm.set()
         await self._set(server, "down", fault, hung)
-        server.alarm.set()
 
     async def _give(self, server: Server, target: Target, known: bool = True) -> None:
         """Raises what `Server.take` raises, and Refused where a server that is not ours could give no memory back."""
@@ -285,8 +288,10 @@ class Fleet:
                     await self._return(server)
                 elif server.state in ("up", "down"):
                     await self._look(server)
-            except Exception:
+            except Exception as error:
                 _LOG.exception("the look at %s failed", server.name)
+                if server.state == "returning":
+                    await self._set(server, "down", repr(error))
 
     def _behind(self, server: Server) -> bool:
         assert self.target is not None
