@@ -4,13 +4,14 @@ data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
 prompt.py       what a policy is told; code blocks in what it writes
 skills.py       ONE table of what the scripted explorer does: code, wording
+grammar.py      what it did → a query
+offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
 verdict.py      the comparison with what a synthesized task's solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
 changes.py      what calls did to the databases
-offers.py       arguments that would work now
 audit.py        `python -m environments.check appworld`
 """
 

@@ -16,7 +16,7 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, Episode, LimitExceeded
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
-from environments.appworld import prompt, skills, verdict
+from environments.appworld import grammar, prompt, skills, verdict
 from environments.worker import IsolatedEnvironment, wire
 
 NAME = "appworld"
@@ -78,7 +78,7 @@ class AppWorld:
         return AppWorldEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return skills.phrase(steps)
+        return grammar.phrase(steps)
 
     def popularity(self) -> Mapping[str, float]:
         return skills.popularity()

@@ -1,27 +1,24 @@
 """ONE table of skills: what the scripted explorer does in AppWorld, in code and in words.
 
 A skill is named after the API that it is about, so that it is the same tool as in a policy's code. Its arguments are
-names as people say them; its code finds out the ids. {slot} stands for an argument, in the code as a Python literal;
-{slot:yes|no} is said for a truth value,
-{!slot} without quotes. A look-up prints one value, which may be the answer of a task.
+names as people say them; its code finds out the ids. {slot} stands for an argument, in the code as a Python literal; in
+the wording {slot:yes|no} is said for a truth value, and {!slot} without quotes. A look-up prints one value, which may be
+the answer of a task.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.types import Call, Triplet
+from cojax.types import Call
 
 ENDING = "supervisor.complete_task"
 # The r-th skill weighs r ** -POPULARITY for an explorer that nobody guides.
 POPULARITY = 1.3
-_JOINER = ", then "
-_SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
 
 # What every block of code begins with: rows of a list, the one row with these values, an app's access token.
 _PROLOGUE = """\
@@ -269,30 +266,6 @@ def code(calls: Sequence[Call]) -> str:
     return "\n".join(parts)
 
 
-def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that the steps answer; None where they are not put in words.
-
-    A task ends by completing it, once. A look-up is worded where it stands last and its value is the answer.
-    """
-    done = [(call, step.observation) for step in steps for call in step.action.calls]
-    if len(done) < 2 or len(done) != len(steps) or not all(observation.ok for _, observation in done):
-        return None
-    (*before, (last, observed)), (ending, _) = done[:-1], done[-1]
-    if ending.name != ENDING or any(call.name not in SKILLS for call, _ in done[:-1]):
-        return None
-    if any(SKILLS[call.name].look for call, _ in before):
-        return None
-    if ending.arguments != ({"answer": observed.text} if SKILLS[last.name].look else {}):
-        return None
-    if SKILLS[last.name].look and not (observed.text.strip() and "\n" not in observed.text):
-        return None
-    clauses = [_worded(call) for call, _ in done[:-1]]
-    if None in clauses or len(set(clauses)) < len(clauses):
-        return None
-    text = _JOINER.join(filter(None, clauses))
-    return f"{text[0].upper()}{text[1:]}."
-
-
 def documentation() -> tuple[Mapping[str, Any], ...]:
     """The skills as tools in OpenAI function format, the ending last."""
     documented = [_function(skill.name, skill.wording, skill.parameters) for skill in SKILLS.values()]
@@ -314,22 +287,6 @@ def neighbours(name: str) -> tuple[str, ...]:
 
 def _filled(text: str, given: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
-
-
-def _worded(call: Call) -> str | None:
-    skill = SKILLS[call.name]
-    if call.arguments.keys() != set(skill.parameters):
-        return None
-    return _SLOT.sub(lambda slot: _said(call.arguments[slot[2]], slot), skill.wording)
-
-
-def _said(value: Any, slot: re.Match[str]) -> str:
-    bare, _, yes, no = slot.groups()
-    if yes or no:
-        return str(yes if value else no)
-    if isinstance(value, str) and (bare or not re.search(r"['\\\x00-\x1f]", value)):
-        return value if bare else f"'{value}'"
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _keywords(call: Call) -> str:

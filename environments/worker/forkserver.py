@@ -14,7 +14,6 @@ import importlib
 import os
 import platform
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from environments.worker import child, wire
 from environments.worker.bounds import Bounds, Layers
-from environments.worker.sandbox import confine, die_with_parent, enclose, needed_files, separate, sweep, trial
+from environments.worker.sandbox import confine, die_with_parent, enclose, leave, needed_files, separate, sweep, trial
 
 # One message on the control socket, in bytes.
 PACKET = 64 * 2**10
@@ -38,6 +37,7 @@ def main(descriptor: int) -> None:
     if os.getppid() != supervisor:
         return
     order = wire.decode(control.recv(PACKET))
+    layers = Layers()
     try:
         bounds = Bounds(**order["bounds"])
         layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"])
@@ -50,6 +50,7 @@ def main(descriptor: int) -> None:
             "python": platform.python_version(),
         }
     except BaseException as error:
+        leave(layers)
         reason = "".join(traceback.format_exception(error))[-1_500:]
         control.send(wire.encode(wire.failed(wire.START, reason)))
         return
@@ -58,8 +59,7 @@ def main(descriptor: int) -> None:
     gc.freeze()
     control.send(wire.encode({"ready": ready}))
     _Nursery(control, environment, bounds, layers).serve()
-    if layers.scratch:
-        shutil.rmtree(layers.scratch, ignore_errors=True)
+    leave(layers)
 
 
 class _Nursery:

@@ -61,11 +61,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = ()) -> Layers
     rules = tuple(_readable(list(visible), [os.path.abspath(path) for path in hidden]))
     if not _possible(lambda: _rule(rules, "/tmp")):
         return layers
-    # Nothing else may write where another child could: everything made from here on goes to a folder of our own.
-    scratch = tempfile.mkdtemp(prefix="cojax-worker-")
-    os.chmod(scratch, 0o711)
-    _work_in(scratch)
-    return dataclasses.replace(layers, rules=rules, scratch=scratch)
+    return dataclasses.replace(layers, rules=rules, scratch=_own_scratch())
 
 
 def separate(layers: Layers) -> None:
@@ -182,9 +178,31 @@ def _scratch(layers: Layers, slot: int) -> str:
     return folder
 
 
+def _own_scratch() -> str:
+    """A folder in /tmp for this process and its children; those of processes that were killed are removed."""
+    prefix = "cojax-worker-"
+    for name in os.listdir(tempfile.gettempdir()):
+        folder, owner = os.path.join(tempfile.gettempdir(), name), name.removeprefix(prefix).partition("-")[0]
+        if name.startswith(prefix) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            with contextlib.suppress(OSError):
+                if os.lstat(folder).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+    made = tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-")
+    # A child must be able to pass through to its own folder in it.
+    os.chmod(made, 0o711)
+    _work_in(made)
+    return made
+
+
 def _work_in(folder: str) -> None:
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
     tempfile.tempdir = None
+
+
+def leave(layers: Layers) -> None:
+    """Removes what `enclose` made, when no child is left."""
+    if layers.scratch:
+        shutil.rmtree(layers.scratch, ignore_errors=True)
 
 
 def _clear(layers: Layers, slot: int) -> None:
