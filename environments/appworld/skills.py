@@ -1,9 +1,9 @@
 """ONE table of skills: what the scripted explorer does in AppWorld, in code and in words.
 
 A skill is named after the API that it is about, so that it is the same tool as in a policy's code. Its arguments are
-names as people say them; its code finds out the ids. {slot} stands for an argument, in the code as a Python literal; in
-the wording {slot:yes|no} is said for a truth value, and {!slot} without quotes. A look-up prints one value, which may be
-the answer of a task.
+names as people say them; its code finds out the ids. {slot} stands for an argument, in the code as a Python literal; a
+wording may also have {slot:yes|no} for a truth value, and {!slot} without quotes. A look-up prints one value, which may
+be the answer of a task.
 """
 
 from __future__ import annotations
