@@ -85,7 +85,7 @@ def check(config: ConfigDict) -> None:
         )
     if config.staleness and config.sglang.release_memory:
         raise ValueError(
-            "sglang.release_memory gives memory back while the learner works, but with staleness=1 servers sample then; "
+            "sglang.release_memory gives memory back while the learner works, when with staleness=1 servers sample; "
             "set one of the two back"
         )
     if not 0.0 < config.quorum <= 1.0 or math.ceil(config.quorum * config.group_size - 1e-9) < 2:
