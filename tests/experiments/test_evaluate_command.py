@@ -239,14 +239,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path):
     }  # fmt: skip
 
 
-def test_mistakes_end_in_one_line(tmp_path):
-    for arguments, message in (
-        (("--model=/none",), "is no model folder in HF format"),
-        (("--endpoint=http://127.0.0.1:9/v1", "--endpoint_model=m", "--samples=2"), "--config.evaluation.temperature="),
-    ):
-        done = subprocess.run(
-            command(*arguments, f"--out={tmp_path}"), cwd=ROOT, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 1
-        assert message in " ".join(done.stdout.split())
-        assert "Traceback" not in done.stdout + done.stderr
+def test_a_mistake_ends_in_one_line(tmp_path):
+    named = ("--endpoint=http://127.0.0.1:9/v1", "--endpoint_model=m", "--samples=2", f"--out={tmp_path}")
+    done = subprocess.run(command(*named), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "add --config.evaluation.temperature=1, or leave --samples out" in " ".join(done.stdout.split())
+    assert "Traceback" not in done.stdout + done.stderr
