@@ -101,3 +101,44 @@ def many(count: int) -> list[dict[str, Any]]:
     """Different drafts over one run of the tour."""
     pairs = [(a, b) for a in (1, 3, 6, 7, 8) for b in (3, 6, 7, 8) if a < b]
     return [{"query": f"task number {a} and {b}", "steps": [a, b]} for a, b in pairs][:count]
+
+
+def read_move(line: str) -> Move:
+    """The call that a line `tool(name=value, …)` of a prompt shows; values are text."""
+    tool, _, inside = line.removesuffix(")").partition("(")
+    return tool, dict(part.split("=", 1) for part in inside.split(", ") if part)
+
+
+def wanderer(drafts: int = 6, later: bool = False) -> Script:
+    """A model for any office: it takes what it is shown to work, drafts pairs of what worked, and solves what it worded
+    itself. With `later`, the second of a pair is a request of its own."""
+
+    def explore(body: dict[str, Any], at: int) -> Answer:
+        lines = re.findall(r"^- (\w+\([^\n]*\))$", body["messages"][1]["content"].partition("Some actions")[2], re.M)
+        choices = [read_move(line) for line in lines if not line.startswith("finish")]
+        return says(move(*choices[(body["seed"] + at) % len(choices)]))
+
+    def abstract(body: dict[str, Any], at: int) -> Answer:
+        found = []
+        for run in re.findall(r"Run \d+:\n<data \w+>\n(.*?)\n</data", body["messages"][1]["content"], re.DOTALL):
+            steps = re.findall(r"^\[(\d+)\] (\w+\([^\n]*\))$", run, re.M)
+            for (one, first), (two, second) in zip(steps[::2], steps[1::2], strict=False):
+                words = [line.replace("(", " with ").removesuffix(")") for line in (first, second)]
+                apart = {"query": words[0], "steps": [int(one)], "later": [{"query": words[1], "steps": [int(two)]}]}
+                found.append(apart if later else {"query": " then ".join(words), "steps": [int(one), int(two)]})
+        return says({"drafts": found[:drafts]})
+
+    def solve(body: dict[str, Any], at: int) -> Answer:
+        asked_for = [
+            re.search(r"<data \w+>\n(.*?)\n</data", message["content"], re.DOTALL)
+            for message in body["messages"]
+            if message["role"] == "user"
+        ]
+        first = asked_for[0]
+        assert first
+        steps = first[1].split(" then ")
+        if at >= len(steps) or " with " not in steps[at]:
+            return says(move("finish", {}))
+        return says(move(*read_move(f"{steps[at].replace(' with ', '(')})")))
+
+    return model(explore=explore, abstract=abstract, solve=solve)

@@ -1,0 +1,274 @@
+"""The explorer with a model in whole runs and in real benchmarks; minutes, or packages of their own."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import Answer, ChatServer, asked, says, serving, soon
+from models import model, move, stage, told, turn, wanderer
+
+import environments
+from cojax.environment import Environment
+from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.llm import LLMExplorer
+from cojax.synthesis import Expedition, Synthesis, fresh_places, synthesize
+from cojax.types import Action
+from cojax.validation import Attempts, Exclusions, Validation
+
+pytestmark = pytest.mark.real
+ROOT = Path(__file__).parents[2]
+KEY = "sk-only-for-this-test-123"
+SMALL = (
+    "steps=4", "evolve_every=2", "checkpoint_every=3", "batch_size=4", "group_size=4", "initial_tasks=12",
+    "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
+    "warm_start.steps=200", "warm_start.check_every=100", "warm_start.demonstrations=2000",
+    "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
+    "warm_start.check_tasks=40", "warm_start.learning_rate=0.005", "evaluation.tasks=24", "evaluation.dev_tasks=40",
+    "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6", "rare.minimum=16",
+    "rare.percent=20.0", "llm.model=m", "llm.timeout=20.0", "initial_explorer=scripted",
+)  # fmt: skip
+
+
+def command(workdir: Path, server: ChatServer, explorer: str = "llm") -> list[str]:
+    settings = (*SMALL, f"workdir={workdir}", f"llm.base_url={server.url}", f"explorer={explorer}")
+    flags = [f"--config.{setting}" for setting in settings]
+    return [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
+
+
+def surroundings(cache: Path) -> dict[str, str]:
+    return {**os.environ, "COJAX_CACHE": str(cache), "OPENAI_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
+
+
+def ran(workdir: Path, server: ChatServer, cache: Path, explorer: str = "llm") -> str:
+    done = subprocess.run(
+        command(workdir, server, explorer), cwd=ROOT, env=surroundings(cache), capture_output=True, text=True,
+        timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_a_run_that_is_killed_in_an_evolution_repeats_no_task_loses_none_and_pays_once(
+    cache: Path, tmp_path: Path
+) -> None:
+    with serving(wanderer()) as server:
+        ran(tmp_path / "whole", server, cache)
+        whole = [json.dumps(body, sort_keys=True) for body in server.bodies]
+    tasks = lines(tmp_path / "whole" / "tasks.jsonl")
+    assert len(tasks) > 15
+    assert any(record["lineage"]["explorer"].startswith("llm:m@") for record in tasks)
+
+    with serving(wanderer()) as server:
+        # In the middle of the second evolution, which no checkpoint has seen; nor has it seen the first.
+        process = subprocess.Popen(
+            command(tmp_path / "run", server), cwd=ROOT, env=surroundings(cache),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        soon(lambda: server.requests > 0.7 * len(whole), 300)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        journaled = {
+            json.dumps(record["sent"], sort_keys=True) for record in lines_whole(tmp_path / "run/journal.jsonl")
+        }
+        assert len(journaled) > 0.5 * len(whole)
+        before = server.requests
+        ran(tmp_path / "run", server, cache)
+        again = [json.dumps(body, sort_keys=True) for body in server.bodies[before:]]
+    assert not journaled & set(again)
+    assert len(again) == len(whole) - len(journaled)
+    assert collections.Counter(journaled | set(again)) == collections.Counter(whole)
+    assert lines(tmp_path / "run" / "tasks.jsonl") == tasks
+    for name in ("drafts.jsonl", "expeditions.jsonl", "quarantine.jsonl"):
+        assert lines(tmp_path / "run" / name) == lines(tmp_path / "whole" / name)
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
+
+
+def lines_whole(path: Path) -> list[dict[str, Any]]:
+    """The lines that were written whole."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def test_a_run_whose_endpoint_is_gone_goes_on_and_says_so(cache: Path, tmp_path: Path) -> None:
+    with serving(lambda body, server: Answer("who are you", status=401)) as server:
+        said = ran(tmp_path / "run", server, cache)
+    assert "expeditions brought no task; commonest reasons: unauthorised: HTTP 401: who are you." in said
+    assert "Check OPENAI_API_KEY, llm.base_url and llm.model" in said
+    assert 2 <= server.requests <= 4  # those that were on their way when the first answer came
+    assert len(lines(tmp_path / "run" / "tasks.jsonl")) == 12
+
+
+def test_a_policy_that_only_knows_the_desk_finds_nothing_and_says_so(cache: Path, tmp_path: Path) -> None:
+    with serving(wanderer()) as server:
+        said = ran(tmp_path / "run", server, cache, "policy")
+    assert server.requests == 0
+    assert "expeditions brought no task; commonest reasons: too_long: " in said
+
+
+def explored(
+    environment: Environment, script: Any, expeditions: list[Expedition], exclusions: Exclusions, **settings: Any
+) -> tuple[Synthesis, ChatServer]:
+    with serving(script) as server:
+        mind = ChatClient(ChatSettings(server.url, "m", timeout=20.0))
+        explorer = LLMExplorer(mind, runs=2, steps=6, width=2, attempt_turns=8, **settings)
+        validate = Validation(environment, exclusions, attempts=Attempts(explorer.attempters, 1, 8), safe=True)
+        result = synthesize(
+            expeditions,
+            environment,
+            explorer,
+            validate,
+            lambda id: False,
+            budget=40,
+            per_context=6,
+            seed=(0, 1),
+            step=1,
+        )
+        return result, server
+
+
+NEXT = "\n\n[next turn]\n\n"
+
+
+def test_bfcl_dialogues_of_several_turns_are_explored_abstracted_and_proved() -> None:
+    bfcl = environments.load("bfcl")
+    held_out = Exclusions.of(bfcl.tasks("eval", 200), 0.7)
+    places = fresh_places(bfcl, "seed", 4, (1,))
+    trips = [Expedition(place, "unguided", weights=bfcl.popularity()) for place in places]
+    plan: dict[str, list[dict[str, Any]]] = {}
+
+    def remember(body: dict[str, Any], at: int) -> Answer:
+        """Solves a dialogue by what its abstraction said of it."""
+        query = re.search(r"<data \w+>\n(.*?)\n</data", body["messages"][1]["content"], re.DOTALL)
+        assert query
+        steps = plan.get(query[1], [])
+        return says(steps[at] if at < len(steps) else move("", {}))
+
+    plain = wanderer(later=True)
+
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        if stage(body) == "solve":
+            return remember(body, turn(body))
+        if stage(body) == "explore":
+            made = json.loads(plain(body, server).text or "")
+            return says({**made, "arguments": typed(body, made["tool"], made["arguments"])})
+        answer = plain(body, server)
+        if stage(body) == "abstract":
+            for draft in json.loads(answer.text or "")["drafts"]:
+                actions = [draft["query"], draft["later"][0]["query"]]
+                plan[draft["query"]] = [m for line in actions for m in (spelled(body, line), move("", {}))]
+        return answer
+
+    result, server = explored(bfcl, script, trips, held_out, ending="", separator=NEXT)
+    assert result.counts["drafts"] > 4
+    assert result.tasks, [record["verdict"] for record in result.drafts]
+    for task in result.tasks:
+        assert len(task.query.split(NEXT)) == 2
+        assert task.solution[-1] == Action()
+        assert sum(not action.calls for action in task.solution) == 2
+        assert not held_out.why(task)
+    assert "More functions" not in told(server.bodies[0])
+
+
+def typed(body: dict[str, Any], tool: str, arguments: dict[str, str]) -> dict[str, Any]:
+    """Values as the documentation in the prompt wants them: what a prompt shows is text."""
+    documents = [json.loads(line) for line in asked(body).splitlines() if line.startswith('{"type": "function"')]
+    properties = next(d["function"]["parameters"]["properties"] for d in documents if d["function"]["name"] == tool)
+    return {name: value_of(text, properties.get(name, {}).get("type", "string")) for name, text in arguments.items()}
+
+
+def value_of(text: str, kind: str) -> Any:
+    try:
+        return {"integer": int, "number": float, "float": float}.get(kind, str)(text)
+    except ValueError:
+        return text
+
+
+def spelled(body: dict[str, Any], words: str) -> dict[str, Any]:
+    tool, _, inside = words.partition(" with ")
+    pairs = dict(part.split("=", 1) for part in inside.split(", ") if "=" in part)
+    return move(tool, {name: json.loads(text) if text.lstrip("-").replace(".", "").isdigit() else text
+                       for name, text in pairs.items()})  # fmt: skip
+
+
+def test_bfcl_functions_that_are_withheld_fail_and_make_no_task() -> None:
+    bfcl = environments.load("bfcl")
+    parent = next(task for task in bfcl.tasks("miss_func", 200) if task.setup.get("withheld"))
+    (hidden, *_) = next(iter(parent.setup["withheld"].values()))
+    place = dataclasses.replace(parent, query="", solution=())
+    draft = {"query": "Please do what only the withheld function can do, twice over", "steps": [1, 2]}
+    script = model([draft], [(hidden, {})])
+    result, server = explored(bfcl, script, [Expedition(place, "uniform")], Exclusions(), ending="", separator=NEXT)
+    assert result.tasks == ()
+    assert f'"name": "{hidden}"' not in asked(server.bodies[0])
+    assert all(run["ok"] == 0 for run in result.expeditions[0]["runs"])
+
+
+LOGIN = (
+    "accounts = apis.supervisor.show_account_passwords()\n"
+    'password = [a["password"] for a in accounts if a["account_name"] == "simple_note"][0]\n'
+    'email = apis.supervisor.show_profile()["email"]\n'
+    'token = apis.simple_note.login(username=email, password=password)["access_token"]\nprint("logged in")'
+)
+CODE = [
+    'print(apis.supervisor.show_profile()["first_name"])',
+    LOGIN,
+    "print(apis.simple_note.no_such_api())",
+    'print(apis.simple_note.create_note(title="Groceries 12", content="oat milk", access_token=token)["message"])',
+    "apis.supervisor.complete_task()",
+]
+
+
+def test_appworld_is_explored_in_code() -> None:
+    world = environments.load("appworld", data="tiny")
+    blocks = [f"Next:\n```python\n{code}\n```" for code in CODE]
+    query = "Write a note titled 'Groceries 12' that says 'oat milk'."
+    drafts = [
+        {"query": query, "steps": [2, 4, 5]},
+        {"query": f"{query} ", "steps": [2, 4]},
+        {"query": "Log in to my notes", "steps": [1, 2, 5]},
+        {"query": "Call something that is not there", "steps": [2, 3, 5]},
+        {"query": "Note it without logging in", "steps": [1, 4, 5]},
+    ]
+
+    def script(body: dict[str, Any], server: ChatServer) -> Answer:
+        match stage(body):
+            case "explore":
+                return Answer(blocks[turn(body)])
+            case "abstract":
+                return says({"drafts": drafts})
+        solution = [blocks[1], blocks[3], blocks[4]]
+        return Answer(solution[min(turn(body), 2)] if "Groceries 12" in told(body) else blocks[4])
+
+    (place,) = fresh_places(world, "seed", 1, (1,))
+    trips = [Expedition(place, "uniform")]
+    result, server = explored(world, script, trips, Exclusions(), ending="supervisor.complete_task")
+    assert [task.query for task in result.tasks] == [query], [record["verdict"] for record in result.drafts]
+    assert [action.text for action in result.tasks[0].solution] == [blocks[1], blocks[3], blocks[4]]
+    assert result.expeditions[0]["runs"][0] == {"run": 0, "actions": 5, "ok": 4}
+    reasons = [record["verdict"]["evidence"] for record in result.drafts]
+    assert "duplicate of task" in reasons[1][-1]
+    assert "no effect" in reasons[2][-1]
+    assert "did not succeed" in " ".join(reasons[3])
+    assert "run fails: action 2" in " ".join(reasons[4])
+    explored_by = next(body for body in server.bodies if stage(body) == "explore")
+    assert "You act by writing" in asked(explored_by)
+    world.close()
