@@ -36,13 +36,17 @@ SPLITS = roots.SPLITS
 EVALUATION = ("test_normal", "test_challenge")
 
 
-def make(data: str = "official", deadline: float = 40.0, solutions: bool = False) -> AppWorld:
+def make(
+    data: str = "official", deadline: float = 40.0, solutions: bool = False, skills: bool | None = None
+) -> AppWorld:
     """The environment `appworld` on the data root of that name, `official` or `tiny`.
 
     A call of an episode may take `deadline` seconds; a block of code is stopped by the package itself after three
     quarters of that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
-    for checks of the environment, never for a run. Raises InstallError where packages or data are missing, and
-    EnvironmentFailure where this system cannot keep ground truth from a model's code.
+    for checks of the environment, never for a run. `skills` lets a policy call the explorer's skills as tools where it
+    writes no code, which is not the benchmark: by default on the tiny data alone, for policies too small to write code.
+    Raises InstallError where packages or data are missing, and EnvironmentFailure where this system cannot keep ground
+    truth from a model's code.
     """
     python = interpreter("appworld", RECIPE)
     full, shown = str(roots.root(data) / "data"), str(roots.public(data) / "data")
@@ -68,7 +72,13 @@ def make(data: str = "official", deadline: float = 40.0, solutions: bool = False
             isolate, "environments.appworld.judge", python=python, bounds=bounds, visible=(full,), data=full
         )
     try:
-        made = AppWorld(playing.result(), judging.result(), data, solutions=solutions)
+        made = AppWorld(
+            playing.result(),
+            judging.result(),
+            data,
+            solutions=solutions,
+            skills=data == "tiny" if skills is None else skills,
+        )
         made.play.tools()
     except EnvironmentFailure:
         for worker in (playing, judging):

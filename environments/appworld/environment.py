@@ -43,15 +43,21 @@ _REMEMBERED = 4_096
 class AppWorld:
     """The environment. `play` runs code and `judge` replays calls, both on the data root of that name;
     `solutions` hands out tasks with the benchmark's own
-    solutions, which nothing but a check of the environment may see."""
+    solutions, which nothing but a check of the environment may see; with `skills` a policy may call these as tools."""
 
     name = NAME
     splits = tuple(SPLITS)
 
     def __init__(
-        self, play: IsolatedEnvironment, judge: IsolatedEnvironment, data: str, *, solutions: bool = False
+        self,
+        play: IsolatedEnvironment,
+        judge: IsolatedEnvironment,
+        data: str,
+        *,
+        solutions: bool = False,
+        skills: bool = False,
     ) -> None:
-        self.play, self.judge, self.data, self.solutions = play, judge, data, solutions
+        self.play, self.judge, self.data, self.solutions, self.skills = play, judge, data, solutions, skills
         self.layers = play.layers
         self._references: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
         self._guards: dict[str, threading.Lock] = {}
@@ -152,8 +158,8 @@ class AppWorldEpisode:
         return (Message("user", prompt.opening(self.task.query, specification)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """None: the APIs are found through `apis.api_docs`, as the benchmark intends."""
-        return ()
+        """None: the APIs are found through `apis.api_docs`, as the benchmark intends. The skills where they are on."""
+        return self.environment.tools() if self.environment.skills else ()
 
     def step(self, action: Action) -> Observation:
         """Runs the action's code block, or what its calls stand for where it has no text.
@@ -162,7 +168,7 @@ class AppWorldEpisode:
         """
         if self.done:
             return Observation((Message("user", prompt.OVER),), ok=False, done=True)
-        code, complaint = prompt.code_of(action)
+        code, complaint = prompt.code_of(action, self.environment.skills)
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         try:

@@ -59,18 +59,18 @@ def opening(query: str, place: Mapping[str, Any]) -> str:
     return _OPENING.format(**place["supervisor"], datetime=place["datetime"].replace("T", " "), query=query)
 
 
-def code_of(action: Action) -> tuple[str, str]:
+def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
     """(code, "") or ("", what to tell the policy): the first ```python block, cut off or not, that is no thought.
 
-    An action without text stands for what its calls do; see skills.py.
+    An action without text stands for what its calls do; see skills.py. So does, with `tools`, one without a block.
     """
-    if not action.text and action.calls:
+    text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
+    block = _BLOCK.search(text)
+    if block is None and action.calls and (tools or not action.text):
         try:
             return skills.code(action.calls), ""
         except ValueError as error:
             return "", f"Execution failed: {error}"
-    text = action.text[-_SEARCHED:].rpartition("</think>")[2].partition("<think>")[0]
-    block = _BLOCK.search(text)
     if block is None or not block[1].strip():
         return "", MISSING
     if len(block[1]) > _LONGEST:
