@@ -142,6 +142,7 @@ def main(argv: Sequence[str]) -> None:
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cojax").setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     try:
         config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
         sys.exit(serve(config, _HOST.value, stop))
