@@ -18,6 +18,7 @@ audit.py        `python -m environments.check appworld`
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import os
 
 from cojax.environment import EnvironmentFailure
@@ -32,6 +33,8 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
+# Seconds for a part of the calls to be made again, or for the tests; twice that is within what a run allows one call.
+_JUDGED = 25.0
 # What an evaluation of all splits is of.
 EVALUATION = ("test_normal", "test_challenge")
 
@@ -69,7 +72,12 @@ def make(
             seconds=0.75 * deadline,
         )
         judging = both.submit(
-            isolate, "environments.appworld.judge", python=python, bounds=bounds, visible=(full,), data=full
+            isolate,
+            "environments.appworld.judge",
+            python=python,
+            bounds=dataclasses.replace(bounds, deadline=_JUDGED),
+            visible=(full,),
+            data=full,
         )
     try:
         made = AppWorld(

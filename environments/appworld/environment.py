@@ -7,6 +7,7 @@ are made again where no model's code ever ran, and judged there by what they do.
 from __future__ import annotations
 
 import json
+import math
 import random
 import threading
 from collections import OrderedDict
@@ -35,7 +36,11 @@ SPLITS: Mapping[str, str] = {
 MOST_CALLS = 3_000
 _MOST_BYTES = 4 * 2**20
 # Calls that the judge makes again at once, within one deadline.
-_AT_ONCE = 200
+_AT_ONCE = 100
+# Levels that the arguments of a call may nest.
+_DEPTH = 32
+# Failures of a child that may be the doing of the code it ran.
+_OF_THE_CODE = (f"{wire.ENVIRONMENT}:", f"{wire.LOST}: the child")
 # References of synthesized tasks that are remembered.
 _REMEMBERED = 4_096
 
@@ -174,8 +179,8 @@ class AppWorldEpisode:
         try:
             observation = self.playing.step(Action(code))
         except EnvironmentFailure as failure:
-            # Whatever the child raises while it runs code can be the code's doing.
-            raise (LimitExceeded(str(failure)) if wire.ENVIRONMENT in str(failure)[:20] else failure) from failure
+            # What a child raises while it runs code, or ends of after it ran some, can be the code's doing.
+            raise (LimitExceeded(str(failure)) if str(failure).startswith(_OF_THE_CODE) else failure) from failure
         printed = self._noted(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
@@ -196,14 +201,21 @@ class AppWorldEpisode:
         """
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
-        judging = self._judged()
+        if self.over:
+            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False),))
+        try:
+            judging = self._judged()
+        except LimitExceeded:
+            # Calls too heavy to be made again within the limits are so twice.
+            self._forget()
+            try:
+                judging = self._judged()
+            except LimitExceeded:
+                return Evaluation(0.0, (Check("the calls could be made again", False),))
         if "scenario" in self.task.setup:
             found = verdict.compare(self.environment.reference(self.task), judging.state())
         else:
             found = judging.evaluate()
-        if self.over:
-            limit = Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False)
-            return Evaluation(0.0, (*found.checks, limit))
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
             return Evaluation(found.reward, (*found.checks, Check(f"answered alike again: {named[:200]}", False)))
@@ -218,7 +230,8 @@ class AppWorldEpisode:
         """Keeps the calls of a step; what it printed. Raises LimitExceeded for a reply that no honest child sends."""
         try:
             printed, reported = observation.messages
-            calls = [_call(record) for record in json.loads(reported.content)]
+            records = json.loads(reported.content, parse_constant=str, parse_float=_finite)
+            calls = [_call(record) for record in records]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
         self.bytes += len(reported.content)
@@ -230,8 +243,9 @@ class AppWorldEpisode:
     def _judged(self) -> Episode:
         """The judge's world, once the calls that it has not made yet are made."""
         if self.judging is None:
-            self.judging = self.environment.judge.start(self.world)
-            self.judging.reset()
+            judging = self.environment.judge.start(self.world)
+            judging.reset()
+            self.judging = judging
         while self.judged < len(self.calls):
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)
@@ -239,13 +253,32 @@ class AppWorldEpisode:
             self.differing += [message.content for message in told.messages]
         return self.judging
 
+    def _forget(self) -> None:
+        """Has the next judgement begin anew."""
+        if self.judging is not None:
+            self.judging.close()
+        self.judging, self.judged, self.differing = None, 0, []
+
 
 def _call(record: Any) -> Call:
     """A call as the judge takes it. Raises TypeError or KeyError for what is none."""
     app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call is made of app, api, arguments and digest")
+    if _deep(arguments, _DEPTH):
+        raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
     return Call(f"{app}.{api}"[:200], {"arguments": arguments, "digest": digest[:32]})
+
+
+def _finite(number: str) -> float | str:
+    """JSON has no infinity, though 1e999 reads as one."""
+    value = float(number)
+    return value if math.isfinite(value) else number
+
+
+def _deep(value: Any, levels: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_deep(one, levels - 1) for one in inner)
 
 
 def _calls_of(task: Task) -> list[Call]:

@@ -158,6 +158,37 @@ def test_replies_that_are_none_count_as_the_doing_of_the_code(run: Run, appworld
     assert run(raising, COMPLETE).outcome in ("timeout", "finished")
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        '[{"app": "venmo", "api": "login", "arguments": {"username": NaN, "password": 1e999}, "digest": ""}]',
+        '[{"app": "venmo", "api": "login", "arguments": {"a": ' + "[" * 400 + "]" * 400 + '}, "digest": ""}]',
+        "[" * 3_000 + "]" * 3_000,
+        '[{"app": "venmo"}]',
+        "[1]",
+        "null",
+    ],
+)
+def test_a_report_of_calls_that_is_none_is_no_failure_of_the_machinery(run: Run, report):
+    forging = f"""
+encoder = type(world).__init__.__globals__["sys"].modules["environments.appworld.inside"]
+encoder.json = type("json", (), {{"dumps": staticmethod(lambda value, **more: {report!r})}})
+"""
+    trajectory = run(WORLD + forging + "print('forged')")
+    assert trajectory.reward == 0.0
+    if "NaN" in report:  # a call like any other, with words in place of numbers that there are not
+        assert trajectory.outcome == "truncated", trajectory
+        assert trajectory.turns[0].observation.text == "forged"
+    else:
+        assert (trajectory.outcome, "the reply to step is none" in trajectory.error) == ("timeout", True), trajectory
+
+
+def test_code_that_ends_its_process_between_two_steps_has_itself_to_blame(run: Run):
+    leaving = "def leave():\n    for _ in range(3 * 10**7): pass\n    posix._exit(0)\n"
+    trajectory = run(REAL + leaving + "thread.start_new_thread(leave, ())\nprint('left')", "while True: pass")
+    assert (trajectory.outcome, trajectory.reward) == ("timeout", 0.0), trajectory
+
+
 SPINNING = {
     "a loop": "while True: pass",
     "a loop that catches the package's alarm": "while True:\n"
