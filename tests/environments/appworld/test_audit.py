@@ -30,6 +30,7 @@ def test_the_tiny_data_are_sound_and_its_figures_the_benchmarks_own(appworld: Ap
 def test_a_solution_that_does_nothing_is_a_fault(appworld: AppWorld, monkeypatch):
     idle = Action("```python\napis.supervisor.complete_task()\n```")
     (task, *_) = appworld.tasks("train", 1)
-    monkeypatch.setattr(appworld, "tasks", lambda split, count: (dataclasses.replace(task, solution=(idle,)),))
+    wrong = dataclasses.replace(task, solution=(idle,))
+    monkeypatch.setattr(appworld, "tasks", lambda split, count: (wrong, wrong)[:count])
     (fault,) = audit._split(appworld, "train", 1, every=False)
     assert f"{task.setup['task']}: the solution ends finished with reward 0.0" in fault
