@@ -53,7 +53,7 @@ class MindActor:
 
     def __init__(self, mind: Mind, brief: Brief, *, purse: Purse, seed: tuple, place: str):
         self.mind, self.brief, self.purse, self.seed, self.place = mind, brief, purse, seed, place
-        self.avoided = {normalise(line) for line in brief.avoided}
+        self.avoided = {_sameness(line) for line in brief.avoided}
         self.head: tuple[Message, ...] = ()
         self.tail: list[tuple[Message, Message]] = []  # what it did, what came back
         self.done: Message | None = None
@@ -82,7 +82,7 @@ class MindActor:
         for insists in range(_INSISTS + 1):
             place = f"{self.place}/turn {self.turns + 1}" + f"/again {insists}" * bool(insists)
             action, self.done = self._asked((*self._conversation(), *more), place, (*self.seed, self.turns, insists))
-            if normalise(signature(action)) not in self.avoided:
+            if _sameness(signature(action)) not in self.avoided:
                 return action
             more = (*more, self.done, Message("user", parts("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
@@ -120,6 +120,12 @@ class MindActor:
             fits = room >= 0 or not shown
             shown += [came if fits else Message("user", _LEFT_OUT), done]
         return (*self.head, *reversed(shown))
+
+
+def _sameness(line: str) -> tuple[str, ...]:
+    """What two lines `tool(name=value, …)` for the same action share, in whatever order the arguments stand."""
+    tool, _, arguments = normalise(line).removesuffix(")").partition("(")
+    return (tool, *sorted(arguments.split(", ")))
 
 
 def hints_of(episode: Episode, count: int, seed: tuple) -> str:

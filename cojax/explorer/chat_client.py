@@ -90,7 +90,9 @@ class ChatClient:
     def __init__(self, settings: ChatSettings, journal: Journal | None = None):
         self.settings, self.journal = settings, journal or Journal()
         self.name = settings.model
-        self._key = os.environ.get("OPENAI_API_KEY", "")
+        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
         self._api = openai.OpenAI(
             api_key=self._key or "none", base_url=settings.base_url, timeout=settings.timeout, max_retries=0
         )

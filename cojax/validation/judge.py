@@ -53,4 +53,4 @@ class Judge:
         if said.consistent and said.safe:
             return Opinion(f"judge: no objection ({reason})")
         what = "unsafe" if not said.safe else "query and actions do not belong together"
-        return Opinion(f"judge: {what} ({reason})", veto=self.veto, unsafe=not said.safe)
+        return Opinion(f"judge: {what} ({reason})", veto=self.veto, unsafe=self.veto and not said.safe)

@@ -357,6 +357,18 @@ def test_the_key_is_nowhere(status, tmp_path, caplog) -> None:
             assert KEY not in place
 
 
+def test_a_key_is_taken_without_the_line_end_it_was_pasted_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(in_turn(Answer("hi"))) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")
+        assert reply(client(server)).text == "hi"
+        assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+        for wrong in ("sk-\x01control-0123", "sk-schlüssel-0123"):
+            monkeypatch.setenv("OPENAI_API_KEY", wrong)
+            with pytest.raises(ValueError, match="OPENAI_API_KEY holds characters") as caught:
+                client(server)
+            assert wrong not in str(caught.value)
+
+
 def test_compressed_replies_are_bounded_too() -> None:
     bomb = gzip.compress(b"x" * (64 * 2**20))
     with serving(in_turn(Answer(raw=bomb, headers={"Content-Encoding": "gzip"}))) as server:

@@ -35,6 +35,9 @@ def test_what_is_known_to_fail_is_not_done_again() -> None:
     done = evolve(model(explore=insists))
     assert all("it is on the list" not in told(body) or turn(body) for body in done.bodies("explore"))
     assert done.result.expeditions[0]["runs"][0]["actions"] == 8
+    # In any order of the arguments.
+    swapped = evolve(model(tour=[("files_move", {"folder": "taxes", "file": "ghost"})]))
+    assert swapped.result.expeditions[0]["runs"] == []
     stubborn = evolve(model(explore=lambda body, at: says(avoided)))
     record = stubborn.result.expeditions[0]
     assert record["runs"] == []

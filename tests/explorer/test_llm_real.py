@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from chat_server import Answer, ChatServer, asked, says, serving, soon
+from evolving import EPISODE, OFFICE, PARENT, SIGNALS
 from models import model, move, stage, told, turn, wanderer
 
 import environments
 from cojax.environment import Environment
 from cojax.explorer.chat_client import ChatClient, ChatSettings
 from cojax.explorer.llm import LLMExplorer
-from cojax.synthesis import Expedition, Synthesis, fresh_places, synthesize
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
+from cojax.rollout.export import write_weights
+from cojax.rollout.sglang_process import _CPU_ENVIRONMENT, _CPU_FLAGS
+from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.synthesis import EVOLUTIONS, Expedition, Quarry, Synthesis, fresh_places, synthesize
 from cojax.types import Action
 from cojax.validation import Attempts, Exclusions, Validation
+from experiments.engines import default_python
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -272,3 +284,57 @@ def test_appworld_is_explored_in_code() -> None:
     explored_by = next(body for body in server.bodies if stage(body) == "explore")
     assert "You act by writing" in asked(explored_by)
     world.close()
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real SGLang server, whose model is small and random."""
+    folder = tmp_path_factory.mktemp("served")
+    config = ModelConfig(1040, 64, 128, 2, 4, 2, 16, max_position_embeddings=8192)
+    write_weights(folder / "noise", config, to_hf(config, initialize(config, 0)))
+    byte_tokenizer([json.dumps(tool) for tool in OFFICE.tools()], 1024).save_pretrained(folder / "noise")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = [
+        "--model-path", str(folder / "noise"), "--served-model-name", "noise", "--port", str(port),
+        "--context-length", "8000", "--dtype", "float32", *_CPU_FLAGS,
+    ]  # fmt: skip
+    with open(folder / "log", "w") as log:
+        process = subprocess.Popen(
+            [str(default_python()), "-m", "sglang.launch_server", *arguments],
+            env={**os.environ, **_CPU_ENVIRONMENT}, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+
+        def up() -> bool:
+            assert process.poll() is None, (folder / "log").read_text()[-2_000:]
+            with contextlib.suppress(httpx.HTTPError):
+                return httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200
+            return False
+
+        soon(up, 300)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_random_model_on_a_real_server_makes_no_task_and_it_is_said_why(noise: str) -> None:
+    mind = ChatClient(ChatSettings(noise, "noise", timeout=60.0, max_tokens=48))
+    explorer = LLMExplorer(mind, runs=2, steps=3, attempt_turns=3)
+    quarry = Quarry(OFFICE, explorer, SIGNALS[:2], ["3-x-0"], lambda id: EPISODE, None, 4, (0, 9))
+    place = dataclasses.replace(PARENT, query="", solution=())
+    trips = [*EVOLUTIONS["feedback"](quarry), Expedition(place, "uniform")]
+    validate = Validation(OFFICE, attempts=Attempts(explorer.attempters, 1, 3), safe=True)
+    result = synthesize(
+        trips, OFFICE, explorer, validate, lambda id: False, budget=4, per_context=2, seed=(0, 9), step=10
+    )
+    assert result.tasks == ()
+    assert result.counts["expeditions"] == 3
+    failures = result.figures["failures"]
+    assert sum(failures.values()) == 4  # two reflections and two runs, each after one repair
+    assert set(failures) <= {"invalid", "truncated", "empty"}
+    assert result.figures["calls"] == 8
+    assert 0 < result.figures["tokens_out"] <= 8 * 48
+    assert result.reasons()[0].partition(":")[0] in failures
