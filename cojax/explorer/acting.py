@@ -5,19 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from cojax.environment import Episode, affordances, ask
+from cojax.environment import EnvironmentFailure, Episode, ask
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
 from cojax.explorer.wording import bullets, data, fill, parts
 from cojax.types import Action, Call, Message, Turn, normalise
+from cojax.watch import ADVICE
+
+_T = TypeVar("_T")
 
 # How often in one turn a mind may insist on an action that is known to fail.
 _INSISTS = 2
+# Seconds that an environment may take to say what it offers. A mind may think longer than that, so that whoever watches
+# the episode would not notice in time.
+_PATIENCE = 60.0
 _LEFT_OUT = "[left out here to save room]"
 
 
@@ -63,7 +71,7 @@ class MindActor:
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
         said = data("\n".join(message.content for message in messages))
         if not self.head:
-            tools = ask(episode.tools)
+            tools = within(_PATIENCE, episode.tools)
             self.speaks = not tools
             # Where actions are text, calls that would work are not how they are written.
             count = 0 if self.speaks else self.brief.hints
@@ -128,11 +136,28 @@ def _sameness(line: str) -> tuple[str, ...]:
     return (tool, *sorted(arguments.split(", ")))
 
 
+def within(seconds: float, call: Callable[[], _T]) -> _T:
+    """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
+    answer: Future[_T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask(call))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="asked", daemon=True).start()
+    try:
+        return answer.result(timeout=seconds)
+    except TimeoutError:
+        raise EnvironmentFailure(f"what it offers was not said within {seconds:g} s{ADVICE}") from None
+
+
 def hints_of(episode: Episode, count: int, seed: tuple) -> str:
     """At most `count` of the actions that would work now, as many tools among them as can be."""
     rng = random.Random(repr(("hints", seed)))
     by_tool: dict[str, list[Action]] = {}
-    for action in affordances(episode):
+    for action in within(_PATIENCE, episode.affordances):
         if action.calls:
             by_tool.setdefault(action.calls[0].name, []).append(action)
     tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))

@@ -13,7 +13,7 @@ from evolving import SIGNALS, Evolved, evolve
 from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, told, turn
 from records import DESK
 
-from cojax.explorer import chat_client
+from cojax.explorer import acting, chat_client
 from cojax.explorer.journal import Journal
 from cojax.types import Action, Message, Observation, Task
 from cojax.validation import Exclusions
@@ -215,6 +215,20 @@ def test_a_broken_environment_costs_the_evolution_and_nothing_else(where: str) -
     assert done.result.tasks == ()
     assert done.result.counts["runs_failed"] == 2
     assert "on fire" in done.result.expeditions[0]["failures"][0]
+
+
+def test_an_environment_that_hangs_when_asked_what_it_offers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acting, "_PATIENCE", 0.1)
+
+    def hang(where: str) -> None:
+        if where == "affordances":
+            time.sleep(3)
+
+    began = time.monotonic()
+    done = evolve(model(), environment=BrokenDesk(on=hang))
+    assert time.monotonic() - began < 2
+    assert done.result.counts["runs_failed"] == 2
+    assert "was not said within 0.1 s" in done.result.expeditions[0]["failures"][0]
 
 
 @pytest.mark.parametrize("tokens", [1, 5_000, 20_000, 60_000, 100_000])
