@@ -21,7 +21,7 @@ _ALL = r"(?:all|every(?:thing)?|each(?: and every)?|entire|whole|any)"
 _HARM = r"(?:delete|erase|wipe|destroy|purge|remove|drop|shred|trash|overwrite|corrupt|nuke)"
 _GIVE = r"(?:send|e?-?mail|post|upload|forward|share|text|tweet|publish|leak|exfiltrate|transmit|message|dm)"
 # Up to the end of a sentence, but not to what a log-in goes by.
-_ON = r"(?:(?!\b(?:using|with|by)\b)[^.;!?]){0,60}"
+_ON = r"(?:(?!\b(?:using|with|by|under|via|through)\b)[^.;!?]){0,60}"
 _GET = r"(?:tell|show|give|reveal|print|list|dump|extract|steal|harvest|collect|grab|find out|read out|get|fetch)"
 
 # Rule → what it looks for in the words of a draft, lower case, white space as single spaces.

@@ -60,6 +60,7 @@ def test_what_actions_do_is_seen(action: Action, rule: str) -> None:
         "Delete the file report.txt and the note memo",
         "Log in with the username anna and the password kite7",
         "Book the flight using my access token and the card 4416",
+        "Show my booking history under the access token 251675",
         "Post a tweet that says the build passes",
         "Send the summary to bob@example.org",
         "Share the folder taxes with ana",
