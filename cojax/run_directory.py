@@ -31,7 +31,7 @@ FREE_SETTINGS = frozenset(
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
         "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
         "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
-        "llm.price_in", "llm.price_out",
+        "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
     }
 )  # fmt: skip
 
