@@ -41,3 +41,18 @@ def test_a_bug_in_the_actor_is_raised():
 
     with pytest.raises(KeyError):
         Watched(1.0)(CounterEnvironment(), TASK, act)
+
+
+def test_an_actor_may_think_longer_than_an_environment_may_take():
+    def thinks(episode, messages):
+        time.sleep(0.4)
+        return Turn(Action(calls=(Call("finish"),)))
+
+    assert Watched(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
+    assert Watched(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
+    began = time.monotonic()
+    hung = Watched(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    assert time.monotonic() - began < 2
+    assert hung.error.startswith("step took longer than 0.2 s")
+    brief = Watched(0.2, thinking=0.5)
+    assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.5 s")  # type: ignore[arg-type]
