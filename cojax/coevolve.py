@@ -104,7 +104,8 @@ def coevolve(
     """
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
-    while state.step < loop.steps and not stop():
+    stopped = stop()
+    while state.step < loop.steps and not stopped:
         step, seed = state.step + 1, (loop.seed, state.step)
 
         # Stage 1: train on D_t, and notice where the policy is weak.
@@ -137,7 +138,8 @@ def coevolve(
         with loop.clock("evaluation"):
             record |= {"dev": score} if (score := loop.score(step)) else {}
         observe(record)
-        if step % loop.checkpoint_every == 0 or step == loop.steps or stop():
+        stopped = stop()
+        if step % loop.checkpoint_every == 0 or step == loop.steps or stopped:
             save(loop, state, directory)
     return state
 

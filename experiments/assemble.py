@@ -103,8 +103,8 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     )
 
 
-def initial_params(config: ConfigDict, made: Parts) -> Params:
-    """π_θ before the first step."""
+def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> Params:
+    """π_θ before the first step; `found` gives D_0, from whose solutions it may learn."""
 
     def score(step: int) -> float:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
@@ -116,7 +116,7 @@ def initial_params(config: ConfigDict, made: Parts) -> Params:
         made.model,
         made.engine,
         score,
-        lambda: initial(config, made).tasks,
+        lambda: found().tasks,
         made.mesh,
     )
 

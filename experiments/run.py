@@ -7,12 +7,13 @@ The same command goes on with a run that was stopped, prints the table of a fini
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -40,6 +41,7 @@ from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
+from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
 from experiments import assemble, policies, preflight, presets, trained
 from experiments.facts import facts
@@ -97,13 +99,16 @@ def run(config: ConfigDict) -> int:
     stop, clock = Stop(), Clock()
     with clock("warm_start"):
         made = assemble.parts(config)
-        if config.model.tools in _CUT:
-            CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
-        begun = bool(directory.checkpointer.steps())
-        policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
-        params = assemble.initial_params(config, made)
-        trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), begun)
+    # Found once: exploring may take minutes.
+    found = functools.cache(functools.partial(assemble.initial, config, made))
     try:
+        with clock("warm_start"):
+            if config.model.tools in _CUT:
+                CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
+            begun = bool(directory.checkpointer.steps())
+            policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
+            params = assemble.initial_params(config, made, found)
+            trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), begun)
         learner = assemble.learner(config, made, params)
         loop = assemble.loop(config, made, learner, clock)
         learned = learner.init(params, config.seed)
@@ -113,7 +118,7 @@ def run(config: ConfigDict) -> int:
         if begun:
             # What is restored needs the room.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
-        state = _resume(config, loop, learned, directory) or _begin(config, made, loop, learned, directory)
+        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
@@ -142,16 +147,16 @@ def _zero_shot(
     return score.success
 
 
-def _begin(config: ConfigDict, made: assemble.Parts, loop: Loop, learned: Any, directory: RunDirectory) -> State:
-    """Step 0: D_0 by unguided exploration, and the first checkpoint."""
+def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
+    """Step 0: D_0, which `found` gives, and the first checkpoint."""
     directory.begin()
     with loop.clock("feedback"):
-        found = assemble.initial(config, made)
-        directory.add_evolution(found)
-    state = State(0, learned, TaskPool.of(found.tasks), signs.init(loop.detectors))
+        initial = found()
+        directory.add_evolution(initial)
+    state = State(0, learned, TaskPool.of(initial.tasks), signs.init(loop.detectors))
     save(loop, state, directory)
-    spent = f"; {explorer_line(found.figures)}" if found.figures else ""
-    CONSOLE.print(f"D_0: {len(found.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
+    spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
     return state
 
 

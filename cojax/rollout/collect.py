@@ -168,6 +168,7 @@ class _Floor:
         self.running: dict[int, _Job] = {}
         self.lock = threading.Lock()
         self.threads = 0
+        self.dismissed = False
 
     def play(
         self,
@@ -231,6 +232,8 @@ class _Floor:
             progress, session = job.progress, job.session
             progress.since = time.monotonic()
             with self.lock:
+                if self.dismissed:
+                    return
                 self.running[job.index] = job
             try:
                 result: Trajectory | BaseException = play(
@@ -285,6 +288,7 @@ class _Floor:
             while True:
                 self.todo.get_nowait()
         with self.lock:
+            self.dismissed = True
             for job in self.running.values():
                 job.progress.abandoned = True
             left = list(self.running.values())
