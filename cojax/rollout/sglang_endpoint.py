@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import dataclasses
 import json
 import math
@@ -152,7 +153,7 @@ class Endpoint:
 
         Requests under way are put back in the queue first: a server that is not idle would not survive this.
         """
-        await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+        await self._pause()
         asleep.update((_WEIGHTS, *_OTHER_MEMORY))  # from here on, whatever comes of the request
         await self._post("release_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
 
@@ -170,8 +171,8 @@ class Endpoint:
         kinds of memory in `asleep` it has given back: room is made for the weights, and for the rest once they are
         there, so that both never lie beside the learner's more than needed.
         """
+        await self._pause()
         try:
-            await self._post("pause_generation", {"mode": "retract"}, _QUICK)
             if _WEIGHTS in asleep:
                 await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _MEMORY)
                 asleep.discard(_WEIGHTS)
@@ -183,13 +184,29 @@ class Endpoint:
             if asleep:
                 await self._post("resume_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
                 asleep.clear()
-        finally:
-            # A server left paused would answer nobody, and one without its memory must not go on. `shield`: it goes on
-            # also if our time is up.
+        except BaseException:
+            # A server left paused would answer nobody, and one without its memory must not go on.
             if not asleep:
-                await asyncio.shield(self._post("continue_generation", {}, _QUICK))
+                await asyncio.shield(self._unpause())
+            raise
+        await asyncio.shield(self._post("continue_generation", {}, _QUICK))
         if (found := await self.version()) != label:
             raise Unreachable(f"{self.url} serves weights {found!r} after an update to {label!r}")
+
+    async def _pause(self) -> None:
+        """Puts the requests under way back in the queue. Raises Lost or Refused, after which they go on."""
+        try:
+            await self._post("pause_generation", {"mode": "retract"}, _QUICK)
+        except BaseException as error:
+            # Unanswered, it may have come about all the same; not so where nobody was there to hear it.
+            if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
+                await asyncio.shield(self._unpause())
+            raise
+
+    async def _unpause(self) -> None:
+        """Ends a pause after a fault, which counts for more than what comes of this; also if our time is up."""
+        with contextlib.suppress(Lost, Refused):
+            await self._post("continue_generation", {}, _QUICK)
 
     async def _post(
         self, path: str, body: dict[str, Any], seconds: float | None, headers: dict[str, str] | None = None

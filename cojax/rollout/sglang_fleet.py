@@ -139,7 +139,8 @@ class Fleet:
         """Has the servers take `target`, and returns when each has acknowledged it or is left out.
 
         New requests wait meanwhile. A server that its watch is bringing back takes the target before it is up, and is
-        waited for only where no other is up. Raises EngineError when no server has taken it.
+        waited for only where no other is up; one of `urls` where nobody is there yet, as long as a start may take.
+        Raises EngineError when no server has taken it.
         """
         self.target, self._syncing, self._resting = target, True, False
         self._watches = self._watches or [asyncio.create_task(self._watch(server)) for server in self.servers]
@@ -149,18 +150,30 @@ class Fleet:
             await self._all_take(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
             if not self._up():
                 await self._all_take(target, [server for server in down if server.state == "down"])
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._up() or not any(map(self._coming, self.servers, returns)))
+            with contextlib.suppress(TimeoutError):
+                await self._wait_for_one(returns)
         finally:
             async with self._changed:
                 self._syncing = False
                 self._changed.notify_all()
         if not self._up():
-            raise EngineError(f"no SGLang server took the weights in {target.folder}: {self.faults()}")
+            absent = any(server.gone for server in self.servers)
+            waited = f"start them first; waited sglang.startup_deadline={self._patience.startup:g} s" if absent else ""
+            reasons = "; ".join(filter(None, (self.faults(), waited)))
+            raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
+
+    async def _wait_for_one(self, returns: Sequence[int]) -> None:
+        """Until a server is up, or none will be. Raises TimeoutError, but not for ours: those have deadlines each."""
+        attached = all(server.process is None for server in self.servers)
+        async with asyncio.timeout(self._patience.startup if attached else None), self._changed:
+            await self._changed.wait_for(lambda: self._up() or not any(map(self._coming, self.servers, returns)))
 
     def _coming(self, server: Server, returns: int) -> bool:
-        """Whether a server's watch will bring it up or give it up; of an attached one, by so many returns in all."""
-        return server.state != "lost" if server.process is not None else server.returns < returns
+        """Whether a server's watch will bring it up or give it up; of an attached one, by so many returns in all.
+
+        One that is gone may be started by whoever keeps it.
+        """
+        return server.state != "lost" if server.process is not None else server.gone or server.returns < returns
 
     async def rest(self) -> None:
         """Has every server give its memory back until the next sync, also one that comes up before that."""
@@ -201,6 +214,7 @@ class Fleet:
             fault, hung = "another sync began", False  # whoever asked for this one did not wait
         except (Lost, Refused, TimeoutError) as error:
             fault, hung = self._fault(error), not isinstance(error, Refused | Unreachable)
+            server.gone = isinstance(error, Unreachable)
             _LOG.warning("%s did not take weights: %s", server.name, fault)
             if server.process is not None and not isinstance(error, Refused):
                 await asyncio.to_thread(server.process.kill)
@@ -247,7 +261,7 @@ class Fleet:
                     if self._resting:
                         await self._rest(server)
             except (Lost, Refused, OSError) as error:  # TimeoutError is an OSError
-                server.fault = self._fault(error)
+                server.fault, server.gone = self._fault(error), isinstance(error, Unreachable)
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
                 refused = isinstance(error, Refused)
                 if self.target is not target:
@@ -340,7 +354,11 @@ class Fleet:
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
+        # One that starts is silent for a while: it is still to come.
+        server.gone = isinstance(fault, Unreachable) or (server.gone and hung)
         await self._set(server, "down", str(fault), hung)
+        if self._syncing and server.gone:
+            asyncio.get_running_loop().call_later(min(_AGAIN, self._patience.probe_every), server.alarm.set)
         if process is not None:
             await asyncio.to_thread(process.kill)
             await self._return(server)
@@ -349,6 +367,7 @@ class Fleet:
         """Notes the state. What runs on a server that is left out is given up, so that it can be tried elsewhere."""
         server.returns += server.state == "returning" != state
         server.state, server.fault = state, fault
+        server.gone = server.gone and state != "up"
         if state in ("down", "lost"):
             # A router tries those of a dead one elsewhere by itself, but does not tell which are with one that hangs.
             lost = self.router.requests if self.router is not None and hung else ()

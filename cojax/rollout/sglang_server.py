@@ -51,6 +51,7 @@ class Server:
     restarts: int
     state: State = "new"
     fault: str = "not started"
+    gone: bool = False  # nobody was there when it was asked last: it may yet be started
     label: str = ""  # of the weights that it took last
     sessions: int = 0
     returns: int = 0  # that are over, up or not

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from speakers import CONFIG, PARAMS, PATIENCE, ask, until, waits, weights
+from speakers import CONFIG, PARAMS, PATIENCE, Speaker, ask, until, waits, weights
 
 from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
@@ -232,3 +232,49 @@ def test_versions_that_vanish_under_ones_eyes_give_way_to_their_successors(tmp_p
     watcher.join()
     store.close()
     assert not [found for found in failed if found is not None]
+
+
+def test_servers_that_start_with_the_trainer_or_again_during_a_sync_are_waited_for(pair, make) -> None:
+    ports = [speaker.port for speaker in pair]
+    for speaker in pair:
+        speaker.close()
+    engine = make(pair)
+    for version in (0, 1):
+        later = threading.Timer(0.7, lambda: pair.__setitem__(0, Speaker(ports[0])))
+        later.start()
+        engine.load(weights(version))
+        later.join()
+        assert pair[0].count("update_weights_from_disk") == 1
+        assert ask(engine).weights_version == version
+        pair[0].close()
+
+
+def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refuses_is_not(pair, make) -> None:
+    engine = make(pair, patience=Patience(startup=0.5, sync=2.0, probe_every=0.1))
+    pair[0].close()
+    began = time.monotonic()
+    pair[1].mood = lambda path, body, answer: 400 if path == "pause_generation" else 200
+    with pytest.raises(EngineError, match=rf"{pair[0].url}.*start them first; waited sglang\.startup_deadline=0\.5 s"):
+        engine.load(weights(0))
+    assert time.monotonic() - began > 0.5
+    only = make(pair[1:], patience=Patience(startup=60.0, sync=2.0, probe_every=0.1), folder=engine._store._versions)
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"answered 400(?!.*start them first)"):
+        only.load(weights(0))
+    assert time.monotonic() - began < 10
+
+
+def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
+    monkeypatch.setattr("cojax.rollout.sglang_endpoint._QUICK", 0.3)
+    engine = make(pair[:1], patience=Patience(startup=0.5, sync=2.0, probe_every=60.0))
+    pair[0].mood = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
+        path, 200
+    )
+    with pytest.raises(EngineError, match="update_weights_from_disk answered 400"):
+        engine.load(weights(0))
+    # A pause that nobody confirms may have come about.
+    pair[0].mood = waits(over := threading.Event(), "pause_generation")
+    with pytest.raises(EngineError, match=r"pause_generation did not answer within 0\.3 s"):
+        engine.load(weights(1))
+    assert not pair[0].paused
+    over.set()
