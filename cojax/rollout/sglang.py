@@ -157,12 +157,13 @@ class SGLangEngine:
     def _written(self, weights: Weights) -> Target:
         """The weights on disk under a label of their own."""
         label = f"{self._nonce}-{len(self._versions)}-{weights.version}"
+        # Known before the folder is there: who follows may sample from it at once.
+        self._versions[label] = weights.version
         if weights.path is not None and not self._follow:
             target = Target(Path(weights.path()).absolute(), label)
             check_weights(target.folder)
         else:
             target = self._store.write(weights, self._config, self._dtype, label)
-        self._versions[label] = weights.version
         return target
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
@@ -175,7 +176,7 @@ class SGLangEngine:
         # A token outside the vocabulary would end a server.
         check_request(tokens, sampling, self._config.vocab_size, self._length)
         self._raise_if_down()
-        if not self._versions:
+        if self._fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         room = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
@@ -305,7 +306,9 @@ class SGLangEngine:
         if strange := [label for label in labels if label not in self._versions]:
             self._fleet.suspect(server, f"it sampled from weights {strange[0]!r}, which are not of this run")
             raise Lost(f"{server.name} sampled from weights {strange[0]!r}, which are not of this run")
-        if not self._mixed and (len(labels) > 1 or labels[0] not in (asked, self._fleet.target.label)):
+        # However mixed, it must end in current ones: behind a router a server that is left out is still asked.
+        stale = labels[-1] not in (asked, self._fleet.target.label)
+        if stale or (len(labels) > 1 and not self._mixed):
             raise Lost(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {asked}")
         spans: list[tuple[int, int]] = []
         for label, count in reply.spans:

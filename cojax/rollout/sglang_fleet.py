@@ -122,8 +122,8 @@ class Fleet:
 
     @property
     def serving(self) -> bool:
-        """Whether a server is up, which it is on the target alone."""
-        return bool(self._up())
+        """Whether a server is up, which it is on the target alone, and none is to rest."""
+        return bool(self._up()) and not self._resting
 
     def _up(self) -> list[Server]:
         return [server for server in self.servers if server.up]

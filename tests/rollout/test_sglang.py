@@ -3,13 +3,15 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from speakers import Speaker, ask, until, waits, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang_server import Patience
+from cojax.rollout.sglang_server import Patience, Target
+from cojax.rollout.sglang_weights import WeightsFolder
 
 
 def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_are_fewest(pair, make) -> None:
@@ -167,6 +169,21 @@ def test_tokens_of_other_weights_are_never_accepted(pair, make) -> None:
     completion = ask(engine)
     assert (completion.weights_version, pair[0].version) == (0, label)
     assert pair[0].count("update_weights_from_disk") == 2
+
+
+def test_a_label_is_known_before_its_folder_is_there(pair, make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who follows may sample from it before the write has returned."""
+    engine, write = make(pair[:1]), WeightsFolder.write
+    seen: list[tuple[str, int]] = []
+
+    def watched(store: WeightsFolder, *given: Any) -> Target:
+        target = write(store, *given)
+        seen.append((target.label, engine._versions[target.label]))
+        return target
+
+    monkeypatch.setattr(WeightsFolder, "write", watched)
+    engine.load(weights(4))
+    assert seen == [(pair[0].version, 4)]
 
 
 def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:

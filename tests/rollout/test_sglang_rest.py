@@ -9,7 +9,7 @@ from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang_server import Patience
+from cojax.rollout.sglang_server import Patience, Server
 
 ALL = {"weights", "kv_cache", "cuda_graph"}
 QUIET = Patience(sync=2.0, probe_every=60.0)
@@ -56,6 +56,25 @@ def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(p
     assert not written
     assert pair[0].count("update_weights_from_disk") == 2
     assert ask(engine).weights_version == 0
+
+
+def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_asleep(pair, make) -> None:
+    engine = make(pair, release_memory=True, patience=QUIET)
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    rest, held = engine.fleet._rest, []
+
+    async def later(server: Server) -> None:
+        if server is engine.fleet.servers[0]:
+            held.append(server)
+        else:
+            await rest(server)
+
+    engine.fleet._rest = later
+    engine.rest()
+    assert held[0].up
+    engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
+    assert not pair[1].released
+    assert all(server.up for server in engine.fleet.servers)
 
 
 def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice(pair, make) -> None:

@@ -45,6 +45,22 @@ def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make,
     until(lambda: pair[0].version == pair[1].version == label)
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mixed: bool) -> None:
+    engine = make(pair, router=router.url, mixed=mixed, patience=Patience(probe_every=60.0))
+    engine.load(weights(0))
+    old = pair[0].version
+    for version in (1, 2):
+        engine.load(weights(version))
+    current = pair[0].version
+    for speaker in pair:
+        speaker.version = old
+    timer = threading.Timer(0.3, lambda: [setattr(speaker, "version", current) for speaker in pair])
+    timer.start()
+    assert ask(engine).weights_version == 2
+    timer.join()
+
+
 def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cojax.rollout.sglang_endpoint._HEALTH", 0.2)
     engine = make(pair, router=router.url)
