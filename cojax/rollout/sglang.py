@@ -28,6 +28,7 @@ from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreach
 from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import Launch, ServerProcess
 from cojax.rollout.sglang_server import Patience, Server, Target
+from cojax.rollout.sglang_sleep import Notes
 from cojax.rollout.sglang_weights import WeightsFolder
 
 _T = TypeVar("_T")
@@ -116,6 +117,7 @@ class SGLangEngine:
             follow=follow,
             router=router,
             release_memory=release_memory,
+            notes=Notes(folder / "asleep.json"),
         )
         self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
         self._thread.start()

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from cojax.rollout.engine import Sampling
+from cojax.rollout.sglang_sleep import Asleep
 
 # Deadlines in seconds of calls that do no work worth waiting for.
 _QUICK = 10.0
@@ -148,23 +149,28 @@ class Endpoint:
         except (KeyError, TypeError) as error:
             raise Unreachable(f"{self.url} tells no startup_time; expected an SGLang server") from error
 
-    async def rest(self, asleep: set[str]) -> None:
+    async def rest(self, asleep: Asleep) -> None:
         """Has it give back the memory of cache, weights and graphs; it answers nothing until it is woken.
 
-        Requests under way are put back in the queue first: a server that is not idle would not survive this.
+        Requests under way are put back in the queue first: a server that is not idle would not survive this. Raises
+        Lost or Refused, StorageError where it cannot be noted and so is not done.
         """
         await self._pause()
-        asleep.update((_WEIGHTS, *_OTHER_MEMORY))  # from here on, whatever comes of the request
-        await self._post("release_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
+        try:
+            await asleep.add((_WEIGHTS, *_OTHER_MEMORY))  # from here on, whatever comes of the request
+        except BaseException:
+            await asyncio.shield(self._unpause())
+            raise
+        await self._post("release_memory_occupation", {"tags": sorted(asleep.kinds)}, _MEMORY)
 
-    async def wake(self, asleep: set[str]) -> None:
+    async def wake(self, asleep: Asleep) -> None:
         """Ends a `rest` without an update; of the weights there is only room."""
-        for tag in list(asleep):
+        for tag in sorted(asleep.kinds):
             await self._post("resume_memory_occupation", {"tags": [tag]}, _MEMORY)
-            asleep.discard(tag)
+            await asleep.remove([tag])
         await self._post("continue_generation", {}, _QUICK)
 
-    async def update(self, folder: Path, label: str, asleep: set[str]) -> None:
+    async def update(self, folder: Path, label: str, asleep: Asleep) -> None:
         """Has it load the weights in `folder`, a path that it must see as we do. The caller bounds the time.
 
         Requests under way are put back in the queue, and go on under the new weights with their cache made anew. The
@@ -173,17 +179,17 @@ class Endpoint:
         """
         await self._pause()
         try:
-            if _WEIGHTS in asleep:
+            if _WEIGHTS in asleep.kinds:
                 await self._post("resume_memory_occupation", {"tags": [_WEIGHTS]}, _MEMORY)
-                asleep.discard(_WEIGHTS)
+                await asleep.remove([_WEIGHTS])
             await self._post(
                 "update_weights_from_disk",
                 {"model_path": str(folder), "weight_version": label, "flush_cache": True},
                 None,
             )
             if asleep:
-                await self._post("resume_memory_occupation", {"tags": sorted(asleep)}, _MEMORY)
-                asleep.clear()
+                await self._post("resume_memory_occupation", {"tags": sorted(asleep.kinds)}, _MEMORY)
+                await asleep.remove(asleep.kinds)
         except BaseException:
             # A server left paused would answer nobody, and one without its memory must not go on.
             if not asleep:

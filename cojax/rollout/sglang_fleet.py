@@ -19,6 +19,7 @@ from cojax.environment import EngineError
 from cojax.rollout.sglang_endpoint import Clients, Endpoint, Lost, Refused, Unreachable
 from cojax.rollout.sglang_process import ServerProcess
 from cojax.rollout.sglang_server import Patience, Server, State, Target
+from cojax.rollout.sglang_sleep import Asleep, Notes
 
 _LOG = logging.getLogger(__name__)
 # Looks in a row without a sign of life until a server counts as hanging: one under heavy load may miss one.
@@ -33,7 +34,8 @@ class Fleet:
     Servers with somebody else who gives them weights are either `follow`ed, which is waiting until they have the
     target, or, with `any_weights`, served as they are: the target is what those that are started again start on.
 
-    With `release_memory` somebody may have the servers give their memory back, as `rest` does.
+    With `release_memory` somebody may have the servers give their memory back, as `rest` does. The `notes` know which
+    of those at `urls` still sleep, as after a trainer that was killed.
 
     Where there is a `router`, an address in front of all of them, it says who serves which conversation.
     """
@@ -49,8 +51,9 @@ class Fleet:
         any_weights: bool = False,
         router: str = "",
         release_memory: bool = False,
+        notes: Notes | None = None,
     ) -> None:
-        self.servers = [Server(Endpoint(url, clients), None, 0) for url in urls]
+        self.servers = [Server(Endpoint(url, clients), None, 0, asleep=Asleep(url, notes)) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
         # Of no fleet and never looked at: it stands for whichever server the router chooses.
         self.router = Server(Endpoint(router, clients), None, 0, "up") if router else None
@@ -184,7 +187,7 @@ class Fleet:
         server.state, server.fault = "resting", "has given its memory back"
         try:
             await server.rest()
-        except (Lost, Refused) as error:
+        except (Lost, Refused, OSError) as error:
             _LOG.warning("%s did not give its memory back: %s", server.name, error)
             await self._set(server, "down", str(error))
             server.alarm.set()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cojax.rollout.sglang_endpoint import Endpoint, Lost, Refused
 from cojax.rollout.sglang_process import ServerProcess
+from cojax.rollout.sglang_sleep import Asleep
 
 _LOG = logging.getLogger(__name__)
 _STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
@@ -59,8 +60,8 @@ class Server:
     misses: int = 0  # looks in a row without a sign of life
     silent: float = 0.0  # since when, on the monotonic clock; 0 for not
     refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights, since it was up
-    asleep: set[str] = dataclasses.field(default_factory=set)  # kinds of memory that it has given back
-    born: str = ""  # its process as it was when it gave them back
+    asleep: Asleep = dataclasses.field(default_factory=Asleep)
+    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # a rest and an update exclude each other
     reading: Path | None = None  # a folder that must not go meanwhile
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     alarm: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -92,24 +93,27 @@ class Server:
         self.reading, self.label = None, target.label
 
     async def rest(self) -> None:
-        """Has it give its memory back until it takes weights, or `wake`. Raises Lost or Refused."""
-        self.born = await self.endpoint.born()
-        await self.endpoint.rest(self.asleep)
+        """Has it give its memory back until it takes weights, or `wake`. Raises what `Endpoint.rest` raises."""
+        async with self.turn:
+            self.asleep.born = await self.endpoint.born()
+            await self.endpoint.rest(self.asleep)
 
     async def wake(self) -> None:
         """Has it take its memory again. Raises Lost or Refused."""
-        if await self._asleep():
-            await self.endpoint.wake(self.asleep)
+        async with self.turn:
+            if await self._asleep():
+                await self.endpoint.wake(self.asleep)
 
-    async def _asleep(self) -> set[str]:
+    async def _asleep(self) -> Asleep:
         # One that was started again meanwhile has its memory, and would not survive being given it twice.
-        if self.asleep and await self.endpoint.born() != self.born:
-            self.asleep.clear()
+        if self.asleep and await self.endpoint.born() != self.asleep.born:
+            await self.asleep.remove(self.asleep.kinds)
         return self.asleep
 
     async def _update(self, target: Target) -> None:
         try:
-            await self.endpoint.update(target.folder, target.label, await self._asleep())
+            async with self.turn:
+                await self.endpoint.update(target.folder, target.label, await self._asleep())
         except Refused as refusal:
             raise Refused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
@@ -131,7 +135,7 @@ class Server:
         assert self.process is not None
         self.reading = target.folder
         try:
-            self.asleep.clear()
+            await self.asleep.remove(self.asleep.kinds)
             await asyncio.to_thread(self.process.start, target.folder, target.label)
             self.endpoint = dataclasses.replace(self.endpoint, url=self.process.url)
             async with asyncio.timeout(deadline):

@@ -1,5 +1,8 @@
 """Servers that share accelerators with the learner: they give memory back, and have it again before new weights."""
 
+import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,69 @@ def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice
     engine.load(weights(1))
     assert pair[0].count("resume_memory_occupation") == 0
     assert ask(engine).weights_version == 1
+
+
+def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, make, tmp_path: Path) -> None:
+    engine = make(pair, release_memory=True, patience=QUIET)
+    engine.load(weights(0))
+    engine.rest()
+    # What a killed one leaves: the notes, and servers whom nobody wakes.
+    notes = (tmp_path / "asleep.json").read_bytes()
+    (tmp_path / "next").mkdir()
+    (tmp_path / "next" / "asleep.json").write_bytes(notes)
+    pair[1].close()
+    pair[1] = Speaker(pair[1].port)  # started again, it is awake
+    successor = make(pair, folder=tmp_path / "next", patience=QUIET)
+    successor.load(weights(1))
+    assert all(server.up for server in successor.fleet.servers)
+    assert not pair[0].released | pair[1].released
+    assert pair[1].count("resume_memory_occupation") == 0
+    assert json.loads((tmp_path / "next" / "asleep.json").read_text()) == {}
+    # Of one that was killed while a server took its weights again, only the rest is missing.
+    (tmp_path / "last").mkdir()
+    pair[0].released = {"kv_cache"}
+    born = json.dumps([state["startup_time"] for state in pair[0].about["internal_states"]])
+    (tmp_path / "last" / "asleep.json").write_text(json.dumps({pair[0].url: [born, ["kv_cache"]]}))
+    last = make(pair, folder=tmp_path / "last", patience=QUIET)
+    last.load(weights(2))
+    assert not pair[0].released
+    assert last.fleet.servers[0].up
+
+
+def test_a_rest_that_cannot_be_noted_is_not_taken_and_damaged_notes_are_told(pair, make, tmp_path, caplog) -> None:
+    (tmp_path / "asleep.json").mkdir()
+    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    assert "asleep.json is not read" in caplog.text
+    engine.load(weights(0))
+    engine.rest()
+    assert "did not give its memory back" in caplog.text
+    assert pair[0].count("release_memory_occupation") == 0
+    assert not pair[0].paused
+
+
+def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
+    engine = make(pair, release_memory=True)
+    engine.load(weights(0))
+    pair[0].close()
+    until(lambda: not engine.fleet.servers[0].up)
+    engine.rest()
+    asked = threading.Event()
+
+    def mood(path: str, body: dict, answer: dict) -> int:
+        # Asked which process it is, for the rest: what follows must not come between an update's steps.
+        if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
+            asked.set()
+            time.sleep(0.7)
+        return 200
+
+    pair[0] = Speaker(pair[0].port)
+    pair[0].mood = mood
+    assert asked.wait(10)
+    engine.load(weights(1))
+    until(lambda: all(server.up for server in engine.fleet.servers))
+    time.sleep(0.7)
+    assert not pair[0].released
+    assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
 
 
 def test_a_server_that_comes_back_during_the_rest_rests_too(pair, make) -> None:
