@@ -233,7 +233,8 @@ class Fleet:
             raise Refused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
             )
-        await server.take(target, self._patience.sync, follow=self._follow, known=known)
+        current = lambda: self.target is target  # noqa: E731
+        await server.take(target, self._patience.sync, current, follow=self._follow, known=known)
 
     def _fault(self, error: Exception) -> str:
         late = f"did not take new weights within {self._patience.sync:g} s (sglang.sync_deadline)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,8 +75,10 @@ class Server:
     def up(self) -> bool:
         return self.state == "up"
 
-    async def take(self, target: Target, deadline: float, *, follow: bool, known: bool = True) -> None:
-        """Has it take the target; one to `follow` does so by itself, and is waited for.
+    async def take(
+        self, target: Target, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
+    ) -> None:
+        """Has it take the target; one to `follow` does so by itself, and is waited for while the target is `current`.
 
         Raises TimeoutError after `deadline` seconds, Refused, and Lost; not Lost where it follows and is not `known` to
         have answered before.
@@ -84,13 +87,14 @@ class Server:
         try:
             async with asyncio.timeout(deadline):
                 if follow:
-                    await self._taken(target, known)
+                    await self._taken(target, known, current)
                 else:
                     await self._update(target)
         except (Lost, Refused):  # but after a timeout it may be reading still
             self.reading = None
             raise
-        self.reading, self.label = None, target.label
+        self.reading = None
+        self.label = target.label if current() or not follow else self.label
 
     async def rest(self) -> None:
         """Has it give its memory back until it takes weights, or `wake`. Raises what `Endpoint.rest` raises."""
@@ -117,8 +121,8 @@ class Server:
         except Refused as refusal:
             raise Refused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
-    async def _taken(self, target: Target, known: bool) -> None:
-        while True:
+    async def _taken(self, target: Target, known: bool, current: Callable[[], bool]) -> None:
+        while current():  # one that reads slowly may skip a version
             try:
                 if await self.endpoint.version() == target.label:
                     return

@@ -278,3 +278,23 @@ def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, mo
         engine.load(weights(1))
     assert not pair[0].paused
     over.set()
+
+
+def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None:
+    engine = make(pair, follow=True, patience=Patience(startup=5.0, sync=60.0, probe_every=0.1))
+
+    def load(version: int, *who: Speaker) -> None:
+        loader = threading.Thread(target=engine.load, args=(weights(version),))
+        loader.start()
+        until(lambda: engine.fleet.target is not None and engine.fleet.target.label.endswith(f"-{version}"))
+        for speaker in who:
+            speaker.version = engine.fleet.target.label
+        loader.join()
+
+    load(0, *pair)
+    first = engine.fleet.servers[0]
+    pair[0].version = "another's"
+    until(lambda: first.state == "returning")  # it waits for a label that never comes
+    load(1, *pair)
+    until(lambda: first.up)
+    assert first.label == engine.fleet.target.label
