@@ -36,9 +36,10 @@ def check(config: ConfigDict) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {}
     config = config.copy_and_resolve_references()
-    # A server's weights and logs go into a folder of their own: the workdir may hold a run.
-    folder = Path(config.sglang.folder or config.workdir).absolute()
-    config.sglang.folder, existed = str(folder / f".check-{os.getpid()}"), folder.exists()
+    folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
+    existed = folder.exists()
+    if scratch is not None:
+        config.sglang.folder = str(scratch)
     examinations: list[tuple[str, Callable[[], str]]] = [
         ("configuration", lambda: _configuration(config, state)),
         ("environment", lambda: _environment(state)),
@@ -61,11 +62,22 @@ def check(config: ConfigDict) -> int:
                 break
     if "parts" in state:
         _parts(state).engine.close()
-    shutil.rmtree(config.sglang.folder, ignore_errors=True)
+    if scratch is not None:
+        shutil.rmtree(scratch, ignore_errors=True)
     if not existed:
         with contextlib.suppress(OSError):
             folder.rmdir()
     return int(failed)
+
+
+def _scratch(config: ConfigDict) -> Path | None:
+    """A folder of their own for a server's weights and logs: the workdir may hold a run.
+
+    None where servers follow: they look nowhere but in the one that they were given.
+    """
+    if config.sglang.follow:
+        return None
+    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{os.getpid()}"
 
 
 def _parts(state: dict[str, Any]) -> assemble.Parts:

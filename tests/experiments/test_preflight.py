@@ -47,3 +47,19 @@ def test_weights_count_on_the_disk_of_their_folder(config: ConfigDict, tmp_path:
     with pytest.raises(OSError, match=f"free under {folder}"):
         needed(config, shutil.disk_usage(SHARED).free // 5)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, tmp_path, monkeypatch, follow) -> None:
+    config.sglang.folder, config.sglang.follow = str(tmp_path / "shared"), follow
+    (tmp_path / "shared" / "weights" / "7").mkdir(parents=True)
+    seen: list[Path] = []
+
+    def parts(config: ConfigDict) -> None:
+        seen.append(Path(config.sglang.folder))
+        raise ValueError("no further")
+
+    monkeypatch.setattr(preflight.assemble, "parts", parts)
+    assert preflight.check(config) == 1
+    assert (seen == [tmp_path / "shared"]) == follow
+    assert (tmp_path / "shared" / "weights" / "7").is_dir()
