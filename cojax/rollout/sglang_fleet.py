@@ -244,7 +244,7 @@ class Fleet:
 
     async def _return(self, server: Server) -> None:
         """Brings a server back on the weights that are current by then; one of ours, while its budget lasts, anew."""
-        process = server.process
+        process, pause = server.process, _AGAIN
         await self._set(server, "returning", server.fault)
         while server.state == "returning":
             target, restarts = self.target, server.restarts
@@ -278,7 +278,12 @@ class Fleet:
                     await self._set(server, "down", server.fault)
                     asyncio.get_running_loop().call_later(_AGAIN, server.alarm.set)
                     return
+                alive = process.running
                 await asyncio.to_thread(process.kill)
+                if not alive and server.restarts and self.target is target:
+                    # A port or memory that is taken for a moment must not cost all restarts.
+                    await asyncio.sleep(pause)
+                    pause *= 2
 
     def _may_start(self, server: Server, process: ServerProcess) -> bool:
         """Whether one of ours may be started; every start but the first takes one of its restarts."""

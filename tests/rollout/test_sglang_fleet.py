@@ -1,5 +1,7 @@
 """Servers that fall out and come back: none holds up another, and none serves other weights unnoticed."""
 
+import dataclasses
+import socket
 import subprocess
 import sys
 import threading
@@ -52,6 +54,22 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         assert labels[0] == labels[1] == engine.fleet.target.label
     finally:
         engine.close()
+
+
+def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("cojax.rollout.sglang_fleet._AGAIN", 0.2)
+    holder = socket.create_server(("127.0.0.1", 0))
+    launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
+    patience = Patience(startup=20.0, sync=2.0, probe_every=0.05, restarts=4)
+    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, patience=patience)
+    timer = threading.Timer(0.5, holder.close)
+    timer.start()
+    try:
+        engine.load(weights(0))
+        assert engine.fleet.servers[0].restarts >= 1
+    finally:
+        engine.close()
+        timer.join()
 
 
 def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) -> None:
