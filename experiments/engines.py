@@ -34,6 +34,9 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
     if strange := [url for url in urls if not _is_address(url)]:
         raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
+    distinct = [str(httpx.URL(url)).rstrip("/") for url in urls]
+    if twice := [url for url in distinct if distinct.count(url) > 1]:
+        raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would be given its weights twice at once")
     if urls:
         _check_attached(section)
     elif section.follow or section.router:

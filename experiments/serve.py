@@ -13,6 +13,7 @@ import asyncio
 import dataclasses
 import logging
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -74,8 +75,10 @@ async def _keep(config: ConfigDict, host: str) -> None:
     section = config.sglang
     sent = Path(section.folder or config.workdir)
     target = await _first(config, sent)
-    dtype = section.dtype or ModelConfig.from_hf(target.folder).param_dtype
-    launch = dataclasses.replace(engines.launch(config, sent / "sglang", dtype), host=host)
+    dtype = section.dtype or config.model.dtype or ModelConfig.from_hf(target.folder).dtype
+    # Several rollout hosts may share the folder.
+    logs = sent / "sglang" / socket.gethostname()
+    launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
     processes = [ServerProcess(launch, index) for index in range(section.servers)]
     clients = Clients()
     fleet = Fleet(

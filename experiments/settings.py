@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,13 @@ _BOUNDS = {
     "sglang.attempts": 1, "sglang.restarts": 0, "sglang.port": 0,
 }  # fmt: skip
 
+
+# Seconds.
+_TIMES = (
+    "sglang.probe_every", "sglang.startup_deadline", "sglang.sync_deadline", "limits.engine_deadline",
+    "limits.environment_deadline",
+)  # fmt: skip
+_LAST_PORT = 65_535
 
 # What may be said for short on the command line: a leaf by its section, or by itself.
 SHORT = {"engine": "engine.name", "explorer": "explorer.name", "data": "environment.data"}
@@ -58,12 +66,30 @@ def kinds(config: ConfigDict) -> list[SignalKind]:
 
 
 def check_bounds(config: ConfigDict) -> None:
-    """Settings that count something. Raises ValueError for one below its least value."""
+    """Settings that count or time something. Raises ValueError for one below its least value."""
     for name, least in _BOUNDS.items():
         section, _, leaf = name.rpartition(".")
         value = config[section][leaf] if section else config[leaf]
         if value < least:
             raise ValueError(f"{name} is {value}; expected at least {least}")
+    for name in _TIMES:
+        section, _, leaf = name.partition(".")
+        if not config[section][leaf] > 0:  # not a number is neither
+            raise ValueError(f"{name} is {config[section][leaf]}; expected a number of seconds above 0")
+    _check_servers(config.sglang)
+
+
+def _check_servers(section: ConfigDict) -> None:
+    """What servers are launched with. Raises ValueError."""
+    if section.port > (last := _LAST_PORT - section.servers + 1):
+        raise ValueError(
+            f"sglang.port is {section.port}; {section.servers} servers take as many ports from it on, so it may be at "
+            f"most {last}"
+        )
+    try:
+        shlex.split(section.flags)
+    except ValueError as error:
+        raise ValueError(f"sglang.flags is {section.flags!r}, which is no command line: {error}") from error
 
 
 def check(config: ConfigDict) -> None:

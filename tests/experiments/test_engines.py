@@ -72,6 +72,12 @@ def test_urls_attach_and_need_no_interpreter(config) -> None:
             engines.sglang(config, MODEL)
 
 
+def test_a_server_is_named_once(config) -> None:
+    config.sglang.urls = "http://127.0.0.1:1,http://127.0.0.1:2, http://127.0.0.1:1/"
+    with pytest.raises(ValueError, match=r"sglang\.urls names 'http://127\.0\.0\.1:1' twice"):
+        engines.sglang(config, MODEL)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("servers", 2), ("python", "/v/bin/python"), ("device", "cpu"), ("flags", "--tp 8"), ("port", 3), ("restarts", 0)],

@@ -114,6 +114,16 @@ def test_servers_take_new_versions_by_themselves_under_the_label_that_the_traine
         engine.close()
 
 
+@pytest.mark.parametrize(
+    ("model", "sent", "served"), [("", "", "float32"), ("bfloat16", "", "bfloat16"), ("bfloat16", "float16", "float16")]
+)
+def test_servers_compute_in_the_policys_dtype_and_log_by_host(config, host, launched, model, sent, served) -> None:
+    config.model.dtype, config.sglang.dtype, config.sglang.servers = model, sent, 1
+    host(config)
+    log = Path(config.workdir) / "sglang" / socket.gethostname() / "server-0.log"
+    until(lambda: log.exists() and f"--dtype {served} " in log.read_text())
+
+
 def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, launched) -> None:
     config.sglang.follow, config.model.path = True, ""
     config.model.shape.num_hidden_layers = 1
@@ -196,10 +206,34 @@ def test_it_ends_once_no_server_is_left(config) -> None:
     assert serve.serve(config, "127.0.0.1", threading.Event()) == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sglang.probe_every",
+        "sglang.startup_deadline",
+        "sglang.sync_deadline",
+        "limits.engine_deadline",
+        "limits.environment_deadline",
+    ],
+)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_times_are_above_zero(config, name: str, value: float) -> None:
+    section, leaf = name.split(".")
+    config[section][leaf] = value
+    with pytest.raises(ValueError, match=rf"{name} is {value}; expected a number of seconds above 0"):
+        serve.serve(config, "127.0.0.1", threading.Event())
+
+
 def test_settings_are_checked(config) -> None:
     config.sglang.restarts = -1
     with pytest.raises(ValueError, match=r"sglang\.restarts is -1; expected at least 0"):
         serve.serve(config, "127.0.0.1", threading.Event())
-    config.sglang.restarts, config.model.path = 0, str(Path(config.workdir) / "nowhere")
+    config.sglang.restarts, config.sglang.port = 0, 65_535
+    with pytest.raises(ValueError, match=r"sglang\.port is 65535; 2 servers .* at most 65534"):
+        serve.serve(config, "127.0.0.1", threading.Event())
+    config.sglang.port, config.sglang.flags = 30_000, '--name "open'
+    with pytest.raises(ValueError, match=r"sglang\.flags .*No closing quotation"):
+        serve.serve(config, "127.0.0.1", threading.Event())
+    config.sglang.flags, config.model.path = "", str(Path(config.workdir) / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         serve.serve(config, "127.0.0.1", threading.Event())
