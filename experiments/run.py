@@ -109,10 +109,10 @@ def run(config: ConfigDict) -> int:
             policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
             params = assemble.initial_params(config, made, found)
             trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), begun)
-        learner = assemble.learner(config, made, params)
-        loop = assemble.loop(config, made, learner, clock)
-        learned = learner.init(params, config.seed)
-        del params  # copied: what the learner needs of them it has
+            learner = assemble.learner(config, made, params)
+            loop = assemble.loop(config, made, learner, clock)
+            learned = learner.init(params, config.seed)
+            del params  # copied: what the learner needs of them it has
         learned = learned if begun else _rehearsed(config, loop, learned)
         zero_shot = _zero_shot(config, made, learner, learned, clock, directory)
         if begun:
