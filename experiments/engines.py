@@ -42,8 +42,6 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     elif section.follow or section.router:
         name = "follow" if section.follow else "router"
         raise ValueError(f"sglang.{name} is set, but sglang.urls is empty; name the servers there, or unset it")
-    if section.follow and section.release_memory:
-        raise ValueError("sglang.follow and sglang.release_memory exclude each other; unset one of them")
     if section.router and not _is_address(section.router):
         raise ValueError(f"sglang.router is {section.router!r}; expected http://HOST:PORT")
     folder = Path(section.folder or config.workdir)

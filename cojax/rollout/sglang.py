@@ -7,16 +7,14 @@ reply says which weights sampled it: what comes from weights that were not asked
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import threading
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tenacity
 
@@ -24,14 +22,13 @@ from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.export import check_weights
+from cojax.rollout.loop_thread import LoopThread
 from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
 from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import Launch, ServerProcess
 from cojax.rollout.sglang_server import Patience, Server, Target
 from cojax.rollout.sglang_sleep import Notes
 from cojax.rollout.sglang_weights import WeightsFolder
-
-_T = TypeVar("_T")
 
 
 @dataclasses.dataclass
@@ -82,10 +79,11 @@ class SGLangEngine:
             )
         if bool(urls) == (launch is not None):
             raise ValueError("give either urls of running servers or launch, which says how to start some")
-        if (follow or router) and not urls:
-            raise ValueError("follow and router are for servers of urls, of which there are none")
         if follow and release_memory:
-            raise ValueError("servers that follow take weights at any time; they cannot give their memory back")
+            raise ValueError(
+                "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
+                "or sglang.release_memory"
+            )
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
         self._config, self._length = config, max_length
@@ -96,16 +94,11 @@ class SGLangEngine:
         self._folders: list[Path] = []
         self._loaded: tuple[int, str] | None = None  # version and fingerprint of the weights loaded last
         self._loading = threading.Lock()
-        self._gate = threading.Lock()  # nothing enters the event loop once `_down` is set
-        self._down = ""
         self._store = WeightsFolder(folder)
         # The event loop's own.
         self.served = Served()
         self._busy, self._active, self._since = 0.0, 0, 0.0
         self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._calls: set[asyncio.Task[Any]] = set()
-        self._errands: set[asyncio.Task[None]] = set()
-        self._loop = asyncio.new_event_loop()
         self._clients = Clients()
         processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
         attached = [url.rstrip("/") for url in urls]
@@ -119,8 +112,7 @@ class SGLangEngine:
             release_memory=release_memory,
             notes=Notes(folder / "asleep.json"),
         )
-        self._thread = threading.Thread(target=self._loop.run_forever, name="SGLangEngine", daemon=True)
-        self._thread.start()
+        self._loop = LoopThread("SGLangEngine", "the engine was closed")
 
     # --- called from any thread ---
 
@@ -142,7 +134,7 @@ class SGLangEngine:
         or a folder is missing, EngineError when no server takes them.
         """
         with self._loading:
-            self._raise_if_down()
+            self._loop.raise_if_closed()
             asked = (weights.version, weights.fingerprint()) if weights.fingerprint is not None else None
             target = self._fleet.target
             if target is None or asked is None or asked != self._loaded:
@@ -150,7 +142,7 @@ class SGLangEngine:
                 target = self._written(weights)
             elif self._fleet.serving:
                 return
-            self._call(self._fleet.sync(target))
+            self._loop.call(self._fleet.sync(target))
             self._loaded = asked
             # The one before stays, for a server that was left behind, and what others are still reading.
             self._folders = [*self._folders, target.folder][-2:]
@@ -177,65 +169,32 @@ class SGLangEngine:
         tokens = [int(token) for token in prompt]
         # A token outside the vocabulary would end a server.
         check_request(tokens, sampling, self._config.vocab_size, self._length)
-        self._raise_if_down()
+        self._loop.raise_if_closed()
         if self._fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
         room = min(sampling.max_tokens, self._length - len(tokens))
         digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
         number = int.from_bytes(digest[:8], "little") >> 1
         call = self._generate(tokens, sampling, room, session, number)
-        return self._call(call, f"session {session!r} was released while generating")
+        return self._loop.call(call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
         """Forgets the session; a call of it still running raises EngineError. Unknown is fine."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._forget, session)
+        self._loop.soon(self._forget, session)
 
     def rest(self) -> None:
         """With `release_memory`, has the servers give back the memory of weights and cache until the next `load`."""
         with self._loading:
-            self._raise_if_down()
+            self._loop.raise_if_closed()
             if self._release_memory and self._fleet.target is not None:
-                self._call(self._fleet.rest())
+                self._loop.call(self._fleet.rest())
 
     def close(self) -> None:
         """Ends the servers that are ours; whoever waits gets EngineError. May be called twice."""
-        with self._gate:
-            if self._down:
-                return
-            self._down = "the engine was closed"
-        asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._store.close()
-
-    def _raise_if_down(self) -> None:
-        if self._down:
-            raise EngineError(self._down)
-
-    def _call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
-        """What the coroutine returns. Raises EngineError where it is cancelled, as by `close`."""
-        with self._gate:
-            if self._down:
-                coroutine.close()
-                raise EngineError(self._down)
-            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise EngineError(self._down or cancelled) from None
+        if self._loop.close(self._shut):
+            self._store.close()
 
     # --- the event loop ---
-
-    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        task = asyncio.current_task()
-        assert task is not None
-        self._calls.add(task)
-        try:
-            return await coroutine
-        finally:
-            self._calls.discard(task)
 
     async def _generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One completion, within the deadline and the number of tries."""
@@ -293,7 +252,7 @@ class SGLangEngine:
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._send(self._fleet.abort(server, rid))
+            self._loop.send(self._fleet.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -328,23 +287,11 @@ class SGLangEngine:
             tuple(spans) if len(spans) > 1 else (),
         )
 
-    def _send(self, errand: Coroutine[Any, Any, None]) -> None:
-        """Runs something nobody waits for."""
-        task = self._loop.create_task(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-
     def _forget(self, session: str) -> None:
         if session in self._tasks:
             self._tasks[session].cancel()
         self._fleet.forget(session)
 
     async def _shut(self) -> None:
-        # All of them: what came through the gate has had its first turn on the loop by now.
-        calls = list(self._calls)
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.gather(*self._errands, return_exceptions=True)
         await self._fleet.close()
         await self._clients.aclose()

@@ -1,0 +1,85 @@
+"""An event loop in a thread of its own, for work that hundreds of other threads ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from cojax.environment import EngineError
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """Runs coroutines for other threads until `close`, after which whoever asks or waits gets EngineError(`closed`)."""
+
+    def __init__(self, name: str, closed: str) -> None:
+        self._gate = threading.Lock()  # nothing enters the event loop once `_down` is set
+        self._down, self._closed = "", closed
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._errands: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def raise_if_closed(self) -> None:
+        """Raises EngineError."""
+        if self._down:
+            raise EngineError(self._down)
+
+    def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
+        """What the coroutine returns. Raises EngineError where it is cancelled, as by `close`."""
+        with self._gate:
+            if self._down:
+                coroutine.close()
+                raise EngineError(self._down)
+            future = asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self._loop)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise EngineError(self._down or cancelled) from None
+
+    def soon(self, function: Callable[[str], None], argument: str) -> None:
+        """Calls it on the loop, and not at all once that is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, argument)
+
+    def send(self, errand: Coroutine[Any, Any, None]) -> None:
+        """Runs something nobody waits for but `close`. Called on the loop."""
+        task = self._loop.create_task(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        """Cancels all calls, runs `last`, and ends loop and thread; False where that has been done."""
+        with self._gate:
+            if self._down:
+                return False
+            self._down = self._closed
+        asyncio.run_coroutine_threadsafe(self._shut(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        return True
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(task)
+
+    async def _shut(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # All of them: what came through the gate has had its first turn on the loop by now.
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*self._errands, return_exceptions=True)
+        await last()
