@@ -248,11 +248,11 @@ class SGLangEngine:
             self.served.cached_tokens += reply.cached
             return self._completion(reply, server, asked, sampling)
         except Unreachable as error:
-            self._fleet.suspect(server, str(error))
+            self._fleet.routes.suspect(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._loop.send(self._fleet.abort(server, rid))
+            self._loop.send(self._fleet.routes.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -265,7 +265,7 @@ class SGLangEngine:
         assert self._fleet.target is not None
         labels = [label for label, _ in reply.spans]
         if strange := [label for label in labels if label not in self._versions]:
-            self._fleet.suspect(server, f"it sampled from weights {strange[0]!r}, which are not of this run")
+            self._fleet.routes.suspect(server, f"it sampled from weights {strange[0]!r}, which are not of this run")
             raise Lost(f"{server.name} sampled from weights {strange[0]!r}, which are not of this run")
         # However mixed, it must end in current ones: behind a router a server that is left out is still asked.
         stale = labels[-1] not in (asked, self._fleet.target.label)
@@ -290,7 +290,7 @@ class SGLangEngine:
     def _forget(self, session: str) -> None:
         if session in self._tasks:
             self._tasks[session].cancel()
-        self._fleet.forget(session)
+        self._fleet.routes.forget(session)
 
     async def _shut(self) -> None:
         await self._fleet.close()

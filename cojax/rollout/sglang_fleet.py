@@ -8,7 +8,6 @@ no server waits for another.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import logging
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from cojax.environment import EngineError
 from cojax.rollout.sglang_endpoint import Clients, Endpoint, Lost, Refused, Unreachable
 from cojax.rollout.sglang_process import ServerProcess
+from cojax.rollout.sglang_routes import Routes
 from cojax.rollout.sglang_server import Patience, Server, State, Target
 from cojax.rollout.sglang_sleep import Asleep, Notes
 
@@ -37,7 +37,7 @@ class Fleet:
     With `release_memory` somebody may have the servers give their memory back, as `rest` does. The `notes` know which
     of those at `urls` still sleep, as after a trainer that was killed.
 
-    Where there is a `router`, an address in front of all of them, it says who serves which conversation.
+    Where there is a `router`, an address in front of all of them, it says who serves which conversation: see `Routes`.
     """
 
     def __init__(
@@ -55,12 +55,10 @@ class Fleet:
     ) -> None:
         self.servers = [Server(Endpoint(url, clients), None, 0, asleep=Asleep(url, notes)) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
-        # Of no fleet and never looked at: it stands for whichever server the router chooses.
-        self.router = Server(Endpoint(router, clients), None, 0, "up") if router else None
+        self.routes = Routes(self.servers, router, clients)
         self.target: Target | None = None
         self._patience, self._follow, self._any_weights = patience, follow, any_weights
         self._release_memory, self._resting = release_memory, False
-        self._homes: dict[str, Server] = {}
         self._syncing = False
         self._changed = asyncio.Condition()
         self._watches: list[asyncio.Task[None]] = []
@@ -76,48 +74,11 @@ class Fleet:
             await self._changed.wait_for(lambda: not self._syncing and (self._up() or self.all_lost))
             if self.all_lost:
                 raise EngineError(f"no SGLang server is left: {self.faults()}")
-            if self.router is not None:
-                return self.router
-            home = self._homes.get(session)
-            if home is None or not home.up:
-                self.forget(session)
-                home = min(self._up(), key=lambda server: (server.sessions, len(server.requests)))
-                home.sessions += 1
-                self._homes[session] = home
-            return home
-
-    def forget(self, session: str) -> None:
-        """The session has no home any more. Unknown is fine."""
-        home = self._homes.pop(session, None)
-        if home is not None:
-            home.sessions -= 1
-
-    def suspect(self, server: Server, fault: str) -> None:
-        """Sends the server nothing new until it has been looked at, which happens at once.
-
-        Behind a router it may have been any of them: all are looked at.
-        """
-        if server is self.router:
-            for each in self.servers:
-                each.alarm.set()
-            return
-        if server.up:
-            server.state, server.fault = "down", fault
-        server.alarm.set()
-
-    async def abort(self, server: Server, rid: str) -> None:
-        """Ends a request of this server, wherever it is, whose answer nobody waits for any more."""
-        places = self.servers if server is self.router else [server]
-        aborts = (place.endpoint.abort(rid) for place in places if place.endpoint.url)
-        await asyncio.gather(*aborts, return_exceptions=True)
+            return self.routes.find(session)
 
     def faults(self) -> str:
         """What is wrong with each server that is not up."""
         return "; ".join(f"{server.name}: {server.fault}" for server in self.servers if not server.up)
-
-    def loads(self) -> dict[str, int]:
-        """Conversations by server, for a look at the balance."""
-        return dict(collections.Counter({server.name: server.sessions for server in self.servers}))
 
     def reading(self) -> list[Path]:
         """Folders that servers are reading or starting on."""
@@ -252,7 +213,7 @@ class Fleet:
             try:
                 if process is None or process.running:
                     await self._give(server, target)
-                elif self._may_start(server, process):
+                elif server.may_start():
                     await server.start(target, self._patience.startup, any_weights=self._any_weights)
                 else:
                     await self._set(server, "lost", server.fault)
@@ -284,19 +245,6 @@ class Fleet:
                     # A port or memory that is taken for a moment must not cost all restarts.
                     await asyncio.sleep(pause)
                     pause *= 2
-
-    def _may_start(self, server: Server, process: ServerProcess) -> bool:
-        """Whether one of ours may be started; every start but the first takes one of its restarts."""
-        if not process.starts:
-            return True
-        server.refused.clear()
-        if not server.restarts:
-            server.fault = f"it was restarted {self._patience.restarts} times (sglang.restarts); {server.fault}"
-            _LOG.error("%s is given up: %s", server.name, server.fault)
-            return False
-        server.restarts -= 1
-        _LOG.warning("%s is started again, %d more times at most", server.name, server.restarts)
-        return True
 
     # --- health ---
 
@@ -349,6 +297,7 @@ class Fleet:
                 await self._return(server)
             elif state == "down":
                 _LOG.warning("%s is back", server.name)
+                server.label = found
                 await self._set(server, "up")
                 if self._resting:
                     await self._rest(server)
@@ -378,10 +327,7 @@ class Fleet:
         server.state, server.fault = state, fault
         server.gone = server.gone and state != "up"
         if state in ("down", "lost"):
-            # A router tries those of a dead one elsewhere by itself, but does not tell which are with one that hangs.
-            lost = self.router.requests if self.router is not None and hung else ()
-            for request in [*server.requests, *lost]:
-                request.cancel()
+            self.routes.cancel(server, hung)
         async with self._changed:
             self._changed.notify_all()
 

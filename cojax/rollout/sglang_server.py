@@ -131,6 +131,20 @@ class Server:
                     raise
             await asyncio.sleep(_TAKING_LOOK)
 
+    def may_start(self) -> bool:
+        """Whether one of ours may be started; every start but the first takes one of its restarts."""
+        assert self.process is not None
+        if not self.process.starts:
+            return True
+        self.refused.clear()
+        if not self.restarts:
+            self.fault = f"it was restarted as often as sglang.restarts allows; {self.fault}"
+            _LOG.error("%s is given up: %s", self.name, self.fault)
+            return False
+        self.restarts -= 1
+        _LOG.warning("%s is started again, %d more times at most", self.name, self.restarts)
+        return True
+
     async def start(self, target: Target, deadline: float, *, any_weights: bool) -> None:
         """Starts the process on the target and waits until it serves it, or `any_weights`.
 

@@ -25,10 +25,10 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
     assert len(homes) == 18
     for number in (0, 2, 4):
         engine.release(f"s{number}")
-    until(lambda: sorted(engine.fleet.loads().values()) == [0, 3])
+    until(lambda: sorted(engine.fleet.routes.loads().values()) == [0, 3])
     for number in range(10, 13):
         ask(engine, f"s{number}")
-    assert sorted(engine.fleet.loads().values()) == [3, 3]
+    assert sorted(engine.fleet.routes.loads().values()) == [3, 3]
 
 
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
@@ -315,4 +315,4 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert len(done) == 600
     assert sum(speaker.count("generate") for speaker in pair) == 600
     assert engine.busy_seconds > 0
-    until(lambda: sum(engine.fleet.loads().values()) == 0)
+    until(lambda: sum(engine.fleet.routes.loads().values()) == 0)
