@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from cojax.replay import follow
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
+from cojax.rollout.sglang_sleep import NOTES
+from cojax.store import write_json
 from cojax.types import Message
 from experiments import assemble, policies
 
@@ -40,6 +43,7 @@ def check(config: ConfigDict) -> int:
     existed = folder.exists()
     if scratch is not None:
         config.sglang.folder = str(scratch)
+        _carry(folder, scratch)
     examinations: list[tuple[str, Callable[[], str]]] = [
         ("configuration", lambda: _configuration(config, state)),
         ("environment", lambda: _environment(state)),
@@ -63,6 +67,7 @@ def check(config: ConfigDict) -> int:
     if "parts" in state:
         _parts(state).engine.close()
     if scratch is not None:
+        _carry(scratch, folder)
         shutil.rmtree(scratch, ignore_errors=True)
     if not existed:
         with contextlib.suppress(OSError):
@@ -78,6 +83,13 @@ def _scratch(config: ConfigDict) -> Path | None:
     if config.sglang.follow:
         return None
     return Path(config.sglang.folder or config.workdir).absolute() / f".check-{os.getpid()}"
+
+
+def _carry(source: Path, target: Path) -> None:
+    """Which servers a killed run left asleep: the check wakes them, and must neither miss nor hide that."""
+    # What cannot be read or written is told by the examination that needs it.
+    with contextlib.suppress(OSError, ValueError):
+        write_json(target / NOTES, json.loads((source / NOTES).read_text()))
 
 
 def _parts(state: dict[str, Any]) -> assemble.Parts:

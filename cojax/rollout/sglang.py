@@ -27,7 +27,7 @@ from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreach
 from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import Launch, ServerProcess
 from cojax.rollout.sglang_server import Patience, Server, Target
-from cojax.rollout.sglang_sleep import Notes
+from cojax.rollout.sglang_sleep import NOTES, Notes
 from cojax.rollout.sglang_weights import WeightsFolder
 
 
@@ -110,7 +110,7 @@ class SGLangEngine:
             follow=follow,
             router=router,
             release_memory=release_memory,
-            notes=Notes(folder / "asleep.json"),
+            notes=Notes(folder / NOTES),
         )
         self._loop = LoopThread("SGLangEngine", "the engine was closed")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cojax.store import write_json
 
+NOTES = "asleep.json"  # in sglang.folder
 _LOG = logging.getLogger(__name__)
 
 

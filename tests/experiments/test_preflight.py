@@ -9,6 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
+from cojax.rollout.sglang_sleep import NOTES, Notes
+from cojax.store import write_json
 from experiments import base, preflight
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
@@ -63,3 +65,22 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
     assert preflight.check(config) == 1
     assert (seen == [tmp_path / "shared"]) == follow
     assert (tmp_path / "shared" / "weights" / "7").is_dir()
+
+
+def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_after_it(config, tmp_path, monkeypatch):
+    notes = tmp_path / "shared" / NOTES
+    config.sglang.folder = str(notes.parent)
+    write_json(notes, {"http://127.0.0.1:1": ["born", ["weights"]]})
+    found: list[tuple[str, list[str]]] = []
+
+    def parts(config: ConfigDict) -> None:
+        known = Notes(Path(config.sglang.folder) / NOTES)
+        found.append(known.find("http://127.0.0.1:1"))
+        known.write("http://127.0.0.1:1", "born", [])
+        raise ValueError("no further")
+
+    monkeypatch.setattr(preflight.assemble, "parts", parts)
+    assert preflight.check(config) == 1
+    assert found == [("born", ["weights"])]
+    assert [path.name for path in notes.parent.iterdir()] == [NOTES]
+    assert Notes(notes).find("http://127.0.0.1:1") == ("", [])
