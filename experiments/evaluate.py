@@ -28,7 +28,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 import environments
 from cojax.checkpoint import CheckpointError
@@ -42,15 +42,14 @@ from cojax.run_directory import RunDirectoryError
 from cojax.store import write_json
 from cojax.types import Group, Task, Trajectory
 from environments.worker.venv import InstallError
-from experiments import presets, subjects
+from experiments import subjects
 from experiments.facts import facts
-from experiments.flags import parse
+from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
 from experiments.settings import check_bounds, settings
 from experiments.subjects import Subject
 
 _LOG = logging.getLogger("cojax")
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
 _CHECKPOINT = flags.DEFINE_string("checkpoint", None, "A run's workdir, or WORKDIR/checkpoints/STEP.")
 _MODEL = flags.DEFINE_string("model", None, "A model folder in HF format, tokenizer included.")
 _ENDPOINT = flags.DEFINE_string("endpoint", None, "An OpenAI-compatible endpoint, such as http://HOST:8000/v1.")
@@ -250,7 +249,7 @@ def main(argv: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
-        config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
+        config = configuration()
         _check(config, _SAMPLES.value)
         keep_compiled()
         splits = splits_of(config, _SPLITS.value)

@@ -5,10 +5,20 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from absl import app
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
 
 from cojax.console import CONSOLE
+from experiments import presets
 from experiments.settings import spelled_out
+
+# One flag for all commands: a process may import several.
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
+
+
+def configuration() -> ConfigDict:
+    """The configuration that the flags give, its preset written in. Raises ValueError for an unknown preset."""
+    return presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
 
 
 def parse(argv: list[str]) -> list[str]:

@@ -24,7 +24,7 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 import jax
 from absl import app, flags
 from absl import logging as absl_logging
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from cojax import signals as signs
 from cojax.checkpoint import CheckpointError
@@ -43,14 +43,13 @@ from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, policies, preflight, presets, trained
+from experiments import assemble, policies, preflight, trained
 from experiments.facts import facts
-from experiments.flags import parse
+from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
 from experiments.settings import check, settings
 
 _LOG = logging.getLogger("cojax")
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 # What a reader of the figures must know of the tools' documentation.
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
@@ -270,7 +269,7 @@ def main(argv: Sequence[str]) -> None:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
     try:
-        config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
+        config = configuration()
         sys.exit(preflight.check(config) if _CHECK.value else run(config))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)

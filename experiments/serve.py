@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from cojax.console import CONSOLE
 from cojax.environment import EngineError
@@ -31,12 +31,11 @@ from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import ServerProcess
 from cojax.rollout.sglang_server import Target
 from cojax.rollout.sglang_weights import newest
-from experiments import engines, presets
-from experiments.flags import parse
+from experiments import engines
+from experiments.flags import configuration, parse
 from experiments.settings import check
 
 _LOG = logging.getLogger("cojax.serve")
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
 _HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
 # The label of weights that no trainer has written: one that attaches replaces them before its first request.
 _LABEL = "as-started"
@@ -147,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
     try:
-        config = presets.resolve(_CONFIG.value, config_flags.get_override_values(flags.FLAGS["config"]))
+        config = configuration()
         sys.exit(serve(config, _HOST.value, stop))
     except (ValueError, OSError) as error:
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
