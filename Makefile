@@ -21,7 +21,9 @@ test: $(VENV)/.test
 test-real: $(VENV)/.real $(SGLANG)/.installed
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m environments.install appworld --data=tiny
-	$(BIN)/python -m pytest -m real
+	$(BIN)/python -m pytest -m real -n 2 --dist loadfile --ignore=tests/rollout
+	# A real server takes the cores for itself.
+	$(BIN)/python -m pytest -m real tests/rollout
 
 bench: $(VENV)/.base
 	$(BIN)/python -m experiments.bench
