@@ -18,8 +18,8 @@ SMALL = (
     "policy=tiny", "data=tiny", "steps=2", "initial_tasks=4", "batch_size=2", "group_size=2", "explorer.runs=2",
     "explorer.steps=4", "synthesis.contexts=2", "synthesis.budget=1", "evolve=trajectory", "warm_start.steps=20",
     "warm_start.check_every=20", "warm_start.batch_size=2", "warm_start.check_tasks=2", "evaluation.tasks=2",
-    "evaluation.dev_tasks=2", "evaluation.every=0", "evaluation.challenge_tasks=3", "limits.max_turns=3", "limits.concurrency=4",
-    "engine.slots=4", "engine.lanes=1",
+    "evaluation.dev_tasks=2", "evaluation.every=0", "evaluation.challenge_tasks=3", "limits.max_turns=3",
+    "limits.concurrency=4", "engine.slots=4", "engine.lanes=1",
 )  # fmt: skip
 
 
