@@ -120,7 +120,12 @@ def passed_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
 
 
 def scenario(task: Task, key: str = "task") -> str:
-    """The scenario of a task of AppWorld: what precedes `_` in the id that `key` of its setup holds."""
+    """The scenario of a task of AppWorld: what precedes `_` in the id that `key` of its setup holds.
+
+    Raises ValueError where it holds none.
+    """
+    if key not in task.setup:
+        raise ValueError(f"a task's setup is {dict(task.setup)!r:.200}; a scenario is scored by its {key!r}")
     return str(task.setup[key]).partition("_")[0]
 
 

@@ -37,6 +37,7 @@ def get_config() -> ConfigDict:
     config.learner.row_length = 32_768
     config.learner.micro_rows = 1
     config.limits.concurrency = 64  # worlds at once
+    config.limits.environment_deadline = 180.0  # a verdict makes all calls again
     config.explorer.ending = "supervisor.complete_task"
     config.evaluation.split = "test_normal"
     config.evaluation.tasks = 168

@@ -32,7 +32,7 @@ from cojax.rollout.export import load_params
 from cojax.store import write_json
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
-_END = 2**20  # bytes at either end of a file that name it
+_PIECE = 2**24  # bytes of a file that are read at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -152,16 +152,14 @@ def from_scratch(section: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase)
 
 
 def content_of(folder: Path) -> str:
-    """A name for what a model folder holds: its files and their sizes, the first and the last megabyte of each."""
+    """A name for what a model folder holds: a checksum of its files."""
     total = 0
     for path in sorted(folder.iterdir()):
         if path.suffix in (".safetensors", ".json", ".jinja", ".txt") and path.is_file():
-            size = path.stat().st_size
+            total = zlib.crc32(f"{path.name} {path.stat().st_size} ".encode(), total)
             with open(path, "rb") as file:
-                ends = file.read(_END)
-                file.seek(max(0, size - _END))
-                ends += file.read(_END)
-            total = zlib.crc32(f"{path.name} {size} ".encode() + ends, total)
+                while piece := file.read(_PIECE):
+                    total = zlib.crc32(piece, total)
     return f"{total:08x}"
 
 

@@ -33,14 +33,18 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
-# Seconds for a part of the calls to be made again, or for the tests; twice that is within what a run allows one call.
+# Seconds for a part of the calls to be made again, or for the tests.
 _JUDGED = 25.0
 # What an evaluation of all splits is of.
 EVALUATION = ("test_normal", "test_challenge")
 
 
 def make(
-    data: str = "official", deadline: float = 40.0, solutions: bool = False, skills: bool | None = None
+    data: str = "official",
+    deadline: float = 40.0,
+    solutions: bool = False,
+    skills: bool | None = None,
+    verdict: float = 120.0,
 ) -> AppWorld:
     """The environment `appworld` on the data root of that name, `official` or `tiny`.
 
@@ -48,6 +52,8 @@ def make(
     quarters of that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
     for checks of the environment, never for a run. `skills` lets a policy call the explorer's skills as tools where it
     writes no code, which is not the benchmark: by default on the tiny data alone, for policies too small to write code.
+    Calls that cannot be made again within `verdict` seconds earn nothing; a verdict may take half a minute more, which
+    a run's limits.environment_deadline must allow.
     Raises InstallError where packages or data are missing, and EnvironmentFailure where this system cannot keep ground
     truth from a model's code.
     """
@@ -68,7 +74,8 @@ def make(
             # How the tiny data are made tells what is right in them.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
             data=shown,
-            truth=full,
+            # Where it is called, and where it lies.
+            truth=[full, os.path.realpath(full)],
             seconds=0.75 * deadline,
         )
         judging = both.submit(
@@ -86,6 +93,7 @@ def make(
             data,
             solutions=solutions,
             skills=data == "tiny" if skills is None else skills,
+            verdict=verdict,
         )
         made.play.tools()
     except EnvironmentFailure:

@@ -14,6 +14,7 @@ of the people behind it, and so does this.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -49,8 +50,13 @@ def changes(stock: Any) -> dict[str, Any]:
     finally:
         # Looking at the start turned every model's face to it.
         stock.models.reset_db_home_path()
-    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer)
+    answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=_finite)
     return {"tables": told, "answer": answer, "status": task.status}
+
+
+def _finite(number: str) -> float | str:
+    value = float(number)
+    return value if math.isfinite(value) else number
 
 
 class _Describer:

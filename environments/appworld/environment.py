@@ -10,6 +10,7 @@ import json
 import math
 import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,9 +47,11 @@ _REMEMBERED = 4_096
 
 
 class AppWorld:
-    """The environment. `play` runs code and `judge` replays calls, both on the data root of that name;
-    `solutions` hands out tasks with the benchmark's own
-    solutions, which nothing but a check of the environment may see; with `skills` a policy may call these as tools."""
+    """The environment. `play` runs code and `judge` replays calls, both on the data root of that name.
+
+    `solutions` hands out tasks with the benchmark's own solutions, which nothing but a check of the environment may
+    see; with `skills` a policy may call these as tools. For `verdict` seconds calls are made again.
+    """
 
     name = NAME
     splits = tuple(SPLITS)
@@ -61,7 +64,9 @@ class AppWorld:
         *,
         solutions: bool = False,
         skills: bool = False,
+        verdict: float = 120.0,
     ) -> None:
+        self.verdict = verdict
         self.play, self.judge, self.data, self.solutions, self.skills = play, judge, data, solutions, skills
         self.layers = play.layers
         self._references: OrderedDict[str, Mapping[str, Any]] = OrderedDict()
@@ -118,7 +123,12 @@ class AppWorld:
             guard = self._guards.setdefault(key, threading.Lock())
         with guard:
             if key not in self._references:
-                done = self._done(task)
+                try:
+                    done = self._done(task)
+                except BaseException:
+                    with self._guard:
+                        self._guards.pop(key, None)
+                    raise
                 with self._guard:
                     self._references[key] = done
                     while len(self._references) > _REMEMBERED:
@@ -180,7 +190,7 @@ class AppWorldEpisode:
             observation = self.playing.step(Action(code))
         except EnvironmentFailure as failure:
             # What a child raises while it runs code, or ends of after it ran some, can be the code's doing.
-            raise (LimitExceeded(str(failure)) if str(failure).startswith(_OF_THE_CODE) else failure) from failure
+            raise (LimitExceeded(str(failure)) if _by_the_code(failure) else failure) from failure
         printed = self._noted(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
@@ -203,19 +213,23 @@ class AppWorldEpisode:
             return Evaluation(0.0)
         if self.over:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False),))
-        try:
-            judging = self._judged()
-        except LimitExceeded:
-            # Calls too heavy to be made again within the limits are so twice.
-            self._forget()
+        # What cannot be found out here is the machinery's doing; what follows is that of the calls.
+        reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
+        until = time.monotonic() + self.environment.verdict
+        for _ in range(2):
+            self._opened()
             try:
-                judging = self._judged()
-            except LimitExceeded:
-                return Evaluation(0.0, (Check("the calls could be made again", False),))
-        if "scenario" in self.task.setup:
-            found = verdict.compare(self.environment.reference(self.task), judging.state())
-        else:
-            found = judging.evaluate()
+                return self._verdict(reference, until)
+            except EnvironmentFailure as failure:
+                if not _by_the_code(failure):
+                    raise
+                # Only what comes again is put down to the calls.
+                self._forget()
+        return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
+
+    def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
+        judging = self._judged(until)
+        found = judging.evaluate() if reference is None else verdict.compare(reference, judging.state())
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
             return Evaluation(found.reward, (*found.checks, Check(f"answered alike again: {named[:200]}", False)))
@@ -229,28 +243,45 @@ class AppWorldEpisode:
     def _noted(self, observation: Observation) -> str:
         """Keeps the calls of a step; what it printed. Raises LimitExceeded for a reply that no honest child sends."""
         try:
-            printed, reported = observation.messages
-            records = json.loads(reported.content, parse_constant=str, parse_float=_finite)
+            printed, reported = (message.content for message in observation.messages)
+            if not (
+                isinstance(printed, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)
+            ):
+                raise TypeError("an observation is text, and says by true or false whether it is good and the last")
+            records = json.loads(reported, parse_constant=str, parse_float=_finite)
             calls = [_call(record) for record in records]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
-        self.bytes += len(reported.content)
+        self.bytes += len(reported)
         self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > _MOST_BYTES
         if not self.over:
             self.calls += calls
-        return printed.content
+        return printed
 
-    def _judged(self) -> Episode:
-        """The judge's world, once the calls that it has not made yet are made."""
-        if self.judging is None:
-            judging = self.environment.judge.start(self.world)
-            judging.reset()
-            self.judging = judging
+    def _judged(self, until: float = math.inf) -> Episode:
+        """The judge's world, once the calls that it has not made yet are made.
+
+        Raises LimitExceeded where some are left at `until`, by `time.monotonic()`.
+        """
+        judging = self._opened()
         while self.judged < len(self.calls):
+            if time.monotonic() > until:
+                raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)
-            told = self.judging.step(Action(calls=tuple(following)))
+            told = judging.step(Action(calls=tuple(following)))
             self.differing += [message.content for message in told.messages]
+        return judging
+
+    def _opened(self) -> Episode:
+        """The judge's world."""
+        if self.judging is None:
+            self.judging = self.environment.judge.start(self.world)
+            try:
+                self.judging.reset()
+            except BaseException:
+                self._forget()
+                raise
         return self.judging
 
     def _forget(self) -> None:
@@ -258,6 +289,11 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
+
+
+def _by_the_code(failure: EnvironmentFailure) -> bool:
+    """Whether a failure may be the doing of a model's code, or of its calls."""
+    return isinstance(failure, LimitExceeded) or str(failure).startswith(_OF_THE_CODE)
 
 
 def _call(record: Any) -> Call:

@@ -24,9 +24,9 @@ PRINTED = 15_000
 _FAILED = ("Execution failed", "No code available")
 
 
-def make(data: str, truth: str, seconds: float) -> Play:
-    """The environment. `data` is a data folder without ground truth, `truth` the one with it, which must be out of
-    sight; `seconds` is what the package itself allows one block of code."""
+def make(data: str, truth: Sequence[str], seconds: float) -> Play:
+    """The environment. `data` is a data folder without ground truth, `truth` the names of the one with it, which must
+    be out of sight; `seconds` is what the package itself allows one block of code."""
     world.warm(data)
     return Play(data, truth, seconds)
 
@@ -36,7 +36,7 @@ class Play:
 
     name = "appworld"
 
-    def __init__(self, data: str, truth: str, seconds: float) -> None:
+    def __init__(self, data: str, truth: Sequence[str], seconds: float) -> None:
         self.data, self.truth, self.seconds = data, truth, seconds
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -104,12 +104,12 @@ def cut(text: str) -> str:
 _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
-def sealed(data: str, truth: str) -> None:
+def sealed(data: str, truth: Sequence[str]) -> None:
     """Raises PermissionError where this process, as it is confined, could read ground truth or cannot do without."""
-    if _opens(truth):
+    if found := [folder for folder in truth if _opens(folder)]:
         raise PermissionError(
-            f"a model's code could read the ground truth in {truth}: this system has for a process neither a view of "
-            "its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
+            f"a model's code could read the ground truth in {found[0]}: this system has for a process neither a view "
+            "of its own on the files nor rules about them (Landlock) nor, under root, a user of its own. Run as an "
             f"ordinary user and {_ALLOW}"
         )
     for needed in (data, sys.prefix, sys.base_prefix):

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from cojax.types import content_hash
 
@@ -103,6 +103,8 @@ class World:
             raise ValueError(f"there is no API {app}.{api}")
         if reserved := _RESERVED & arguments.keys():
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
+        # The package allows so many requests a block of code; replayed calls belong to none.
+        self.stock.requester.reset_request_count()
         with self._own_stream():
             try:
                 return content_hash(_plain(self.stock.apis[app][api](**arguments)))
@@ -126,7 +128,10 @@ class World:
 
     @property
     def completed(self) -> bool:
-        return bool(self.stock.task_completed())
+        # The row says it whatever the answer: the package's API cannot render each.
+        from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
+
+        return self.stock.models.supervisor.Task.all()[0].status in get_args(TASK_STATUS_LITERAL)
 
     def tell(self, instruction: str) -> None:
         """Has the world hold another instruction than the benchmark's."""

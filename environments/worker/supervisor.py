@@ -189,11 +189,13 @@ class _Ward:
     async def _answer(self, request: dict[str, Any]) -> None:
         try:
             reply = await self._reply(request["episode"], request["op"], request["arguments"], request["deadline"])
+            line = wire.encode({"id": request["id"], **reply})
         except ConnectionError:
             raise
         except Exception as error:
-            reply = wire.failed(wire.LOST, f"the supervisor failed: {type(error).__name__}: {error}")
-        self.writer.write(wire.encode({"id": request["id"], **reply}))
+            failed = wire.failed(wire.LOST, f"the supervisor failed: {type(error).__name__}: {error}")
+            line = wire.encode({"id": request["id"], **failed})
+        self.writer.write(line)
         await self.writer.drain()
 
     async def _reply(self, episode: int, op: str, arguments: list[Any], deadline: float) -> dict[str, Any]:

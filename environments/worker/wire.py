@@ -8,7 +8,8 @@ supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "fa
 from __future__ import annotations
 
 import json
-from typing import Any
+import math
+from typing import Any, NoReturn
 
 # Why a call got no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
@@ -35,7 +36,7 @@ def encode(message: dict[str, Any]) -> bytes:
 def decode(line: bytes) -> dict[str, Any]:
     """The message of a line. Raises ValueError where it is not a JSON object."""
     try:
-        message = json.loads(line, parse_constant=_reject)
+        message = json.loads(line, parse_constant=_reject, parse_float=_finite)
     except RecursionError:
         raise ValueError("a message is nested too deeply") from None
     if not isinstance(message, dict):
@@ -48,5 +49,11 @@ def failed(code: str, message: str) -> dict[str, str]:
     return {"failure": code, "message": message[:_MESSAGE]}
 
 
-def _reject(constant: str) -> None:
+def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    """JSON has no infinity, though 1e999 reads as one."""
+    value = float(number)
+    return value if math.isfinite(value) else _reject(number)

@@ -17,6 +17,7 @@ from environments.appworld import data as roots
 from environments.appworld.environment import AppWorld
 
 pytestmark = pytest.mark.real
+DEADLINE = 8.0  # seconds, as in conftest.py
 Run = Callable[..., Trajectory]
 
 # Ways to what the package's guard takes away: `os`, `open` and `gc` as they really are.
@@ -156,6 +157,25 @@ def test_replies_that_are_none_count_as_the_doing_of_the_code(run: Run, appworld
     assert (trajectory.outcome, trajectory.reward) == ("timeout", 0.0), trajectory
     raising = "import builtins, json\njson.dumps = lambda *a, **k: 1 / 0\nbuiltins.len = lambda *a: 1 / 0"
     assert run(raising, COMPLETE).outcome in ("timeout", "finished")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '{"n":2,"value":1e999}',
+        '{"n":2,"value":{"messages":[{"role":"user","content":5},{"role":"calls","content":"[]"}],"ok":true,"done":true}}',
+        '{"n":2,"value":{"messages":[{"role":"user","content":""},{"role":"calls","content":[]}],"ok":true,"done":true}}',
+        '{"n":2,"value":{"messages":[{"role":"user","content":""},{"role":"calls","content":"[]"}],"ok":1,"done":"no"}}',
+        '{"n":2,"value":{"messages":5,"ok":true,"done":true}}',
+        '{"n":2,"value":5}',
+    ],
+)
+def test_no_forged_reply_is_a_failure_of_the_machinery(run: Run, reply):
+    """Else a policy could erase its failures. Told at once: nobody waits out a deadline for it."""
+    began = time.monotonic()
+    trajectory = run(f"{REAL}\nposix.write(3, {reply.encode()!r} + bytes([10]))")
+    assert (trajectory.outcome, trajectory.reward) == ("timeout", 0.0), trajectory
+    assert time.monotonic() - began < 2 * DEADLINE
 
 
 @pytest.mark.parametrize(
@@ -321,3 +341,27 @@ world.calls += [{"app": "supervisor", "api": "show_profile", "arguments": {}, "d
     blocks = [Action(f"```python\n{WORLD}{flood}\n```"), *task.solution]
     trajectory = play(appworld, task, follow(blocks), max_turns=len(blocks))
     assert trajectory.reward == 0.0, trajectory
+
+
+def test_calls_beyond_what_one_block_may_make_are_judged(run: Run, appworld: AppWorld, task):
+    """The package allows a thousand calls a block; an episode of several may make more, and its deeds count."""
+    looking = Action("```python\nfor _ in range(600): apis.supervisor.show_profile()\n```")
+    blocks = [looking, looking, *task.solution]
+    trajectory = play(appworld, task, follow(blocks), max_turns=len(blocks))
+    assert (trajectory.outcome, trajectory.reward) == ("finished", 1.0), trajectory
+    assert all(check.passed for check in trajectory.checks)
+
+
+@pytest.mark.parametrize("answer", ["inf", "Infinity", "nan", "1e999"])
+def test_an_answer_may_read_like_no_number(run: Run, answer):
+    trajectory = run(f"apis.supervisor.complete_task(answer={answer!r})")
+    assert (trajectory.outcome, trajectory.reward) == ("finished", 0.0), trajectory
+    assert trajectory.checks
+
+
+def test_calls_too_slow_to_be_made_again_earn_nothing(run: Run, appworld: AppWorld, task, monkeypatch):
+    """And are no failure of the machinery, or a policy could erase its failures by making them slow."""
+    monkeypatch.setattr(appworld, "verdict", -1.0)
+    trajectory = play(appworld, task, follow(task.solution), max_turns=len(task.solution))
+    assert (trajectory.outcome, trajectory.reward) == ("finished", 0.0), trajectory
+    assert [check.passed for check in trajectory.checks] == [False]
