@@ -236,6 +236,7 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
     assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
 
 
+@pytest.mark.real
 def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     """Killed in step 5, resumed at 4: the evolution of step 6 needs episodes that the killed run saw as old."""
     settings = ("evolve_every=3", "episodes_kept=1", "checkpoints_kept=1", "evolve=trajectory")
@@ -439,7 +440,7 @@ def test_preflight_tries_everything_and_trains_nothing(environment, tmp_path):
         [*command(tmp_path / "run"), "--check"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 8
+    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 9
     assert not (tmp_path / "run").exists()
     bad = subprocess.run(
         [*command(Path("/proc/cojax")), "--check"],

@@ -376,6 +376,7 @@ except ValueError as error:
 """
 
 
+@pytest.mark.real
 def test_four_devices_compute_what_one_does(request, tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", SHARDED, request.path.parent, tmp_path / "four.npy"],
