@@ -81,7 +81,8 @@ def test_no_code_reads_ground_truth(run: Run, task, truth, reading):
 def test_no_code_reads_how_the_tiny_data_are_made_nor_what_lies_beside_it(run: Run, tmp_path):
     (tmp_path / "secret").write_text("a secret")
     found = run(f"{REAL}print(posix.listdir({str(ROOT / 'environments/appworld/tiny')!r}))").turns[0].observation.text
-    assert found == "[]" or "Permission denied" in found, found
+    # A checkout in /tmp is out of sight as a whole: a child has a /tmp of its own.
+    assert found == "[]" or "Permission denied" in found or "No such file" in found, found
     for path in (ROOT / "pyproject.toml", tmp_path / "secret"):
         text = run(f"{REAL}opened({str(path)!r})").turns[0].observation.text
         assert "No such file" in text or "Permission denied" in text, text
