@@ -315,8 +315,10 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
 ) -> None:
     """Sound files of another shape: this server does not survive the attempt to load them."""
     narrow = ModelConfig(112, 32, 128, 2, 4, 2, 16, max_position_embeddings=512)
-    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[only(fresh).endpoint.url])
-    with pytest.raises(EngineError, match=r"no SGLang server took the weights in .*/weights/0: http"):
+    # It comes back on another port: who was told the old one waits for a server there, so long and no longer.
+    url, patience = only(fresh).endpoint.url, Patience(startup=5.0)
+    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], patience=patience)
+    with pytest.raises(EngineError, match=r"no SGLang server took the weights in .*/0: http.*startup_deadline=5 s"):
         other.load(Weights(0, lambda: to_hf(narrow, initialize(narrow, 0))))
     other.close()
     completion = fresh.generate([3, 4, 5], Sampling(0.0, 20), session="a", seed=(0,))
