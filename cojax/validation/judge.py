@@ -32,8 +32,8 @@ class Opinion:
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """Asks a mind whether query and actions belong together. Without `veto` it only notes what the mind says; where
-    the mind fails, that is noted too."""
+    """Asks a mind whether query and actions belong together. Without `veto` it only notes what the mind says, or
+    that it failed; with it, a failure refuses the draft as well."""
 
     mind: Mind
     budget: Callable[[], Purse]
@@ -48,7 +48,8 @@ class Judge:
                 self.mind, messages, Judgement, purse=self.budget(), seed=seed_of(place), place=place, temperature=0.0
             )
         except ChatFailure as failure:
-            return Opinion(f"judge: no opinion ({failure})")
+            # A judge that may refuse is not got round by making it fail.
+            return Opinion(f"judge: no opinion ({failure})", veto=self.veto)
         reason = shortened(" ".join(said.reason.split()), 200)
         if said.consistent and said.safe:
             return Opinion(f"judge: no objection ({reason})")

@@ -1,3 +1,5 @@
+"""The chat client against a real HTTP server that misbehaves: deadlines, retries, budgets, journal, and the key."""
+
 import collections
 import concurrent.futures
 import email.utils

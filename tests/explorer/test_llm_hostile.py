@@ -200,9 +200,11 @@ def test_a_judge_can_refuse_and_never_accept() -> None:
     # Praise saves nothing that fails a run.
     praised = evolve(model([{**MAIL, "query": "riddle"}]), judge=True)
     assert praised.result.tasks == ()
-    mute = evolve(model(judge=lambda body, at: Answer("hm")), judge=True)
-    assert len(mute.result.tasks) == 2
-    assert any(line.startswith("judge: no opinion (invalid") for line in mute.verdict(MAIL["query"]).evidence)
+    # Nor is one that may refuse got round by making it fail.
+    for veto, tasks in ((True, 0), (False, 2)):
+        mute = evolve(model(judge=lambda body, at: Answer("hm")), judge=veto)
+        assert len(mute.result.tasks) == tasks
+        assert any(line.startswith("judge: no opinion (invalid") for line in mute.verdict(MAIL["query"]).evidence)
     unsafe = evolve(
         model(judge=lambda body, at: says({"consistent": True, "safe": False, "reason": "spies"})), judge=True
     )
