@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-import email
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -164,18 +164,30 @@ def test_the_file_system_shows_only_what_is_needed(world):
     assert attempt(world, "list", "/tmp").turns[0].observation.text == ""
 
 
-def test_a_hidden_folder_is_empty_or_cannot_be_opened(world):
-    if not world.layers["files"]:
+@pytest.fixture
+def open_folder():
+    """One that any user may read and no layer covers, wherever this checkout, Python and pytest's folders lie."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def test_a_hidden_folder_is_empty_or_cannot_be_opened(open_folder):
+    for name in ("beside", "secret"):
+        (open_folder / name).mkdir()
+        (open_folder / name / "truth.txt").touch()
+        os.chmod(open_folder / name, 0o755)
+    shown = isolate("hostile", bounds=BOUNDS, visible=(str(open_folder),))
+    if not shown.layers["files"]:
         pytest.skip("neither a mount namespace nor Landlock here")
-    # One that every child sees, wherever this checkout lies.
-    folder = str(Path(email.__file__).parent)
-    assert "charset.py" in attempt(world, "list", folder).turns[0].observation.text
-    blind = isolate("hostile", bounds=BOUNDS, hidden=(folder,))
-    found = attempt(blind, "list", folder).turns[0].observation.text
+    secret, beside = str(open_folder / "secret"), str(open_folder / "beside")
+    assert attempt(shown, "list", secret).turns[0].observation.text == "truth.txt"
+    blind = isolate("hostile", bounds=BOUNDS, visible=(str(open_folder),), hidden=(secret,))
+    found = attempt(blind, "list", secret).turns[0].observation.text
     assert found == "" or "Permission denied" in found
-    beside = str(Path(email.__file__).parents[1] / "json")
-    assert "decoder.py" in attempt(blind, "list", beside).turns[0].observation.text
-    blind.close()
+    assert attempt(blind, "list", beside).turns[0].observation.text == "truth.txt"
+    for each in (shown, blind):
+        each.close()
 
 
 def test_there_is_no_network(world):
