@@ -5,90 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from cojax import signals as signs
-from cojax.environment import Environment
-from cojax.explorer import Explorer
-from cojax.learner.step import Learner, TrainState
-from cojax.metrics import Clock
+from cojax.loop import Loop, State
+from cojax.overlap import beside
 from cojax.pool import TaskPool
-from cojax.rollout.chat import Chat
-from cojax.rollout.collect import Limits, collect, count_outcomes
-from cojax.rollout.engine import Engine, Sampling
+from cojax.rollout.collect import collect, count_outcomes
 from cojax.run_directory import RunDirectory
-from cojax.signals import Detector, Memory
-from cojax.synthesis import Expedition, Quarry, Synthesis, Validate, synthesize
-from cojax.synthesis.selection import Select, even, visits_of
-from cojax.types import Group, Signal, SignalKind
-from cojax.validation.similarity import Kin
+from cojax.synthesis import Interrupted, Quarry, Synthesis, synthesize
+from cojax.synthesis.selection import visits_of
+from cojax.types import Group, Signal
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class State:
-    """Everything that changes. `evolved` is the step of the last evolution, `pending` the signals since; `waiting` are
-    the next step's groups, where they were sampled ahead."""
-
-    step: int
-    learner: TrainState
-    pool: TaskPool
-    memory: Memory
-    pending: tuple[Signal, ...] = ()
-    evolved: int = 0
-    waiting: tuple[Group, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """Everything that does not: the parts, and the paper's settings (Table 9) by their names.
-
-    `evolve` is an entry of `synthesis.EVOLUTIONS`; every `evolve_every` steps it prepares at most `contexts`
-    expeditions, of which at most `budget` tasks come back, `per_context` from each. `select` is an entry of
-    `synthesis.SELECTIONS`; what `kin` finds worded like a task in the pool is refused. `fresh_fraction` of a batch is
-    drawn from the newest tasks (0 is the paper).
-
-    `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
-    groups are sampled while this step's update runs. An update waits for the share `quorum` of each group.
-    """
-
-    environment: Environment
-    engine: Engine
-    chat: Chat
-    learner: Learner
-    explorer: Explorer
-    validate: Validate
-    detectors: Mapping[SignalKind, Detector]
-    evolve: Callable[[Quarry], Iterator[Expedition]]
-    popularity: Mapping[str, float] | None
-    sampling: Sampling
-    limits: Limits
-    clock: Clock
-    seed: int
-    steps: int
-    batch_size: int
-    group_size: int
-    evolve_every: int
-    fresh_fraction: float
-    contexts: int
-    budget: int
-    per_context: int
-    checkpoint_every: int
-    staleness: int = 0
-    quorum: float = 1.0
-    select: Select = even
-    kin: Kin = dataclasses.field(default_factory=lambda: Kin(0.0))
-    score: Callable[[int], Mapping[str, float] | None] = lambda step: None
-
-    def __post_init__(self) -> None:
-        if self.staleness not in (0, 1):
-            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1: rollouts run one step ahead of updates")
-        if not 0.0 < self.quorum <= 1.0:
-            raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
 
 
 def coevolve(
@@ -104,17 +34,25 @@ def coevolve(
     """
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
-    stopped = stop()
-    while state.step < loop.steps and not stopped:
-        step, seed = state.step + 1, (loop.seed, state.step)
-
+    if state.record is not None:
+        state = finish(loop, state, state.record, directory, observe, stop)
+    while state.step < loop.steps and not stop():
         # Stage 1: train on D_t, and notice where the policy is weak.
-        groups = state.waiting or rollout(loop, state.pool, step)
+        groups = state.waiting or rollout(loop, state.pool, state.step + 1)
         if not loop.staleness:
             with loop.clock("sync"):
                 loop.engine.rest()
-        with ahead(loop, state.pool, step + 1) as waiting, loop.clock("update"):
-            learned, figures = loop.learner.update(state.learner, groups)
+        try:
+            with (
+                meanwhile(loop, state, directory, stop) as evolutions,
+                ahead(loop, state.pool, state.step + 2) as waiting,
+                loop.clock("update"),
+            ):
+                learned, figures = loop.learner.update(state.learner, groups)
+        except Interrupted:
+            # The step before it is checkpointed.
+            return state
+        step = state.step + 1
         with loop.clock("sync"):
             loop.engine.load(loop.learner.weights(learned, step))
         with loop.clock("feedback"):
@@ -123,25 +61,75 @@ def coevolve(
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
             directory.add_episodes(step, groups, found)
+        for evolution in evolutions:
+            state = grown(loop, state, evolution, directory)
         pending = (*state.pending, *found)
         state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
 
         # Stages 2 and 3: reflect, go back there, keep what provably works.
-        evolution = None
-        if step % loop.evolve_every == 0:
-            with loop.clock("feedback"):
-                evolution = explore(loop, state, directory, seed)
-                directory.add_evolution(evolution)
-            state = dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=step)
-
-        record = describe(state, groups, found, figures, evolution)
-        with loop.clock("evaluation"):
-            record |= {"dev": score} if (score := loop.score(step)) else {}
-        observe(record)
-        stopped = stop()
-        if step % loop.checkpoint_every == 0 or step == loop.steps or stopped:
-            save(loop, state, directory)
+        record = describe(state, groups, found, figures, evolutions)
+        state = finish(loop, state, record, directory, observe, stop)
     return state
+
+
+def finish(
+    loop: Loop,
+    state: State,
+    record: Mapping[str, Any],
+    directory: RunDirectory,
+    observe: Callable[[dict[str, Any]], None],
+    stop: Callable[[], bool],
+) -> State:
+    """The end of a step: its evolution, where there is one that nothing runs beside, its record and its checkpoint.
+
+    An evolution that is stopped is left, and begun again when the run goes on.
+    """
+    evolves = due(loop, state)
+    aside = evolves and loop.evolve_beside and state.step < loop.steps
+    if evolves and not aside:
+        try:
+            with loop.clock("feedback"):
+                evolution = prepared(loop, state, directory)(stop)
+        except Interrupted:
+            state = dataclasses.replace(state, record=record)
+            save(loop, state, directory)
+            return state
+        state = grown(loop, state, evolution, directory)
+        record = {**record, "tasks": len(state.pool), **told(evolution)}
+    with loop.clock("evaluation"):
+        record = {**record, **({"dev": score} if (score := loop.score(state.step)) else {})}
+    observe(dict(record))
+    state = dataclasses.replace(state, record=None)
+    if state.step % loop.checkpoint_every == 0 or state.step == loop.steps or aside or stop():
+        save(loop, state, directory)
+    return state
+
+
+def due(loop: Loop, state: State) -> bool:
+    """Whether the step ends with an evolution that has not been."""
+    return state.step > state.evolved and state.step % loop.evolve_every == 0
+
+
+@contextlib.contextmanager
+def meanwhile(loop: Loop, state: State, directory: RunDirectory, stop: Callable[[], bool]) -> Iterator[list[Synthesis]]:
+    """Evolves on a thread beside the block, where that is due; the list yielded is filled when the block is left."""
+    evolutions: list[Synthesis] = []
+    if not (loop.evolve_beside and due(loop, state)):
+        yield evolutions
+        return
+    with loop.clock("feedback"):
+        evolve = prepared(loop, state, directory)
+    with beside("evolution", lambda unwanted: evolve(lambda: stop() or unwanted())) as evolved:
+        yield evolutions
+        with loop.clock("feedback"):
+            evolutions.append(evolved.result())
+
+
+def grown(loop: Loop, state: State, evolution: Synthesis, directory: RunDirectory) -> State:
+    """The state with the tasks of an evolution of its step."""
+    with loop.clock("feedback"):
+        directory.add_evolution(evolution)
+    return dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=state.step)
 
 
 def rollout(loop: Loop, pool: TaskPool, step: int) -> list[Group]:
@@ -160,21 +148,10 @@ def ahead(loop: Loop, pool: TaskPool, step: int) -> Iterator[list[Group]]:
     if not loop.staleness or step > loop.steps:
         yield groups
         return
-    unwanted, sampled = threading.Event(), Future[list[Group]]()
-
-    def work() -> None:
-        try:
-            sampled.set_result(sample(loop, pool, step, unwanted.is_set))
-        except BaseException as error:
-            sampled.set_exception(error)
-
-    threading.Thread(target=work, name="ahead", daemon=True).start()
-    try:
+    with beside("ahead", lambda unwanted: sample(loop, pool, step, unwanted)) as sampled:
         yield groups
         with charged(loop):
             groups += sampled.result()
-    finally:
-        unwanted.set()
 
 
 def sample(loop: Loop, pool: TaskPool, step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
@@ -204,10 +181,15 @@ def charged(loop: Loop) -> Iterator[None]:
     loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy)
 
 
-def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, int]) -> Synthesis:
-    """One evolution: expeditions from what was seen since the last one, and the tasks they bring back."""
+def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Callable[[], bool]], Synthesis]:
+    """An evolution: expeditions from what was seen since the last one, and the tasks they bring back.
+
+    All that it looks at is gathered here, so that any thread may run it. It is told when to stop, and then raises
+    Interrupted.
+    """
     recall = directory.recall(range(state.evolved + 1, state.step + 1))
     loop.kin.update(state.pool)
+    seed = loop.seed, state.step - 1
     quarry = Quarry(
         environment=loop.environment,
         explorer=loop.explorer,
@@ -220,39 +202,49 @@ def explore(loop: Loop, state: State, directory: RunDirectory, seed: tuple[int, 
         select=loop.select,
         visits=visits_of(recall.records, state.memory.get("forgetting", {}), loop.group_size),
     )
-    evolution = synthesize(
-        loop.evolve(quarry),
-        loop.environment,
-        loop.explorer,
-        loop.validate,
-        state.pool.__contains__,
-        budget=loop.budget,
-        per_context=loop.per_context,
-        seed=seed,
-        step=state.step,
-        kin=loop.kin,
-    )
-    if evolution.counts["expeditions"] and not evolution.tasks:
-        _LOG.warning(
-            "step %d: %d expeditions brought no task; commonest reasons: %s",
-            state.step, evolution.counts["expeditions"], "; ".join(evolution.reasons()) or "no draft came of them",
-        )  # fmt: skip
-    return evolution
+
+    def evolve(stop: Callable[[], bool]) -> Synthesis:
+        evolution = synthesize(
+            loop.evolve(quarry),
+            loop.environment,
+            loop.explorer,
+            loop.validate,
+            state.pool.__contains__,
+            budget=loop.budget,
+            per_context=loop.per_context,
+            seed=seed,
+            step=state.step,
+            kin=loop.kin,
+            stop=stop,
+        )
+        if evolution.counts["expeditions"] and not evolution.tasks:
+            _LOG.warning(
+                "step %d: %d expeditions brought no task; commonest reasons: %s",
+                state.step, evolution.counts["expeditions"], "; ".join(evolution.reasons()) or "no draft came of them",
+            )  # fmt: skip
+        return evolution
+
+    return evolve
 
 
 def save(loop: Loop, state: State, directory: RunDirectory) -> None:
     """Checkpoints the state. Arrays first reach the disk, then the step counts."""
     with loop.clock("checkpoint"):
-        host = {"evolved": state.evolved, "fresh": len(state.pool.fresh), "clock": loop.clock.state()}
+        host = {
+            "evolved": state.evolved,
+            "fresh": len(state.pool.fresh),
+            "clock": loop.clock.state(),
+            "record": state.record,
+        }
         directory.save(state.step, state.learner, host, state.waiting)
 
 
 def describe(
     state: State,
     groups: Sequence[Group],
-    found: list[Signal],
+    found: Sequence[Signal],
     figures: Mapping[str, float],
-    evolution: Synthesis | None,
+    evolutions: Sequence[Synthesis],
 ) -> dict[str, Any]:
     """One record of metrics.jsonl: what the step did, all of it decided by the seed."""
     trajectories = [t for group in groups for t in group.trajectories]
@@ -271,11 +263,18 @@ def describe(
         "signals": {kind: sum(s.kind == kind for s in found) for kind in sorted(signs.SIGNALS)},
         **figures,
     }
-    if evolution is not None:
-        origins = [task.origin for task in evolution.tasks]
-        record["evolution"] = {
+    for evolution in evolutions:
+        record |= told(evolution)
+    return record
+
+
+def told(evolution: Synthesis) -> dict[str, Any]:
+    """What the record of a step says of an evolution."""
+    origins = [task.origin for task in evolution.tasks]
+    return {
+        "evolution": {
             **evolution.counts,
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": evolution.figures} if evolution.figures else {}),
         }
-    return record
+    }

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
-from cojax.coevolve import Loop
 from cojax.console import bar
 from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
@@ -17,6 +16,7 @@ from cojax.explorer import Explorer, Metered
 from cojax.explorer.journal import Journal
 from cojax.learner.optimizer import adamw
 from cojax.learner.step import Learner
+from cojax.loop import Loop
 from cojax.metrics import Clock
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
@@ -231,6 +231,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         checkpoint_every=config.checkpoint_every,
         staleness=config.staleness,
         quorum=config.quorum,
+        evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],
         kin=Kin(config.validation.pool_similarity),
         **settings(config.synthesis, "select"),

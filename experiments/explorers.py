@@ -92,6 +92,12 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency
     )
 
 
+def samples_policy(config: ConfigDict) -> bool:
+    """Whether an evolution asks the policy itself, so that its weights must stay as they are meanwhile."""
+    attempted = config.explorer.name == "llm" and config.validation.attempts > 0
+    return config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
+
+
 def journal(config: ConfigDict) -> Journal:
     """The journal of the run."""
     return Journal(Path(config.workdir) / "journal.jsonl")

@@ -28,13 +28,14 @@ from ml_collections import ConfigDict
 
 from cojax import signals as signs
 from cojax.checkpoint import CheckpointError
-from cojax.coevolve import Loop, State, coevolve, save
+from cojax.coevolve import coevolve, save
 from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.learner.memory import OutOfMemory
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.step import Learner
 from cojax.learner.update import NonFiniteUpdate, TrainState
+from cojax.loop import Loop, State
 from cojax.metrics import Clock, Metrics, Wandb
 from cojax.pool import TaskPool
 from cojax.report import write_report
@@ -76,7 +77,7 @@ class Stop:
             CONSOLE.print("stopped; run the same command again to go on")
             os._exit(128 + number)
         self.number = number
-        CONSOLE.print("stopping at the end of this step; once more to stop at once")
+        CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
     def __call__(self) -> bool:
         return bool(self.number)
@@ -179,8 +180,10 @@ def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunD
     message = f"resumed at step {found.step}"
     _LOG.info(message)
     CONSOLE.print(message)
-    evolved, waiting = found.host["evolved"], found.waiting
-    state = State(found.step, found.arrays, found.pool, found.memory, found.pending, evolved, waiting)
+    host, record = found.host, found.host.get("record")
+    state = State(
+        found.step, found.arrays, found.pool, found.memory, found.pending, host["evolved"], found.waiting, record
+    )
     return dataclasses.replace(state, learner=_rehearsed(config, loop, state.learner))
 
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from shelf import CounterEnvironment
 
-from cojax.coevolve import Loop, ahead
+from cojax.coevolve import ahead
+from cojax.loop import Loop
 from cojax.metrics import Clock
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none

@@ -15,12 +15,12 @@ ROOT = Path(__file__).parents[1]
 # A module may import modules of its own level or below.
 LEVELS = [
     {"cojax", "cojax.types"},
-    {"cojax.environment", "cojax.store", "cojax.watch"},
+    {"cojax.environment", "cojax.store", "cojax.watch", "cojax.overlap"},
     {"cojax.pool", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
     {"cojax.warm_start", "cojax.run_directory"},
-    {"cojax.evaluation_directory"},
+    {"cojax.evaluation_directory", "cojax.loop"},
     {"cojax.coevolve"},
     {"environments"},
     {"experiments"},
@@ -32,6 +32,7 @@ JAX_ROOMS = (
     "cojax.rollout.local",
     "cojax.rollout.forwards",
     "cojax.rollout.export",
+    "cojax.loop",
     "cojax.coevolve",
     "cojax.warm_start",
     "experiments",

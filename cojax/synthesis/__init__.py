@@ -19,11 +19,15 @@ from cojax.types import Task, TaskDraft, Verdict
 from cojax.validation.similarity import Kin
 
 __all__ = [
-    "EVOLUTIONS", "SELECTIONS", "Expedition", "Quarry", "Synthesis", "Validate", "Visit", "fresh_places",
-    "initial_tasks", "select", "synthesize",
+    "EVOLUTIONS", "SELECTIONS", "Expedition", "Interrupted", "Quarry", "Synthesis", "Validate", "Visit",
+    "fresh_places", "initial_tasks", "select", "synthesize",
 ]  # fmt: skip
 
 Validate = Callable[[TaskDraft, Callable[[str], bool]], tuple[Verdict, Task | None]]
+
+
+class Interrupted(Exception):
+    """An evolution was told to stop; what it found so far is not used."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +95,11 @@ def synthesize(
     seed: tuple,
     step: int,
     kin: Kin | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
     """Goes on the expeditions in turn until `budget` tasks are found, at most `per_context` of each.
+
+    Raises Interrupted soon after `stop` turns true.
 
     `known` tells whether the pool holds a task of that id, `kin` whether it holds one that is worded alike. A metered
     explorer goes on several expeditions at once; their drafts are examined in order all the same. An environment or a
@@ -114,6 +121,8 @@ def synthesize(
 
     made = _outings(_unbroken(expeditions, counts), environment, explorer, left, per_context, seed)
     for number, outing in enumerate(made):
+        if stop():
+            raise Interrupted
         expedition, exploration = outing.expedition, outing.exploration
         counts["expeditions"] += 1
         counts["runs_failed"] += len(exploration.failures)
@@ -121,6 +130,8 @@ def synthesize(
         wanted = min(per_context, left())
         errors = [outing.error] if outing.error else []
         for draft in _until(outing.drafts, errors):
+            if stop():
+                raise Interrupted
             verdict, task = _examined(draft, validate, taken, kin)
             counts["drafts"] += 1
             counts[verdict.status] += 1
