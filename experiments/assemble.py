@@ -171,8 +171,11 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[S
     return score, _by(config, groups)
 
 
-def held_out_score(config: ConfigDict, made: Parts, description: str) -> tuple[Score, dict[str, float]]:
-    """Success on the evaluation split of the policy that the engine holds, in all and by evaluation.by."""
+def held_out_score(
+    config: ConfigDict, made: Parts, description: str
+) -> tuple[Score, dict[str, float], dict[str, float]]:
+    """Success on the evaluation split of the policy that the engine holds: in all, by evaluation.by, and of each task
+    by its id, those without a valid episode left out."""
     with bar(description, len(made.evaluation)) as advance:
         score, groups = evaluate(
             made.engine,
@@ -185,7 +188,7 @@ def held_out_score(config: ConfigDict, made: Parts, description: str) -> tuple[S
             limits=made.limits,
             on_episode=lambda trajectory: advance(),
         )
-    return score, _by(config, groups)
+    return score, _by(config, groups), {group.task.id: group.score for group in groups if group.valid}
 
 
 def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:

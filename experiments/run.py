@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,6 +31,7 @@ from cojax.checkpoint import CheckpointError
 from cojax.coevolve import coevolve, save
 from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
+from cojax.evaluate import Score
 from cojax.learner.memory import OutOfMemory
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.step import Learner
@@ -123,7 +124,8 @@ def run(config: ConfigDict) -> int:
         if state.step < config.steps or stop():
             return _stopped(stop, config, state.step)
         with clock("evaluation"):
-            final, by = assemble.held_out_score(config, made, "evaluation")
+            final, by, tasks = assemble.held_out_score(config, made, "evaluation")
+        write_json(directory.folder / "final.json", _told(final, by, tasks))
         summary = summarise(state.step, directory, zero_shot, final.success, by, clock)
         write_json(directory.folder / "summary.json", summary)
     finally:
@@ -141,10 +143,15 @@ def _zero_shot(
         return float(json.loads(path.read_text())["success"])
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
-        score, by = assemble.held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, {"success": score.success, "error": score.error, "partial": score.partial, "by": by})
+        score, by, tasks = assemble.held_out_score(config, made, "zero-shot evaluation")
+    write_json(path, _told(score, by, tasks))
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success
+
+
+def _told(score: Score, by: Mapping[str, float], tasks: Mapping[str, float]) -> dict[str, Any]:
+    """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
+    return {"success": score.success, "error": score.error, "partial": score.partial, "by": by, "tasks": tasks}
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
