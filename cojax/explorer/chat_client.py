@@ -253,7 +253,7 @@ class ChatClient:
                     self._over = ChatFailure(failure.kind, reason)
             raise failure from None
         self._count(retries=1)
-        time.sleep(pause)
+        purse.wait(pause)
 
     def _count(self, **amounts: int) -> None:
         with self._guard:

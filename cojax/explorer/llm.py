@@ -87,7 +87,8 @@ class LLMExplorer:
         return self.mind.figures()
 
     def budget(self) -> Purse:
-        """What is left of the evolution's budget; all of it where none was begun."""
+        """What is left of the evolution's budget; all of it where none was begun. Closed, it ends the evolution at the
+        next call of every member of its teams; the next one begins with another."""
         if self.purse is None:
             self.purse = self.mind.begin()
         return self.purse

@@ -21,7 +21,7 @@ from cojax.environment import EngineError
 from cojax.types import Message, content_hash
 
 FailureKind = Literal[
-    "budget", "deadline", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
+    "budget", "deadline", "stopped", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
     "too_long", "empty", "truncated", "invalid",
 ]  # fmt: skip
 
@@ -30,6 +30,8 @@ _T = TypeVar("_T", bound=BaseModel)
 _DEPTH = 32
 # Characters of a failed reply that are shown again, and of the reason.
 _SHOWN, _REASON = 4_000, 600
+# Seconds between two looks at whether a purse was closed.
+_LOOK_EVERY = 0.05
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
@@ -37,6 +39,7 @@ class ChatFailure(EngineError):
     """A mind gave no usable reply; `kind` says how. It says nothing about any policy or task.
 
     budget, deadline   not sent: the evolution's budget or time does not cover it
+    stopped            not sent: whoever gave the purse has closed it
     refused            the endpoint would not take the request
     unauthorised       neither this request nor any other: the key or the model is wrong
     unreachable, timeout, server, rate, malformed   what the last of several attempts ended in
@@ -61,19 +64,47 @@ class Purse:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
     Only one thread spends from a purse at a time; whatever goes at once gets purses of its own by `shared`. So what is
-    refused depends on the replies and never on which of them came first. `until` is the exception.
+    refused depends on the replies and never on which of them came first. `until` is the exception, and so is `close`,
+    which any thread may call.
     """
 
-    def __init__(self, tokens: int, requests: int, until: float = math.inf, least: tuple[int, int] = (1, 1)):
-        """`least` are the tokens and requests without which a share of a purse is worth nothing."""
-        self.tokens, self.requests, self.until, self.least = tokens, requests, until, least
+    def __init__(
+        self,
+        tokens: int,
+        requests: int,
+        until: float = math.inf,
+        least: tuple[int, int] = (1, 1),
+        whole: Purse | None = None,
+    ):
+        """`least` are the tokens and requests without which a share of a purse is worth nothing; `whole` is the purse
+        that this one is a share of."""
+        self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
+        self._closed = False
 
     @property
     def seconds(self) -> float:
         return self.until - time.monotonic()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this purse, or one that it is a share of, was closed."""
+        return self._closed or (self.whole is not None and self.whole.closed)
+
+    def close(self) -> None:
+        """Nothing more is spent from this purse and all its shares: the next call raises ChatFailure, one that waits
+        for another attempt does so at once, and one that is under way comes to its end."""
+        self._closed = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps so long, or until the purse is closed."""
+        until = time.monotonic() + seconds
+        while not self.closed and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_EVERY))
+
     def check(self, tokens: int) -> None:
         """Raises ChatFailure where one more request that may cost so many tokens is not covered."""
+        if self.closed:
+            raise ChatFailure("stopped", "the evolution is to end; nothing more is asked")
         if self.seconds <= 0:
             raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
         if self.requests < 1:
@@ -98,7 +129,8 @@ class Purse:
         tokens, requests = max(0, self.tokens), max(0, self.requests)
         funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
         share = tokens // funded, requests // funded
-        parts = [Purse(*(share if place < funded else (0, 0)), self.until, self.least) for place in range(count)]
+        held = [share if place < funded else (0, 0) for place in range(count)]
+        parts = [Purse(*amounts, self.until, self.least, self) for amounts in held]
         self.pay(funded * share[0], funded * share[1])
         try:
             yield parts

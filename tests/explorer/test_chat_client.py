@@ -6,6 +6,7 @@ import email.utils
 import gzip
 import json
 import logging
+import threading
 import time
 
 import pytest
@@ -296,6 +297,34 @@ def test_shares_hold_the_whole_and_give_back_what_they_have_left() -> None:
     with purse.shared(20) as parts:
         assert [part.tokens for part in parts] == [107] * 9 + [0] * 11
     assert purse.tokens == 967
+
+
+def test_a_purse_that_is_closed_ends_every_share_of_it_at_the_next_call() -> None:
+    with serving(in_turn(Answer("hi"))) as server:
+        mind = client(server)
+        whole = mind.begin()
+        with whole.shared(2) as halves, halves[0].shared(2) as quarters:
+            reply(mind, quarters[0])
+            halves[1].close()
+            reply(mind, quarters[1], seed=2)
+            assert failure(mind, halves[1], seed=3).kind == "stopped"
+            whole.close()
+            for purse in (*quarters, halves[0], whole):
+                assert failure(mind, purse, seed=4).kind == "stopped"
+        assert server.requests == 2
+        reply(mind, mind.begin(), seed=5)
+
+
+def test_who_waits_for_another_attempt_hears_at_once_that_the_purse_is_closed() -> None:
+    with serving(in_turn(Answer("later", status=429, headers={"Retry-After": "30"}))) as server:
+        mind = client(server)
+        purse = mind.begin()
+        threading.Timer(0.2, purse.close).start()
+        began = time.monotonic()
+        with purse.shared(1) as shares:
+            assert failure(mind, shares[0]).kind == "stopped"
+        assert time.monotonic() - began < 5
+        assert server.requests == 1
 
 
 def test_a_finished_call_is_never_made_again(tmp_path) -> None:
