@@ -40,7 +40,7 @@ from cojax.report import write_evaluation_report
 from cojax.rollout.collect import Limits, RolloutError, gather
 from cojax.run_directory import RunDirectoryError
 from cojax.store import write_json
-from cojax.types import Group, Task, Trajectory
+from cojax.types import Group, Task, Trajectory, content_hash
 from environments.worker.venv import InstallError
 from experiments import subjects
 from experiments.facts import facts
@@ -92,12 +92,12 @@ KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("s
 def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
     """Plays what is missing in `out`, and writes and returns the result."""
     with EvaluationDirectory(out) as directory:
-        directory.claim(identity(config, subject, splits, samples), facts())
+        environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+        tasks = {split: tasks_of(config, environment, split) for split in splits}
+        directory.claim(identity(config, subject, tasks, samples), facts())
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(out / "tokenizer")
-        environment = environments.load(config.environment.name, **settings(config.environment, "name"))
-        tasks = {split: tasks_of(config, environment, split) for split in splits}
         by_key, kinds = KINDS.get(config.environment.name) or _by(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
@@ -165,6 +165,9 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[
     """The tasks of a split, as many as the configuration says. Raises ValueError for a split without any."""
     held_out = config.evaluation
     counts = {
+        # The names that every environment has for them, then the configuration's own.
+        "challenge": held_out.challenge_tasks or held_out.tasks,
+        "dev": held_out.dev_tasks,
         held_out.challenge_split: held_out.challenge_tasks or held_out.tasks,
         held_out.dev_split: held_out.dev_tasks,
         held_out.split: held_out.tasks,
@@ -192,10 +195,11 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
     return found
 
 
-def identity(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int) -> dict[str, Any]:
-    """What decides the result: another one is another evaluation."""
+def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
+    """What decides the result: another one is another evaluation. Of the tasks of each split, their ids."""
     plain = json.loads(json.dumps(config.to_dict()))
-    kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": list(splits), "samples": samples}
+    splits = {split: content_hash([task.id for task in found]) for split, found in tasks.items()}
+    kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
     for name in _DECIDING + (_OF_POLICY if subject.policy else ()):
         section, _, leaf = name.rpartition(".")
         if section:

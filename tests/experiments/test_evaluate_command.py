@@ -21,6 +21,7 @@ from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectoryError
 from cojax.store import write_json
 from environments import load
+from environments.desk import Desk
 from experiments import report
 from experiments.evaluate import evaluate, splits_of, subject_of, tasks_of
 from experiments.export import export
@@ -91,6 +92,21 @@ def test_a_model_folder_is_played_as_the_checkpoint_it_came_from(workdir, tmp_pa
     assert episodes(tmp_path / "checkpoint") == episodes(tmp_path / "model")
     of(settings, workdir, out=tmp_path / "newest")
     assert episodes(tmp_path / "newest") != episodes(tmp_path / "model")
+
+
+def test_other_tasks_of_the_same_name_are_another_evaluation(workdir, tmp_path, monkeypatch):
+    of(config(), workdir, out=tmp_path / "out")
+    tasks = Desk.tasks
+    monkeypatch.setattr(Desk, "tasks", lambda desk, split, count, seed=0: tasks(desk, "dev", count, seed))
+    with pytest.raises(RunDirectoryError, match=r"holds another evaluation.*splits\.eval was"):
+        of(config(), workdir, out=tmp_path / "out")
+
+
+def test_a_challenge_by_any_name_has_its_own_number_of_tasks():
+    settings = config(evaluation__tasks=3, evaluation__challenge_split="challenge", evaluation__challenge_tasks=2)
+    assert [len(tasks_of(settings, load("desk"), split)) for split in ("eval", "challenge")] == [3, 2]
+    settings.evaluation.challenge_split = "elsewhere"
+    assert len(tasks_of(settings, load("desk"), "challenge")) == 2
 
 
 def test_another_evaluation_in_the_same_folder_is_refused_with_what_differs(workdir, tmp_path):
