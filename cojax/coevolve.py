@@ -11,12 +11,11 @@ from typing import Any
 from cojax import signals as signs
 from cojax.loop import Loop, State
 from cojax.overlap import beside
-from cojax.pool import TaskPool
 from cojax.rollout.collect import collect, count_outcomes
 from cojax.run_directory import RunDirectory
 from cojax.synthesis import Interrupted, Quarry, Synthesis, synthesize
 from cojax.synthesis.selection import visits_of
-from cojax.types import Group, Signal
+from cojax.types import Group, Signal, Task
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,14 +37,14 @@ def coevolve(
         state = finish(loop, state, state.record, directory, observe, stop)
     while state.step < loop.steps and not stop():
         # Stage 1: train on D_t, and notice where the policy is weak.
-        groups = state.waiting or rollout(loop, state.pool, state.step + 1)
+        groups = state.waiting or rollout(loop, state, state.step + 1)
         if not loop.staleness:
             with loop.clock("sync"):
                 loop.engine.rest()
         try:
             with (
                 meanwhile(loop, state, directory, stop) as evolutions,
-                ahead(loop, state.pool, state.step + 2) as waiting,
+                ahead(loop, state, state.step + 2) as waiting,
                 loop.clock("update"),
             ):
                 learned, figures = loop.learner.update(state.learner, groups)
@@ -132,14 +131,14 @@ def grown(loop: Loop, state: State, evolution: Synthesis, directory: RunDirector
     return dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=state.step)
 
 
-def rollout(loop: Loop, pool: TaskPool, step: int) -> list[Group]:
+def rollout(loop: Loop, state: State, step: int) -> list[Group]:
     """The groups of a step."""
     with charged(loop):
-        return sample(loop, pool, step)
+        return sample(loop, draw(loop, state, step), step)
 
 
 @contextlib.contextmanager
-def ahead(loop: Loop, pool: TaskPool, step: int) -> Iterator[list[Group]]:
+def ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
     """Samples the groups of `step` on a thread beside the block; the list yielded is filled when the block is left.
 
     It stays empty where rollouts do not run ahead, and at the end. A block that fails is not waited for.
@@ -148,20 +147,28 @@ def ahead(loop: Loop, pool: TaskPool, step: int) -> Iterator[list[Group]]:
     if not loop.staleness or step > loop.steps:
         yield groups
         return
-    with beside("ahead", lambda unwanted: sample(loop, pool, step, unwanted)) as sampled:
+    tasks = draw(loop, state, step)
+    with beside("ahead", lambda unwanted: sample(loop, tasks, step, unwanted)) as sampled:
         yield groups
         with charged(loop):
             groups += sampled.result()
 
 
-def sample(loop: Loop, pool: TaskPool, step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
-    """Tasks drawn from the pool, and the episodes played of each; decided by the seed and the step alone."""
+def draw(loop: Loop, state: State, step: int) -> tuple[Task, ...]:
+    """The tasks of a step; decided by its number, the pool and, with a curriculum, how tasks went so far."""
+    wants, seen = loop.curriculum, state.memory.get("visits", {})
+    weight = (lambda id: wants(seen.get(id, ()))) if wants else None
+    return state.pool.sample(loop.batch_size, (loop.seed, step - 1), loop.fresh_fraction, weight)
+
+
+def sample(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
+    """The episodes played of each task; decided by the seed and the step alone."""
     seed = loop.seed, step - 1
     return collect(
         loop.engine,
         loop.chat,
         loop.environment,
-        pool.sample(loop.batch_size, seed, loop.fresh_fraction),
+        tasks,
         group_size=loop.group_size,
         sampling=loop.sampling,
         seed=seed,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from cojax.curriculum import Curriculum
 from cojax.environment import Environment
 from cojax.explorer import Explorer
 from cojax.learner.step import Learner, TrainState
@@ -17,7 +18,7 @@ from cojax.rollout.engine import Engine, Sampling
 from cojax.signals import Detector, Memory
 from cojax.synthesis import Expedition, Quarry, Validate
 from cojax.synthesis.selection import Select, even
-from cojax.types import Group, Signal, SignalKind
+from cojax.types import Group, Signal
 from cojax.validation.similarity import Kin
 
 
@@ -44,7 +45,8 @@ class Loop:
     `evolve` is an entry of `synthesis.EVOLUTIONS`; every `evolve_every` steps it prepares at most `contexts`
     expeditions, of which at most `budget` tasks come back, `per_context` from each. `select` is an entry of
     `synthesis.SELECTIONS`; what `kin` finds worded like a task in the pool is refused. `fresh_fraction` of a batch is
-    drawn from the newest tasks (0 is the paper).
+    drawn from the newest tasks (0 is the paper), the others by `curriculum`, an entry of `curriculum.CURRICULA`, from
+    what the detector `visits` remembers; None draws all alike (the paper).
 
     `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
     groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
@@ -58,7 +60,7 @@ class Loop:
     learner: Learner
     explorer: Explorer
     validate: Validate
-    detectors: Mapping[SignalKind, Detector]
+    detectors: Mapping[str, Detector]
     evolve: Callable[[Quarry], Iterator[Expedition]]
     popularity: Mapping[str, float] | None
     sampling: Sampling
@@ -77,6 +79,7 @@ class Loop:
     staleness: int = 0
     quorum: float = 1.0
     evolve_beside: bool = False
+    curriculum: Curriculum | None = None
     select: Select = even
     kin: Kin = dataclasses.field(default_factory=lambda: Kin(0.0))
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cojax.types import Task, from_json, to_json
@@ -52,11 +53,18 @@ class TaskPool:
         """The tasks of the newest addition that added any."""
         return tuple(self._tasks[self._length - self._fresh : self._length])
 
-    def sample(self, count: int, seed: tuple, fresh_fraction: float = 0.0) -> tuple[Task, ...]:
+    def sample(
+        self,
+        count: int,
+        seed: tuple,
+        fresh_fraction: float = 0.0,
+        weight: Callable[[str], float] | None = None,
+    ) -> tuple[Task, ...]:
         """`count` different tasks, the same for the same seed; a smaller pool is returned whole, in random order.
 
         `fresh_fraction` of them (0 is the paper) come from the newest addition, as far as it goes; the others from the
-        whole pool. Raises ValueError on an empty pool.
+        whole pool: all alike or, with `weight`, which maps a task's id to a finite number above 0, one after the other
+        in proportion to it, which costs O(tasks in the pool). Raises ValueError on an empty pool.
         """
         if not self._length:
             raise ValueError(
@@ -70,10 +78,17 @@ class TaskPool:
         newest = range(self._length - self._fresh, self._length)
         chosen = rng.sample(newest, min(round(count * fresh_fraction), len(newest)))
         taken = set(chosen)
-        others = [position for position in rng.sample(range(self._length), count) if position not in taken]
+        drawn = rng.sample(range(self._length), count) if weight is None else self._weighted(count, rng, weight)
+        others = [position for position in drawn if position not in taken]
         chosen += others[: count - len(chosen)]
         rng.shuffle(chosen)
         return tuple(self._tasks[position] for position in chosen)
+
+    def _weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
+        """Positions drawn without replacement, each in proportion to its weight among those left: those that the first
+        of exponential clocks with these rates ring for (Efraimidis and Spirakis 2006)."""
+        rings = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
+        return [position for _, position in heapq.nsmallest(count, rings)]
 
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax.console import bar
+from cojax.curriculum import CURRICULA, Visits
 from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
 from cojax.explorer import Explorer, Metered
@@ -211,6 +212,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         return {"success": result.success, "partial": result.partial, **kinds_of_task}
 
     explores = explorer(config, made)
+    curriculum = None if config.curriculum == "uniform" else choose(CURRICULA, config.curriculum, "curriculum")
     return Loop(
         environment=made.environment,
         engine=made.engine,
@@ -218,7 +220,10 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         learner=learns,
         explorer=explores,
         validate=validation(config, made, explores),
-        detectors={kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
+        detectors={
+            **{kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
+            **({"visits": Visits()} if curriculum else {}),
+        },
         evolve=EVOLUTIONS[config.evolve],
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
@@ -234,6 +239,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         checkpoint_every=config.checkpoint_every,
         staleness=config.staleness,
         quorum=config.quorum,
+        curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],
         kin=Kin(config.validation.pool_similarity),

@@ -24,6 +24,7 @@ def get_config() -> ConfigDict:
     config.staleness = 0
     config.quorum = 1.0  # share of each group that an update waits for; the other episodes are cut
     config.fresh_fraction = 0.0  # share of a batch drawn from the newest tasks
+    config.curriculum = "uniform"  # how the others are drawn: uniform | learnability | unmastered
     config.initial_tasks = 100  # N
     config.checkpoint_every = 10
     config.checkpoints_kept = 3
@@ -210,5 +211,9 @@ def get_config() -> ConfigDict:
             "by": "",  # a key of a task's setup: success is also told by what it holds
         }
     )
+    # How diverse the pool is and how near to the evaluation tasks, told after each evolution. SR@k looks at `k` nearest
+    # neighbours. `embedding`: local (hashed n-grams, no model) | endpoint (`model` at the OpenAI-compatible `base_url`,
+    # which is sent the queries of the evaluation tasks too; its key is OPENAI_API_KEY).
+    config.quality = ConfigDict({"k": 5, "embedding": "local", "base_url": "", "model": ""})
     config.wandb = ConfigDict({"project": "", "name": "", "mode": "online"})
     return config

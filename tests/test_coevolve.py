@@ -8,7 +8,7 @@ import pytest
 from shelf import CounterEnvironment
 
 from cojax.coevolve import ahead
-from cojax.loop import Loop
+from cojax.loop import Loop, State
 from cojax.metrics import Clock
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
@@ -20,6 +20,7 @@ from cojax.types import Action, Call
 ENVIRONMENT = CounterEnvironment()
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), none)
 POOL = TaskPool.of(ENVIRONMENT.tasks("train", 4))
+STATE = State(0, SimpleNamespace(), POOL, {})
 
 
 class Patient:
@@ -53,7 +54,7 @@ def loop(engine, **settings) -> Loop:
 
 def test_the_next_groups_are_sampled_beside_the_block():
     engine = Patient()
-    with ahead(loop(engine, staleness=1), POOL, 2) as groups:
+    with ahead(loop(engine, staleness=1), STATE, 2) as groups:
         deadline = time.monotonic() + 5
         while not engine.asked:
             assert time.monotonic() < deadline
@@ -66,7 +67,7 @@ def test_the_next_groups_are_sampled_beside_the_block():
 @pytest.mark.parametrize(("settings", "step"), [({}, 2), ({"staleness": 1}, 6)])
 def test_nothing_is_sampled_ahead_without_need(settings, step):
     engine = Patient()
-    with ahead(loop(engine, **settings), POOL, step) as groups:
+    with ahead(loop(engine, **settings), STATE, step) as groups:
         time.sleep(0.05)
     assert (groups, engine.asked) == ([], 0)
 
@@ -74,7 +75,7 @@ def test_nothing_is_sampled_ahead_without_need(settings, step):
 def test_a_failed_update_is_not_held_up_by_what_it_no_longer_needs():
     engine = Patient()
     began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), ahead(loop(engine, staleness=1), POOL, 2):
+    with pytest.raises(ZeroDivisionError), ahead(loop(engine, staleness=1), STATE, 2):
         raise ZeroDivisionError
     assert time.monotonic() - began < 1
     time.sleep(0.3)
@@ -89,7 +90,7 @@ def test_a_rollout_that_fails_ahead_ends_the_step():
         def generate(self, prompt, sampling, *, session, seed):
             raise KeyError("bug")
 
-    with pytest.raises(KeyError), ahead(loop(Buggy(), staleness=1), POOL, 2):
+    with pytest.raises(KeyError), ahead(loop(Buggy(), staleness=1), STATE, 2):
         pass
 
 

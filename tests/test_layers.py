@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 LEVELS = [
     {"cojax", "cojax.types"},
     {"cojax.environment", "cojax.store", "cojax.watch", "cojax.overlap"},
-    {"cojax.pool", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
+    {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
     {"cojax.warm_start", "cojax.run_directory"},

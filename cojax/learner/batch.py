@@ -69,8 +69,8 @@ def pack(
 
     Only valid trajectories count, and only groups with two or more of them. With G such groups, a token of trajectory
     k in a group weighs 1 / (G · Σ_k|τ_k|): each group averages over its own tokens, and the batch over groups
-    (CoEvolve, Eq. 1). Groups whose rewards are all equal count in G; with `skip_flat` they are left out of the
-    arrays, as their advantages are 0 (right only without a KL term).
+    (CoEvolve, Eq. 1). Groups whose advantages are all 0 count in G; with `skip_flat` they are left out of the arrays
+    (right only without a KL term). A group is live where its rewards differ.
 
     B is the number of trajectories given, rounded up to `rows_multiple`: it depends on nothing that was sampled, so
     that one compiled update serves every step. Live rows come first.
@@ -81,8 +81,10 @@ def pack(
     usable = [group for group in groups if len(group.valid) >= 2]
     live = [group for group in usable if len({t.reward for t in group.valid}) > 1]
     segments: list[Segment] = []
-    for group in live if skip_flat else usable:
+    for group in usable:
         values = advantage(np.array([t.reward for t in group.valid], np.float64))
+        if skip_flat and not values.any():
+            continue
         length = sum(len(turn.action_tokens) for t in group.valid for turn in t.turns)
         segments += [
             _sequence(trajectory, float(value), 1.0 / (len(usable) * length))

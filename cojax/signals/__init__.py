@@ -33,13 +33,13 @@ class Detector(Protocol):
 SIGNALS: dict[SignalKind, Any] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 
 
-def init(detectors: Mapping[SignalKind, Detector]) -> Memory:
+def init(detectors: Mapping[str, Detector]) -> Memory:
     """The memory of all detectors before the first step."""
     return {kind: detector.init() for kind, detector in detectors.items()}
 
 
 def detect(
-    detectors: Mapping[SignalKind, Detector], memory: Mapping[str, Mapping[str, Any]], groups: Sequence[Group]
+    detectors: Mapping[str, Detector], memory: Mapping[str, Mapping[str, Any]], groups: Sequence[Group]
 ) -> tuple[Memory, list[Signal]]:
     """Judges a step's groups by every detector on its own; one trajectory may carry several signals.
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from cojax.learner.advantages import mean_centred
+from cojax.learner.advantages import mean_centred, success
 from cojax.learner.batch import live_rows, pack, pack_sequences, staleness
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
@@ -66,6 +66,12 @@ def test_a_group_without_variance_counts_but_is_skipped_only_without_kl():
     batch, facts = pack([group(ONE_TURN, TWO_TURNS), flat], mean_centred, row_length=6, skip_flat=False)
     assert batch.weights.sum() == 1.0
     assert facts["tokens_trained"] == 6.0
+
+
+def test_a_group_that_always_succeeds_is_learned_where_successes_are_imitated():
+    solved, failed = [trajectory(((1,), (2,)), reward=reward) for reward in (1.0, 0.0)]
+    _, facts = pack([group(solved, solved), group(failed, failed)], success, row_length=6)
+    assert (facts["groups"], facts["groups_live"], facts["tokens_trained"]) == (2.0, 0.0, 2.0)
 
 
 @pytest.mark.parametrize("outcome", ["environment_error", "engine_error"])
