@@ -158,6 +158,11 @@ def write_json(path: Path, value: Any) -> None:
     _replace(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes text, atomically and durably. Raises StorageError when the disk refuses."""
+    _replace(path, text.encode())
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the names in a folder durable: a rename is on disk only once its folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
