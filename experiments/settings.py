@@ -10,6 +10,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax.curriculum import CURRICULA
+from cojax.quality import EMBEDDINGS
 from cojax.rollout.chat import SHOWN
 from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS, SELECTIONS
@@ -25,7 +27,7 @@ _BOUNDS = {
     "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
     "learner.updates_per_batch": 1, "warm_start.steps": 0, "warm_start.batch_size": 1, "warm_start.check_every": 1,
     "warm_start.check_tasks": 1, "warm_start.demonstrations": 1, "model.vocabulary": 1, "sglang.servers": 1,
-    "sglang.attempts": 1, "sglang.restarts": 0, "sglang.port": 0,
+    "sglang.attempts": 1, "sglang.restarts": 0, "sglang.port": 0, "quality.k": 1,
 }  # fmt: skip
 
 
@@ -95,8 +97,12 @@ def _check_servers(section: ConfigDict) -> None:
 def check(config: ConfigDict) -> None:
     """Settings that only make sense together or within bounds. Raises ValueError."""
     choose(EVOLUTIONS, config.evolve, "evolve")
+    choose(CURRICULA, config.curriculum, "curriculum")
     choose(SELECTIONS, config.synthesis.select, "synthesis.select")
     choose(SHOWN, config.model.tools, "model.tools")
+    choose(EMBEDDINGS, config.quality.embedding, "quality.embedding")(
+        config.quality.base_url, config.quality.model, None
+    )
     kinds(config)
     check_bounds(config)
     if not config.workdir:

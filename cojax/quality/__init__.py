@@ -1,0 +1,115 @@
+"""What a task set is like: its diversity, how near it comes to the evaluation tasks, and how long its tasks are.
+
+CoEvolve's task-set metrics. Only numbers leave here: no query of an evaluation task, and no text at all.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cojax.quality.embedding import EMBEDDINGS, Embed, EmbeddingError, HashedNgrams
+from cojax.quality.measures import (
+    Floats,
+    across,
+    energy_distance,
+    greatest_similarity,
+    histogram,
+    neighbour_similarity,
+    relative_energy,
+    within,
+)
+from cojax.types import Task
+
+__all__ = [
+    "EMBEDDINGS", "Embed", "EmbeddingError", "HashedNgrams", "describe_pool", "energy_distance", "greatest_similarity",
+    "histogram", "neighbour_similarity",
+]  # fmt: skip
+
+MOST = 2_000  # tasks of a set that are compared; of more, a sample
+_DIGITS = 6
+
+
+def describe_pool(
+    pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most: int = MOST
+) -> dict[str, Any]:
+    """The quality of a pool, as metrics.jsonl keeps it. Its keys are stable:
+
+    tasks          tasks compared: all of the pool, or a sample of `most`
+    sr_at_k        mean cosine of each query to its k nearest in the pool; lower is more diverse
+    ed_rel         energy distance to the target queries, of their mean pairwise distance; lower is closer
+    max_similarity cosine of each query to its nearest target: `mean`, `max`, and `histogram`, counts in 20 bins, 0 to 1
+    turns          mean actions of a solution
+    initial, synthesized    the same of the tasks of the start, and of those that evolution added
+
+    What cannot be told is left out: of fewer than two tasks, without targets, or, where `embed` is None, all that needs
+    embeddings. A sample is of the tasks with the smallest ids: ids are hashes of the content, so it is drawn as if by
+    chance, and mostly stays as the pool grows. Raises EmbeddingError.
+    """
+    tasks = list(pool)
+    parts = {
+        "": tasks,
+        "initial": [task for task in tasks if not _step(task)],
+        "synthesized": [task for task in tasks if _step(task)],
+    }
+    samples = {name: _sample(members, most) for name, members in parts.items()}
+    found = {
+        name: {"tasks": len(sample), **_turns(parts[name])} for name, sample in samples.items() if sample or not name
+    }
+    if embed is not None and tasks:
+        for name, figures in _compared(samples, _sample(targets, most), embed, k).items():
+            found[name] |= figures
+    return {**found.pop(""), **found}
+
+
+def _compared(
+    samples: dict[str, list[Task]], targets: Sequence[Task], embed: Embed, k: int
+) -> dict[str, dict[str, Any]]:
+    """What embeddings tell of each sample that holds a task; everything is embedded at once and compared once."""
+    every = list({task.id: task for sample in samples.values() for task in sample}.values())
+    embeddings = embed([task.query for task in (*every, *targets)])
+    if embeddings.shape[:1] != (len(every) + len(targets),):
+        raise EmbeddingError(f"{len(every) + len(targets)} texts gave embeddings of shape {embeddings.shape}")
+    generated, target = embeddings[: len(every)], embeddings[len(every) :]
+    row = {task.id: place for place, task in enumerate(every)}
+    nearest, far = across(generated, target)
+    spread = within(target, 1)[1]
+    found: dict[str, dict[str, Any]] = {}
+    for name, sample in samples.items():
+        if sample:
+            rows = np.array([row[task.id] for task in sample])
+            near, own = within(generated[rows], k)
+            told = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in told.items() if value is not None}
+            if len(target):
+                figures["max_similarity"] = _distribution(nearest[rows])
+            found[name] = figures
+    return found
+
+
+def _distribution(cosines: Floats) -> dict[str, Any]:
+    return {
+        "mean": round(float(cosines.mean()), _DIGITS),
+        "max": round(float(cosines.max()), _DIGITS),
+        "histogram": histogram(cosines),
+    }
+
+
+def _turns(tasks: Sequence[Task]) -> dict[str, float]:
+    lengths = [len(task.solution) for task in tasks if task.solution]
+    return {"turns": round(sum(lengths) / len(lengths), _DIGITS)} if lengths else {}
+
+
+def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
+    """The tasks in their order, or `most` of them."""
+    if len(tasks) <= most:
+        return list(tasks)
+    kept = set(heapq.nsmallest(most, (task.id for task in tasks)))
+    return [task for task in tasks if task.id in kept]
+
+
+def _step(task: Task) -> int:
+    return task.lineage.step if task.lineage else 0
