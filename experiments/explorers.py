@@ -112,10 +112,10 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     if isinstance(explorer, LLMExplorer):
         play = Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if section.attempts:
-            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made, explorer)
+            attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempts = Attempts(attempters, section.attempts, made.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
-        judge = None if veto is None else Judge(explorer.mind, explorer.budget, veto)
+        judge = None if veto is None else Judge(explorer.mind, veto)
     return Validation(
         made.environment,
         Exclusions.of(reserved, section.evaluation_similarity),
@@ -127,11 +127,11 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     )
 
 
-def _by_explorer(config: ConfigDict, made: Parts, explorer: LLMExplorer) -> Attempters:
-    return explorer.attempters
+def _by_explorer(config: ConfigDict, made: Parts) -> Attempters:
+    return LLMExplorer.attempters
 
 
-def _by_policy(config: ConfigDict, made: Parts, explorer: LLMExplorer) -> Attempters:
+def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     sampling = Sampling(
         temperature=config.sampling.temperature,
         max_tokens=config.sampling.max_tokens,
@@ -139,8 +139,9 @@ def _by_policy(config: ConfigDict, made: Parts, explorer: LLMExplorer) -> Attemp
     )
 
     @contextlib.contextmanager
-    def attempters(task: Task, count: int) -> Iterator[list[Actor]]:
-        sessions = [f"attempt-{task.id}-{attempt}" for attempt in range(count)]
+    def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
+        # Two expeditions may examine the same task at once.
+        sessions = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         try:
             yield [
                 PolicyActor(

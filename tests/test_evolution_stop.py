@@ -64,6 +64,8 @@ class Finder:
     """An explorer that finds one new number to count to on each expedition; `during` is called on the way."""
 
     name = "finder"
+    ending = "finish"
+    width = 1
 
     def __init__(self, during):
         self.during = during

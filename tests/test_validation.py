@@ -7,12 +7,14 @@ from records import DESK, call
 
 import environments
 from cojax.environment import LimitExceeded
+from cojax.explorer.scripted import ScriptedExplorer
 from cojax.types import Action, Evaluation, Task, TaskDraft
 from cojax.validation import Exclusions, Validation
 
 MOVE = call("files_move", file="report", folder="taxes")
 NOTE = call("notes_add", note="todo", text="amber")
 FINISH = call("finish")
+EXPLORER = ScriptedExplorer()
 
 
 def draft(*solution: Action, query: str = "move report to taxes") -> TaskDraft:
@@ -25,7 +27,7 @@ def unknown(id: str) -> bool:
 
 def judged(validation: Validation, *solution: Action) -> tuple[str, str]:
     """The status and the last line of evidence; a task comes with acceptance and only with it."""
-    verdict, task = validation(draft(*solution), unknown)
+    verdict, task = validation(draft(*solution), unknown, EXPLORER)
     assert (task is not None) == (verdict.status == "accepted")
     return verdict.status, verdict.evidence[-1]
 
@@ -36,7 +38,7 @@ def validation() -> Validation:
 
 
 def test_a_good_draft_is_accepted_with_a_line_for_each_examination(validation: Validation) -> None:
-    verdict, task = validation(draft(MOVE, call("files_read", file="report"), NOTE, FINISH), unknown)
+    verdict, task = validation(draft(MOVE, call("files_read", file="report"), NOTE, FINISH), unknown, EXPLORER)
     assert verdict.status == "accepted"
     assert verdict.evidence == (
         "new, and no evaluation task",
@@ -81,15 +83,15 @@ def test_what_proves_nothing_is_discarded(validation: Validation, solution: tupl
 
 def test_one_control_is_drawn_by_the_draft(validation: Validation) -> None:
     one = dataclasses.replace(validation, controls=1)
-    verdict, _ = one(draft(MOVE, NOTE, FINISH), unknown)
+    verdict, _ = one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)
     assert sum(line.startswith("negative control") for line in verdict.evidence) == 1
-    assert one(draft(MOVE, NOTE, FINISH), unknown) == (verdict, one(draft(MOVE, NOTE, FINISH), unknown)[1])
+    assert one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER) == (verdict, one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)[1])
 
 
 def test_a_failing_run_that_earns_reward_is_retained_and_makes_no_task() -> None:
     wrong = call("files_move", file="ghost", folder="taxes")
     half = Validation(BrokenDesk(judge=lambda episode: Evaluation(0.5)))
-    verdict, task = half(draft(MOVE, wrong, FINISH), unknown)
+    verdict, task = half(draft(MOVE, wrong, FINISH), unknown, EXPLORER)
     assert (verdict.status, task) == ("retained", None)
     assert verdict.evidence[1].startswith("run fails: action 2, files_move(file=ghost, folder=taxes): error")
     assert verdict.evidence[2] == "the environment returned 0.50"
@@ -99,9 +101,9 @@ def test_a_failing_run_that_earns_reward_is_retained_and_makes_no_task() -> None
 
 def test_an_open_end_or_an_unpassed_check_fails_the_run() -> None:
     nothing = Validation(BrokenDesk(judge=lambda episode: Evaluation(0.0)))
-    verdict, _ = nothing(draft(MOVE), unknown)
+    verdict, _ = nothing(draft(MOVE), unknown, EXPLORER)
     assert "run fails: the last action leaves the episode open (truncated)" in verdict.evidence
-    verdict, _ = nothing(draft(MOVE, FINISH), unknown)
+    verdict, _ = nothing(draft(MOVE, FINISH), unknown, EXPLORER)
     assert "run fails: the replayed solution does not pass its own checks" in verdict.evidence
 
 
@@ -140,7 +142,7 @@ def test_duplicates_and_evaluation_tasks_never_pass(enabled: bool) -> None:
     other = Task("desk", "put report with the taxes", DESK, (MOVE, FINISH))
     desk = environments.load("desk")
     plain = Validation(desk, enabled=enabled)
-    verdict, _ = plain(draft(MOVE, FINISH), lambda id: True)
+    verdict, _ = plain(draft(MOVE, FINISH), lambda id: True, EXPLORER)
     assert verdict.evidence[0].startswith("duplicate of task ")
     worded = Validation(desk, Exclusions.of([Task("desk", "MOVE report  to taxes", elsewhere)]), enabled=enabled)
     assert judged(worded, MOVE, FINISH) == ("discarded", "an evaluation task has the same query")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from cojax.environment import Environment
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+
+if TYPE_CHECKING:
+    from cojax.explorer.mind import Purse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +28,14 @@ class Explorer(Protocol):
     @property
     def name(self) -> str:
         """Which explorer it was, as a task's lineage tells."""
+
+    @property
+    def ending(self) -> str:
+        """The tool that ends an episode, "" where an action without calls ends it or the user's turn."""
+
+    @property
+    def width(self) -> int:
+        """Expeditions that go at once."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
         """What the trajectory teaches, for tasks of origin `kind`; `signal` is None where none pointed at it."""
@@ -56,17 +67,16 @@ class Explorer(Protocol):
 
 @runtime_checkable
 class Metered(Explorer, Protocol):
-    """An explorer whose work costs something: it has a budget for each evolution, and may go several ways at once."""
-
-    @property
-    def width(self) -> int:
-        """Expeditions that may go at once."""
+    """An explorer whose work costs something: it has a budget for each evolution."""
 
     def begin(self, evolution: tuple) -> None:
         """A new evolution: its budget is whole."""
 
     def team(self, places: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
         """One explorer for each expedition of these seeds, to go at once; they share what is left of the budget."""
+
+    def budget(self) -> Purse:
+        """What is left to it, for whatever is asked of a mind on its behalf."""
 
     def figures(self) -> dict[str, Any]:
         """What this evolution has cost so far."""

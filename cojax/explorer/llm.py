@@ -69,13 +69,14 @@ class LLMExplorer:
     attempt_turns: int = 30
     purse: Purse | None = None
     place: str = "0"
+    evolution: str = "0"
     name: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.name = f"{self.kind}:{self.mind.name}@{version()}"
 
     def begin(self, evolution: tuple) -> None:
-        self.purse, self.place = self.mind.begin(), _path(evolution)
+        self.purse, self.place, self.evolution = self.mind.begin(), _path(evolution), _path(evolution)
 
     @contextlib.contextmanager
     def team(self, places: Sequence[tuple]) -> Iterator[list[Explorer]]:
@@ -177,7 +178,8 @@ class LLMExplorer:
                     brief,
                     purse=purse,
                     seed=("attempt", task.id, attempt),
-                    place=f"{self.place}/task {task.id}/attempt {attempt}",
+                    # Not of an expedition: what one asks of a task, another that finds it too is not asked again.
+                    place=f"{self.evolution}/task {task.id}/attempt {attempt}",
                 )
                 for attempt, purse in enumerate(purses)
             ]

@@ -37,7 +37,8 @@ class ScriptedExplorer:
     A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
     shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
     With chance `cut` a turn ends after each step of a draft but the last, so that drafts have several user turns.
-    Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the episode.
+    `width` expeditions go at once. Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the
+    episode.
     """
 
     runs: int = 4
@@ -51,6 +52,7 @@ class ScriptedExplorer:
     chase: float = 0.7
     focus_weight: float = 8.0
     neighbour_weight: float = 3.0
+    width: int = 1
     play: Play = world.play
     name: str = "scripted"
 

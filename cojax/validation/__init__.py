@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure
+from cojax.explorer import Explorer, Metered
 from cojax.explorer.guidance import signature
 from cojax.replay import Play, Replay, replay
-from cojax.types import Action, Status, Task, TaskDraft, Verdict
+from cojax.types import Action, Call, Status, Task, TaskDraft, Verdict
 from cojax.validation import safety
 from cojax.validation.attempts import Attempts
 from cojax.validation.exclusions import Exclusions
@@ -39,10 +40,14 @@ class Validation:
 
     accepted   the solution runs twice to the same end and earns full reward, the end differs from doing nothing,
                neither doing nothing nor the solution less one effective action passes, and, where attempts are made on
-               the query alone, one of them earns full reward
+               the query alone, one of them earns full reward. Doing nothing is to end at once and without a word; an
+               ending that does something besides is an action like any other, left out by ending so instead
     retained   the run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule);
                not a task
     discarded  everything else
+
+    An examination is on behalf of the explorer that wrote the draft: its `ending` is the bare one, and its budget pays
+    for what is asked of minds.
 
     `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. `attempts`
     and `judge` are asked last, as they cost most; a judge can refuse and never accept. With `safe`, drafts under a rule
@@ -59,11 +64,14 @@ class Validation:
     judge: Judge | None = None
     safe: bool = False
 
-    def __call__(self, draft: TaskDraft, known: Callable[[str], bool]) -> tuple[Verdict, Task | None]:
+    def __call__(
+        self, draft: TaskDraft, known: Callable[[str], bool], explorer: Explorer
+    ) -> tuple[Verdict, Task | None]:
         """The verdict, and the task where it was accepted (its origin and lineage are the caller's to fill in).
 
         `known` tells whether a task of that id is in the pool already. An environment that breaks is evidence too: the
-        draft is discarded with a line that begins "environment failed".
+        draft is discarded with a line that begins "environment failed". Raises TypeError where a judge or attempts are
+        asked for on behalf of an explorer without a budget.
         """
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
         evidence: list[str] = []
@@ -79,12 +87,12 @@ class Validation:
                 return Verdict("retained" if retained else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
             self._repeatable(task, run, evidence)
-            self._worth_doing(task, run, evidence)
-            self._needs_its_actions(task, run, evidence)
+            self._worth_doing(task, run, explorer.ending, evidence)
+            self._needs_its_actions(task, run, explorer.ending, evidence)
             if self.judge is not None:
-                self._judged(task, draft, evidence)
+                self._judged(task, draft, _metered(explorer), evidence)
             if self.attempts is not None:
-                return self._attempted(task, self.attempts, evidence)
+                return self._attempted(task, self.attempts, _metered(explorer), evidence)
         except _Refused as reason:
             return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
         except EnvironmentFailure as failure:
@@ -113,37 +121,44 @@ class Validation:
             raise _Refused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
-    def _worth_doing(self, task: Task, run: Replay, evidence: list[str]) -> None:
-        nothing = self._run(task, (_wordless(task.solution[-1]),))
+    def _worth_doing(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> None:
+        nothing = self._run(task, _nothing(task.solution, ending))
         if nothing.states[-1] == run.states[-1]:
             raise _Refused("no effect: ends in the same state as doing nothing, and gives no answer")
         if nothing.trajectory.reward >= 1.0:
             raise _Refused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
 
-    def _needs_its_actions(self, task: Task, run: Replay, evidence: list[str]) -> None:
-        effective = list(run.effective)
+    def _needs_its_actions(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> None:
+        effective, last = list(run.effective), len(task.solution) - 1
+        if not _merely_ends(task.solution[last], ending):
+            effective.append(last)
         if self.controls is not None and self.controls < len(effective):
             effective = sorted(random.Random(repr(("controls", task.id))).sample(effective, self.controls))
         for left_out in effective:
             action = f"action {left_out + 1}, {signature(task.solution[left_out])}"
-            less = self._run(task, (*task.solution[:left_out], *task.solution[left_out + 1 :]))
+            instead = (_bare(ending),) if left_out == last else ()
+            less = self._run(task, (*task.solution[:left_out], *instead, *task.solution[left_out + 1 :]))
+            if left_out == last and less.states[-1] == run.states[-1]:
+                continue  # besides ending it did nothing
             if less.trajectory.reward >= 1.0:
                 raise _Refused(f"negative control: passes without {action}")
             evidence.append(f"negative control: fails without {action}")
 
-    def _judged(self, task: Task, draft: TaskDraft, evidence: list[str]) -> None:
+    def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:
         assert self.judge is not None
-        opinion = self.judge(task, draft)
+        opinion = self.judge(task, draft, explorer.budget())
         if opinion.unsafe and self.safe:
             raise _Refused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
         if opinion.veto:
             raise _Refused(opinion.line)
         evidence.append(opinion.line)
 
-    def _attempted(self, task: Task, attempts: Attempts, evidence: list[str]) -> tuple[Verdict, Task | None]:
+    def _attempted(
+        self, task: Task, attempts: Attempts, explorer: Metered, evidence: list[str]
+    ) -> tuple[Verdict, Task | None]:
         """The verdict by how attempts on the query alone fare."""
-        found = attempts(self.environment, task, self.play)
+        found = attempts(self.environment, task, explorer, self.play)
         evidence.append(found.line)
         if found.solved:
             return Verdict("accepted", tuple(evidence), found.difficulty), task
@@ -170,6 +185,28 @@ def _failure(run: Replay) -> str:
     return ""
 
 
-def _wordless(action: Action) -> Action:
-    """The ending without an answer; one written as code stays as it is."""
-    return dataclasses.replace(action, calls=tuple(dataclasses.replace(call, arguments={}) for call in action.calls))
+def _bare(ending: str) -> Action:
+    """The end alone, without an answer. Where actions are code, too, a call without text is for the environment to
+    write as code."""
+    return Action(calls=(Call(ending),)) if ending else Action()
+
+
+def _nothing(solution: Sequence[Action], ending: str) -> tuple[Action, ...]:
+    """Ends at once; where the user's turns end, each of them that the solution ends."""
+    turns = 1 if ending else sum(not action.calls for action in solution[:-1]) + 1
+    return (_bare(ending),) * turns
+
+
+def _merely_ends(action: Action, ending: str) -> bool:
+    """Whether an action that ends the episode does nothing besides, but perhaps answer."""
+    if ending:
+        return [call.name for call in action.calls] == [ending]
+    return not action.calls and not action.text.strip()
+
+
+def _metered(explorer: Explorer) -> Metered:
+    if not isinstance(explorer, Metered):
+        raise TypeError(
+            f"explorer {explorer.name!r} has no budget to pay a judge or attempts from; make its Validation without"
+        )
+    return explorer

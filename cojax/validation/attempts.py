@@ -6,13 +6,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from typing import Any
 
 from cojax.environment import Actor, Environment
+from cojax.explorer import Metered
 from cojax.replay import Play
 from cojax.types import Task
 
-# Actors for so many attempts at a task, to act at once; what they hold is freed when the context is left.
-Attempters = Callable[[Task, int], AbstractContextManager[Sequence[Actor]]]
+# On behalf of an explorer, actors for so many attempts at a task, to act at once; what they hold is freed when the
+# context is left.
+Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Attempts:
         if self.count < 1:
             raise ValueError(f"{self.count} attempts; expected at least 1")
 
-    def __call__(self, environment: Environment, task: Task, play: Play) -> Attempted:
-        with self.attempters(task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
+    def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Attempted:
+        with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
             played = list(pool.map(lambda act: play(environment, task, act, max_turns=self.max_turns), actors))
         valid = [trajectory for trajectory in played if trajectory.valid]
         if not valid:

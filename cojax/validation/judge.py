@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 from pydantic import BaseModel
 
@@ -36,16 +35,16 @@ class Judge:
     that it failed; with it, a failure refuses the draft as well."""
 
     mind: Mind
-    budget: Callable[[], Purse]
     veto: bool = True
 
-    def __call__(self, task: Task, draft: TaskDraft) -> Opinion:
+    def __call__(self, task: Task, draft: TaskDraft, purse: Purse) -> Opinion:
+        """What the mind says; `purse` pays."""
         solution = bullets([shortened(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
         messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
         place = f"judge/{task.id}"
         try:
             said = structured(
-                self.mind, messages, Judgement, purse=self.budget(), seed=seed_of(place), place=place, temperature=0.0
+                self.mind, messages, Judgement, purse=purse, seed=seed_of(place), place=place, temperature=0.0
             )
         except ChatFailure as failure:
             # A judge that may refuse is not got round by making it fail.

@@ -63,9 +63,13 @@ class Kin:
         if self.threshold:
             self._queries.setdefault(_where(task), {})[task.id] = normalise(task.query)
 
-    def why(self, task: Task) -> str:
-        """Which task is worded alike, in one line; empty where none is."""
-        known = list(self._queries.get(_where(task), {}).items()) if self.threshold else []
+    def why(self, task: Task, others: Iterable[Task] = ()) -> str:
+        """Which task is worded alike, `others` among them, in one line; empty where none is."""
+        if not self.threshold:
+            return ""
+        where = _where(task)
+        beside = {other.id: normalise(other.query) for other in others if _where(other) == where}
+        known = [*self._queries.get(where, {}).items(), *beside.items()]
         if not known:
             return ""
         cosines = _cosines(normalise(task.query), [query for _, query in known])

@@ -72,8 +72,8 @@ def evolve(
         validate = Validation(
             environment,
             exclusions,
-            attempts=Attempts(explorer.attempters, attempts, 6) if attempts else None,
-            judge=None if judge is None else Judge(mind, explorer.budget, judge),
+            attempts=Attempts(LLMExplorer.attempters, attempts, 6) if attempts else None,
+            judge=None if judge is None else Judge(mind, judge),
             safe=True,
         )
         quarry = Quarry(environment, explorer, signals, ["3-x-0"], lambda id: EPISODE, OFFICE.popularity(), 8, (0, 9))

@@ -38,7 +38,9 @@ def test_signals_become_tasks_with_their_whole_lineage() -> None:
     assert lineage.evidence[-1] == "solved without hints: 1 of 1 attempts on the query alone"
     counts = done.result.counts
     assert (counts["expeditions"], counts["drafts"], counts["accepted"], counts["discarded"]) == (3, 6, 2, 4)
-    assert done.result.figures["calls"] == done.server.requests == len(list(done.journal.read()))
+    # What one expedition asks of a task, another need not pay the endpoint for.
+    figures = done.result.figures
+    assert figures["calls"] - figures["replayed"] == done.server.requests == len(list(done.journal.read()))
     (record, *_) = done.result.expeditions
     assert record["runs"] == [{"run": 0, "actions": 8, "ok": 8}, {"run": 1, "actions": 8, "ok": 8}]
     assert record["context"]["do_not_repeat"] == ["files_move(file=ghost, folder=taxes)", "files_delete(file=report)"]
@@ -76,9 +78,10 @@ def test_expeditions_and_runs_go_at_once_and_give_the_same_in_any_order() -> Non
 
     done = evolve(slowly, signals=SIGNALS)
     assert done.server.most_at_once >= 4
-    again = evolve(model(), signals=SIGNALS, width=1, runs=2)
-    assert done.result.tasks == again.result.tasks
-    assert done.result.drafts == again.result.drafts
+    again = evolve(model(), signals=SIGNALS)
+    assert done.result == again.result
+    # One after the other they know what the others found before they examine it, and find the same.
+    assert done.result.tasks == evolve(model(), signals=SIGNALS, width=1).result.tasks
 
 
 def test_unguided_expeditions_need_no_reflection() -> None:

@@ -142,7 +142,7 @@ def explored(
     with serving(script) as server:
         mind = ChatClient(ChatSettings(server.url, "m", timeout=20.0))
         explorer = LLMExplorer(mind, runs=2, steps=6, width=2, attempt_turns=8, **settings)
-        validate = Validation(environment, exclusions, attempts=Attempts(explorer.attempters, 1, 8), safe=True)
+        validate = Validation(environment, exclusions, attempts=Attempts(LLMExplorer.attempters, 1, 8), safe=True)
         result = synthesize(
             expeditions,
             environment,
@@ -326,7 +326,7 @@ def test_a_random_model_on_a_real_server_makes_no_task_and_it_is_said_why(noise:
     quarry = Quarry(OFFICE, explorer, SIGNALS[:2], ["3-x-0"], lambda id: EPISODE, None, 4, (0, 9))
     place = dataclasses.replace(PARENT, query="", solution=())
     trips = [*EVOLUTIONS["feedback"](quarry), Expedition(place, "uniform")]
-    validate = Validation(OFFICE, attempts=Attempts(explorer.attempters, 1, 3), safe=True)
+    validate = Validation(OFFICE, attempts=Attempts(LLMExplorer.attempters, 1, 3), safe=True)
     result = synthesize(
         trips, OFFICE, explorer, validate, lambda id: False, budget=4, per_context=2, seed=(0, 9), step=10
     )

@@ -41,7 +41,7 @@ def evolved(drafts: list[dict[str, Any]], explore: Any = None, shortest: int = 3
         mind = ChatClient(ChatSettings(server.url, "m", timeout=5.0, max_tokens=200))
         explorer = LLMExplorer(mind, runs=1, steps=5, ending="", shortest=shortest, attempt_turns=6)
         quarry = Quarry(BOOK, explorer, [SIGNAL], ["1-t-0"], lambda id: EPISODE, None, 4, (0, 1))
-        validate = Validation(BOOK, attempts=Attempts(explorer.attempters, 1, 6), safe=True)
+        validate = Validation(BOOK, attempts=Attempts(LLMExplorer.attempters, 1, 6), safe=True)
         result = synthesize(
             EVOLUTIONS["feedback"](quarry), BOOK, explorer, validate, lambda id: False,
             budget=4, per_context=4, seed=(0, 1), step=2,

@@ -64,7 +64,7 @@ class Taught:
 def evolve(mind: PolicyMind, runs: int = 2) -> Synthesis:
     explorer = LLMExplorer(mind, runs=runs, steps=8, kind="policy", attempt_turns=4)
     quarry = Quarry(OFFICE, explorer, SIGNALS[:1], ["3-x-0"], lambda id: EPISODE, None, 4, (0, 9))
-    validate = Validation(OFFICE, attempts=Attempts(explorer.attempters, 2, 4), safe=True)
+    validate = Validation(OFFICE, attempts=Attempts(LLMExplorer.attempters, 2, 4), safe=True)
     return synthesize(
         EVOLUTIONS["feedback"](quarry), OFFICE, explorer, validate, lambda id: False,
         budget=4, per_context=4, seed=(0, 9), step=10,

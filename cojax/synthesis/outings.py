@@ -1,0 +1,167 @@
+"""Outings: expeditions that are made, and their drafts examined. Those of a wave go at once, each on its own thread.
+
+An outing looks at nothing that the others of its wave find, so that seed and replies alone decide what it brings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+
+from cojax.environment import EngineError, Environment, EnvironmentFailure
+from cojax.explorer import Exploration, Explorer, Metered
+from cojax.overlap import beside
+from cojax.synthesis.expeditions import Expedition
+from cojax.synthesis.interruption import Interrupted, Interruptible
+from cojax.types import Task, TaskDraft, Verdict
+from cojax.validation.similarity import Kin
+
+# The verdict on a draft, and the task where it was accepted: of the draft, of which ids are taken, and on behalf of
+# which explorer.
+Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
+
+# Seconds between two looks at whether to stop.
+_POLL = 0.05
+_NOTHING = Exploration()
+
+
+@dataclasses.dataclass(frozen=True)
+class Outing:
+    """An expedition that was made: its number in the evolution, what it found, its drafts with their verdicts, and what
+    ended it early."""
+
+    number: int
+    expedition: Expedition
+    exploration: Exploration = _NOTHING
+    examined: tuple[tuple[TaskDraft, Verdict, Task | None], ...] = ()
+    errors: tuple[EnvironmentFailure | EngineError, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Wave:
+    """What outings that go at once have in common. None of it changes while they are under way.
+
+    `taken` tells whether a task of that id was found before, `kin` whether one that is worded alike; each outing looks
+    for `wanted` tasks.
+    """
+
+    environment: Environment
+    validate: Validate
+    taken: Callable[[str], bool]
+    kin: Kin | None
+    wanted: int
+
+    def outings(
+        self, explorer: Explorer, expeditions: Sequence[tuple[int, Expedition]], seed: tuple, stop: Callable[[], bool]
+    ) -> list[Outing]:
+        """The numbered expeditions, made at once and in their order; one more draft or two are worded than wanted, as
+        not every one is accepted.
+
+        Raises Interrupted soon after `stop` turns true; what is under way then ends at its next action or model call,
+        and is not waited for.
+        """
+        places = [(*seed, number) for number, _ in expeditions]
+        with contextlib.ExitStack() as under_way:
+            team = under_way.enter_context(_team(explorer, places))
+            under_way.enter_context(_closing(explorer))
+            results: list[Future[Outing]] = []
+            for member, (number, expedition), place in zip(team, expeditions, places, strict=True):
+                work = functools.partial(self._made, member, number, expedition, place, stop)
+                results.append(under_way.enter_context(beside(f"outing {number}", work)))
+            return _results(results, stop)
+
+    def _made(
+        self,
+        explorer: Explorer,
+        number: int,
+        expedition: Expedition,
+        seed: tuple,
+        stop: Callable[[], bool],
+        unwanted: Callable[[], bool],
+    ) -> Outing:
+        """Reflects, explores, abstracts and examines, until it has found what is wanted of it."""
+
+        def over() -> bool:
+            return unwanted() or stop()
+
+        world = Interruptible(self.environment, over)
+        try:
+            expedition = expedition.prepared(explorer)
+            task, context = expedition.task, expedition.context
+            exploration = explorer.explore(world, task, context, seed, expedition.weights)
+        except (EnvironmentFailure, EngineError) as error:
+            return Outing(number, expedition, errors=(error,))
+        errors: list[EnvironmentFailure | EngineError] = []
+        drafts = explorer.abstract(exploration.triplets, world, task, context, seed, self.wanted + 2)
+        examined = tuple(self._examined(_until(drafts, errors), explorer, over))
+        return Outing(number, expedition, exploration, examined, tuple(errors))
+
+    def _examined(
+        self, drafts: Iterable[TaskDraft], explorer: Explorer, over: Callable[[], bool]
+    ) -> Iterator[tuple[TaskDraft, Verdict, Task | None]]:
+        """The drafts with their verdicts. What is worded like another task is not run."""
+        own: dict[str, Task] = {}
+
+        def taken(id: str) -> bool:
+            return id in own or self.taken(id)
+
+        for draft in drafts:
+            if over():
+                raise Interrupted
+            verdict, task = self._alike(draft, taken, tuple(own.values())), None
+            if verdict is None:
+                verdict, task = self.validate(draft, taken, explorer)
+            if task is not None:
+                own[task.id] = task
+            yield draft, verdict, task
+            if len(own) == self.wanted:
+                return
+
+    def _alike(self, draft: TaskDraft, taken: Callable[[str], bool], own: Sequence[Task]) -> Verdict | None:
+        if self.kin is None or draft.objections:
+            return None
+        task = Task(draft.environment, draft.query, draft.setup, draft.solution)
+        reason = "" if taken(task.id) else self.kin.why(task, own)
+        return Verdict("discarded", (reason,)) if reason else None
+
+
+def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
+    """One explorer for each place."""
+    if isinstance(explorer, Metered):
+        return explorer.team(places)
+    return contextlib.nullcontext([explorer] * len(places))
+
+
+@contextlib.contextmanager
+def _closing(explorer: Explorer) -> Iterator[None]:
+    """Where the block is left early, nothing more is paid for what is still under way."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(explorer, Metered):
+            explorer.budget().close()
+        raise
+
+
+def _results(outings: Sequence[Future[Outing]], stop: Callable[[], bool]) -> list[Outing]:
+    """All of them, in order; the first exception among them is raised at once, and Interrupted when `stop` is true."""
+    while True:
+        done, pending = wait(outings, _POLL, FIRST_EXCEPTION)
+        for outing in done:
+            if error := outing.exception():
+                raise error
+        if stop():
+            raise Interrupted
+        if not pending:
+            return [outing.result() for outing in outings]
+
+
+def _until(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
+    """The drafts up to where the environment or the mind breaks, which is noted."""
+    try:
+        yield from drafts
+    except (EnvironmentFailure, EngineError) as error:
+        errors.append(error)
