@@ -187,7 +187,7 @@ def test_the_scripted_explorer_finds_tasks_that_validation_accepts(appworld: App
     assert exploration.failures == ()
     validate = Validation(appworld, controls=1)
     verdicts = [
-        validate(draft, lambda id: False)
+        validate(draft, lambda id: False, explorer)
         for draft in explorer.abstract(exploration.triplets, appworld, place, None, (7,), 3)
     ]
     accepted = [task for verdict, task in verdicts if task is not None]
