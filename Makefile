@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/cpu_shims
 
-.PHONY: demo test test-real bench soak lint sglang clean
+.PHONY: demo test test-real bench soak study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -31,6 +31,10 @@ bench: $(VENV)/.base
 soak: $(VENV)/.base
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m experiments.soak
+
+# The paper's comparison, in an hour and a half on two cores; goes on where it was stopped.
+study: $(VENV)/.base
+	$(BIN)/python -m experiments.study --name=main
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .

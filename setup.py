@@ -23,6 +23,7 @@ setup(
         "httpx>=0.28",
         "jax>=0.8",
         "jinja2>=3.1",  # chat templates
+        "matplotlib>=3.10",
         "ml-collections>=1.0",
         "numpy>=2.0",
         "openai>=1.60",

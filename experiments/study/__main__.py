@@ -1,0 +1,241 @@
+"""The command: python -m experiments.study --name=main [--quick] [--development] [--config.KEY=VALUE …]
+
+The same command goes on where it was stopped: a finished run is read back from its record in OUT/runs, an unfinished
+one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
+
+    python -m experiments.study --name=main --out=results --seeds=12    # the table that is kept in git
+    python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?
+    python -m experiments.study --name=main --development --config.steps=60    # what settings are chosen by
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax.console import CONSOLE, duration
+from cojax.run_directory import RunDirectoryError, locked
+from cojax.store import StorageError, write_json, write_text
+from experiments.study import figures, schedule, tables
+from experiments.study.markdown import written
+from experiments.study.record import NotFinished, Record, mismatch, record_of, unlike
+from experiments.study.summary import Records, complete_seeds, summarise
+from experiments.study.tables import DEVELOPMENT_SEEDS, EVALUATION_SEEDS, TABLES, Job, Table
+
+# Records that are part of the repository.
+KEPT = schedule.ROOT / "results"
+EXPECTED = (ValueError, KeyError, TypeError, NotFinished, RunDirectoryError, StorageError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0; 1 where a run failed, or came out otherwise than stored; 2 for settings that make no sense."""
+    parser = _parser()
+    given, rest = parser.parse_known_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *received: stop.set())
+    try:
+        further = settings_of(rest)
+        folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
+        cores = schedule.available_cores(given.jobs)
+        with locked(folder, "--runs"):
+            if given.again:
+                return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
+            table = narrowed(given.name, given.arms)
+            jobs = tables.jobs(table.arms, seeds_of(given), given.development, further)
+            return study(given.name, table, jobs, folder, given.out or folder / "results", cores, given.deadline, stop)
+    except EXPECTED as error:
+        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--name", choices=TABLES, default="main", help="the table (main)")
+    parser.add_argument("--arms", help="some of its arms alone, with commas")
+    parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS})")
+    parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
+    parser.add_argument("--development", action="store_true", help="development seeds, evaluated on the dev split")
+    parser.add_argument("--again", metavar="ARM-SEED", help="a stored run anew, compared with its record")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each on a core of its own (2)")
+    parser.add_argument("--runs", type=Path, help="run directories (runs/study)")
+    parser.add_argument("--out", type=Path, help="records, tables, pictures (RUNS/results)")
+    parser.add_argument("--deadline", type=float, default=3600.0, help="seconds a run may take (3600)")
+    return parser
+
+
+def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
+    found = {}
+    for argument in arguments:
+        name, is_one, value = argument.partition("=")
+        if not (name.startswith("--config.") and is_one):
+            raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
+        try:
+            found[name.removeprefix("--config.")] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[name.removeprefix("--config.")] = value
+    return found
+
+
+def seeds_of(given: argparse.Namespace) -> Sequence[int]:
+    """The seeds that the flags ask for. Raises ValueError for more than are fixed."""
+    fixed = DEVELOPMENT_SEEDS if given.development else EVALUATION_SEEDS
+    count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else tables.DEFAULT_SEEDS
+    if not 1 <= count <= len(fixed):
+        raise ValueError(f"--seeds={count}; {len(fixed)} seeds are fixed beforehand ({fixed[0]} to {fixed[-1]})")
+    return fixed[:count]
+
+
+def narrowed(name: str, arms: str | None) -> Table:
+    """The table, or that part of it which these arms make. Raises ValueError for an arm that it lacks."""
+    table = TABLES[name]
+    if arms is None:
+        return table
+    wanted = [arm.strip() for arm in arms.split(",") if arm.strip()]
+    if strange := [arm for arm in wanted if arm not in table.arms] or [] if wanted else [arms]:
+        raise ValueError(f"arm {strange[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
+    differences = tuple(pair for pair in table.differences if set(pair) <= set(wanted))
+    return dataclasses.replace(table, arms=tuple(wanted), differences=differences)
+
+
+def study(
+    name: str,
+    table: Table,
+    jobs: Sequence[Job],
+    folder: Path,
+    out: Path,
+    cores: Sequence[int | None],
+    deadline: float,
+    stop: threading.Event,
+) -> int:
+    """Runs what has no record yet, then writes the table of all complete seeds; the exit status."""
+    for job in jobs:
+        job.config  # noqa: B018  a setting that does not fit is told before anything runs
+    records = {(job.arm, job.seed): found for job in jobs if (found := stored(out, job)) is not None}
+    left = [job for job in jobs if (job.arm, job.seed) not in records]
+    CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
+    failed: list[str] = []
+    spent: list[float] = []
+
+    def on_end(job: Job, why: str, seconds: float) -> None:
+        try:
+            record = None if why else record_of(job, folder / job.name)
+        except NotFinished as error:
+            record, why = None, str(error)
+        if record is None:
+            failed.append(job.name)
+            CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
+            return
+        write_json(place_of(out, job.name), record)
+        records[job.arm, job.seed] = record
+        spent.append(seconds)
+        to_go = sum(spent) / len(spent) * (len(left) - len(spent) - len(failed)) / len(cores)
+        CONSOLE.print(_told(record, seconds, out) + f"; {duration(to_go)} to go", soft_wrap=True)
+
+    schedule.run_all(left, folder, cores, deadline, stop, on_end)
+    if stop.is_set():
+        CONSOLE.print("stopped; run the same command again to go on")
+        return 130
+    if seeds := complete_seeds(table, sorted({job.seed for job in jobs}), records):
+        publish(name, table, sorted({job.seed for job in jobs}), records, out)
+    if failed:
+        CONSOLE.print(
+            f"{len(failed)} of {len(jobs)} runs did not finish: {', '.join(failed)}"
+            + ("" if seeds else "; no seed is complete, so there is no table"),
+            style="bold red", soft_wrap=True,
+        )  # fmt: skip
+    return 1 if failed else 0
+
+
+def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out: Path) -> None:
+    """Writes NAME.json, NAME.md and the pictures, and prints the page."""
+    summary = summarise(name, table, seeds, records)
+    arms = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
+    page = written(summary, figures.draw(arms, out / name))
+    write_json(out / f"{name}.json", summary)
+    write_text(out / f"{name}.md", page)
+    print(page, flush=True)
+    CONSOLE.print(f"table: {out / name}.md, {out / name}.json", soft_wrap=True)
+
+
+def again(
+    name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
+) -> int:  # fmt: skip
+    """Runs a stored run anew from nothing but its settings, and says whether it came out the same; the exit status."""
+    before = _read(place_of(out, name))
+    job = Job(before["arm"], before["seed"], before["settings"])
+    place = folder / "again" / job.name
+    shutil.rmtree(place, ignore_errors=True)
+    if why := schedule.run(job, place, core, deadline, stop, lambda: None):
+        CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
+        return 1
+    now = record_of(job, place)
+    for fact in ("hardware", "versions", "commit"):
+        if before["facts"][fact] != now["facts"][fact]:
+            CONSOLE.print(f"{fact}: {before['facts'][fact]} then, {now['facts'][fact]} now", soft_wrap=True)
+    different = unlike(before, now)
+    told = f"differs in {', '.join(different)}" if different else "the same to the last bit"
+    CONSOLE.print(f"{name}: stored {100 * before['final']:.2f} %, now {100 * now['final']:.2f} %: {told}")
+    return 1 if different else 0
+
+
+def stored(out: Path, job: Job) -> Record | None:
+    """The record of a job, None where there is none. Raises ValueError where it is of other settings, or unreadable."""
+    path = place_of(out, job.name)
+    if not path.exists():
+        return None
+    record = _read(path)
+    if different := mismatch(record, job):
+        raise ValueError(
+            f"{path} holds a run with other settings: {different}. Choose another --out and --runs for these settings, "
+            "or delete it and its run directory"
+        )
+    return record
+
+
+def place_of(out: Path, name: str) -> Path:
+    return out / "runs" / f"{name}.json"
+
+
+def _read(path: Path) -> Record:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.json"))) or "none"
+        raise ValueError(f"no record {path}; there are: {known}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}); restore it, or delete it and run the study again"
+        ) from error
+
+
+def _told(record: Record, seconds: float, out: Path) -> str:
+    """One line on a run that has just finished, compared with the repository's record of the same settings."""
+    line = (
+        f"{record['arm']}-{record['seed']}: {100 * record['zero_shot']:.1f} → {100 * record['final']:.1f} % "
+        f"in {duration(seconds)}"
+    )
+    kept = place_of(KEPT, f"{record['arm']}-{record['seed']}")
+    if out.absolute() == KEPT or not kept.exists():
+        return line
+    before = _read(kept)
+    if before["config"] != record["config"]:
+        return line
+    different = unlike(before, record)
+    return f"{line}, as in results/" if not different else f"{line}; {100 * before['final']:.1f} % in results/"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

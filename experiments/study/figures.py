@@ -1,0 +1,211 @@
+"""The paper's pictures, from records alone. Each takes the records of every arm, one a seed; shares are in percent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from cojax.signals import SIGNALS
+from experiments.study.panels import KINDS, START, band, colour, figure, palette, shares, titles
+from experiments.study.record import Record, cross_table
+
+Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
+_SMOOTH = 5  # steps that a noisy curve is averaged over
+
+
+def success(arms: Arms) -> Figure:
+    """Success on the development split over steps; the last figure of each arm is not the held-out one."""
+    made, (axes,) = figure()
+    for place, (arm, records) in enumerate(arms.items()):
+        curves = [[(step, 100 * value) for step, value in record["dev"]] for record in records]
+        band(axes, curves, colour(arm, place), titles([arm])[0])
+    axes.set(xlabel="step", ylabel="success on the development split, %")
+    axes.legend(fontsize=8, frameon=False)
+    return made
+
+
+def live_groups(arms: Arms) -> Figure:
+    """Groups whose episodes do not all score alike: the others carry no gradient."""
+    made, (axes,) = figure()
+    for place, (arm, records) in enumerate(arms.items()):
+        curves = [
+            list(zip(record["curves"]["step"], (100 * v for v in record["curves"]["live_groups"]), strict=True))
+            for record in records
+        ]
+        band(axes, curves, colour(arm, place), titles([arm])[0], _SMOOTH)
+    axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
+    axes.legend(fontsize=8, frameon=False)
+    return made
+
+
+def signals(arms: Arms) -> Figure | None:
+    """Signals detected over steps, by kind, where signals guide."""
+    guided = _guided(arms)
+    if not guided:
+        return None
+    made, panels = figure(len(guided), 1.6 + 4.2 * len(guided))
+    for axes, arm in zip(panels, guided, strict=True):
+        for kind in SIGNALS:
+            curves = [list(zip(record["curves"]["step"], record["signals"][kind], strict=True)) for record in arms[arm]]
+            band(axes, curves, KINDS[kind], kind, _SMOOTH)
+        axes.set(title=titles([arm])[0], xlabel="step", ylabel="signals a step", ylim=(0, None))
+    panels[0].legend(fontsize=8, frameon=False)
+    return made
+
+
+def task_distribution(arms: Arms) -> Figure:
+    """Every task of the first seed in the plane of the development tasks; the later added, the darker."""
+    made, panels = figure(len(arms), 0.4 + 2.7 * len(arms), 3.2)
+    for axes, (arm, records) in zip(panels, arms.items(), strict=True):
+        tasks = records[0]["tasks"]
+        x, y, step = (np.asarray(tasks[name]) for name in ("x", "y", "step"))
+        axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
+        later = step > 0
+        axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=records[0]["steps"],
+                     linewidth=0)  # fmt: skip
+        axes.set_title(f"{titles([arm])[0]}\n{len(x)} tasks", fontsize=8)
+        axes.set(xticks=[], yticks=[], aspect="equal")
+    return made
+
+
+def conversion(arms: Arms) -> Figure | None:
+    """Signal-to-task conversion (expeditions that brought a task) and pass rate (drafts that became a task)."""
+    grown = [arm for arm, records in arms.items() if any(record["evolutions"] for record in records)]
+    if not grown:
+        return None
+    made, panels = figure(2, 8.6)
+    for place, arm in enumerate(grown):
+        for axes, (part, whole) in zip(panels, (("fruitful", "expeditions"), ("tasks", "drafts")), strict=True):
+            curves = [_rates(record, part, whole) for record in arms[arm]]
+            band(axes, curves, colour(arm, place), titles([arm])[0])
+    panels[0].set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
+    panels[1].set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
+    panels[0].legend(fontsize=8, frameon=False)
+    return made
+
+
+def signal_shares(arms: Arms) -> Figure | None:
+    """Kinds among the signals detected, and among the tasks that came of them."""
+    guided = _guided(arms)
+    if not guided:
+        return None
+    names, parts = [], {str(kind): list[float]() for kind in SIGNALS}
+    for arm in guided:
+        detected = Counter({kind: sum(sum(record["signals"][kind]) for record in arms[arm]) for kind in SIGNALS})
+        tasks = Counter(origin for record in arms[arm] for origin in record["tasks"]["origin"])
+        for what, counts in (("signals", detected), ("tasks", tasks)):
+            names.append(f"{titles([arm])[0]}: {what}" if len(guided) > 1 else what)
+            total = sum(counts[kind] for kind in SIGNALS) or 1
+            for kind in SIGNALS:
+                parts[kind].append(100 * counts[kind] / total)
+    made, (axes,) = figure(height=1.2 + 0.5 * len(names))
+    shares(axes, parts, names, [KINDS[kind] for kind in parts])
+    axes.set(xlabel="share, %")
+    return made
+
+
+def similarity(arms: Arms) -> Figure:
+    """How alike the tasks added are worded to the nearest evaluation task; D_0 for comparison."""
+    return _histogram(arms, "similarity", np.linspace(0, 1, 26), "greatest cosine to an evaluation task")
+
+
+def interaction_lengths(arms: Arms) -> Figure:
+    """Actions of the reference solution: the tasks at the start, and those added."""
+    longest = max(max(record["tasks"]["turns"], default=1) for records in arms.values() for record in records)
+    return _histogram(arms, "turns", np.arange(0.5, longest + 1), "actions of the reference solution")
+
+
+def crosses(arms: Arms) -> Figure:
+    """Held-out tasks kept, recovered, lost and never solved."""
+    tables = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
+    sizes = {arm: sum(sum(table.values()) for table in found) for arm, found in tables.items()}
+    parts = {
+        name: [100 * sum(table[name] for table in tables[arm]) / sizes[arm] for arm in arms]
+        for name in ("kept", "recovered", "lost", "never")
+    }
+    made, (axes,) = figure(height=1.4 + 0.4 * len(arms))
+    shares(axes, parts, titles(list(arms)), ["#009E73", "#56B4E9", "#D55E00", "#DDDDDD"])
+    axes.set(xlabel="held-out tasks, %")
+    return made
+
+
+def time(arms: Arms) -> Figure:
+    """Where the time of a run went, without the warm start."""
+    seconds = [record["seconds"] for records in arms.values() for record in records]
+    names = [part for part in seconds[0] if part not in ("total", "warm_start")]
+    parts = {
+        part: [100 * float(np.mean([r["seconds"][part] / r["seconds"]["total"] for r in arms[arm]])) for arm in arms]
+        for part in names
+    }
+    made, (axes,) = figure(height=1.8 + 0.4 * len(arms))
+    shares(axes, parts, titles(list(arms)), palette(len(parts)))
+    axes.set(xlabel="time, %")
+    return made
+
+
+FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
+    "success": success,
+    "signals": signals,
+    "task-distribution": task_distribution,
+    "conversion": conversion,
+    "signal-shares": signal_shares,
+    "similarity": similarity,
+    "interaction-lengths": interaction_lengths,
+    "cross-table": crosses,
+    "time": time,
+    "live-groups": live_groups,
+}
+
+
+def draw(arms: Arms, folder: Path) -> list[str]:
+    """Writes every picture that these arms have something for; their names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    for name, make in FIGURES.items():
+        made = make(arms)
+        if made is not None:
+            part = folder / f".{name}.png"
+            made.savefig(part, format="png", metadata={"Software": None})
+            part.replace(folder / f"{name}.png")
+            drawn.append(name)
+    return drawn
+
+
+def _guided(arms: Arms) -> list[str]:
+    """The arms whose tasks come of signals."""
+    kinds = set(SIGNALS)
+    return [arm for arm, records in arms.items() if any(kinds & set(r["tasks"]["origin"]) for r in records)]
+
+
+def _rates(record: Record, part: str, whole: str) -> list[tuple[float, float]]:
+    counts: dict[int, list[int]] = {}
+    for row in record["evolutions"]:
+        one = counts.setdefault(row["step"], [0, 0])
+        one[0] += row[part]
+        one[1] += row[whole]
+    return [(step, 100 * some / all) for step, (some, all) in sorted(counts.items()) if all]
+
+
+def _histogram(arms: Arms, column: str, bins: np.ndarray, label: str) -> Figure:
+    made, (axes,) = figure()
+    first = [record for records in arms.values() for record in records]
+    _steps(axes, [v for r in first for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if not s],
+           bins, START, "D_0")  # fmt: skip
+    for place, (arm, records) in enumerate(arms.items()):
+        added = [v for r in records for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if s]
+        if added:
+            _steps(axes, added, bins, colour(arm, place), f"added by {titles([arm])[0]}")
+    axes.set(xlabel=label, ylabel="tasks, %")
+    axes.legend(fontsize=8, frameon=False)
+    return made
+
+
+def _steps(axes, values: Sequence[float], bins: np.ndarray, shade: str, label: str) -> None:
+    weights = np.full(len(values), 100 / max(1, len(values)))
+    filled = shade == START
+    axes.hist(values, bins, weights=weights, histtype="stepfilled" if filled else "step", color=shade, label=label,
+              linewidth=1.5)  # fmt: skip

@@ -1,0 +1,127 @@
+"""NAME.json → NAME.md: the table as people read it, in points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Budgets in the order of the table, with what they are called.
+_BUDGETS: Mapping[str, str] = {
+    "episodes": "episodes",
+    "turns": "environment steps",
+    "tokens_sampled": "tokens sampled",
+    "tokens_trained": "tokens trained",
+    "tasks_added": "tasks added",
+    "explorer_actions": "explorer's actions",
+    "drafts": "drafts validated",
+}
+# Budgets are told against this arm where a table has it.
+_REFERENCE = "feedback"
+
+
+def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
+    """The page; `figures` are names of pictures in the folder NAME/ beside it."""
+    parts = [
+        f"# {summary['title']}",
+        _heading(summary),
+        *_warnings(summary),
+        _success(summary),
+        _differences(summary),
+        "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
+        _budgets(summary),
+        _cross(summary),
+        _made_with(summary["made_with"]),
+        *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _heading(summary: Mapping[str, Any]) -> str:
+    seeds = summary["seeds"]
+    steps = " or ".join(map(str, summary["steps"]))
+    return (
+        f"{len(seeds)} seeds ({', '.join(map(str, seeds))}), {steps} steps, success on {summary['tasks']} tasks of the "
+        f"split `{summary['split']}`, greedy. ± and brackets are 95 % intervals over seeds (Student); differences are "
+        "paired by seed."
+    )
+
+
+def _warnings(summary: Mapping[str, Any]) -> list[str]:
+    told = []
+    if summary["incomplete_seeds"]:
+        told.append(f"**Not finished in every arm, and left out: seeds {_listed(summary['incomplete_seeds'])}.**")
+    if several := summary["seeds_with_several_zero_shots"]:
+        told.append(f"**Arms of seeds {_listed(several)} began at different policies: their runs are not comparable.**")
+    if summary["split"] == "dev":
+        told.append("**A development run: these tasks chose the settings.**")
+    return told
+
+
+def _success(summary: Mapping[str, Any]) -> str:
+    rows = [("zero-shot", _interval(summary["zero_shot"]), "", "")]
+    for arm in summary["arms"]:
+        gain = _points(arm["gain"]["mean"])
+        rows.append((arm["title"], _interval(arm["final"]), gain, f"{100 * arm['live_groups']:.0f} %"))
+    return _table(("arm", "success, %", "gain, points", "live groups"), rows)
+
+
+def _differences(summary: Mapping[str, Any]) -> str:
+    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
+    rows = [
+        (
+            f"{titles[row['one']]} − {titles[row['other']]}",
+            _points(row["mean"]),
+            "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]",
+            f"{row['seeds_above_0']} of {row['count']}",
+        )
+        for row in summary["differences"]
+    ]
+    return _table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
+
+
+def _budgets(summary: Mapping[str, Any]) -> str:
+    arms = {arm["arm"]: arm for arm in summary["arms"]}
+    reference = arms.get(_REFERENCE)
+    rows = []
+    for name, title in _BUDGETS.items():
+        cells = []
+        for arm in arms.values():
+            value = arm["budget"][name]
+            against = reference["budget"][name] if reference and reference is not arm else 0
+            cells.append(f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else ""))
+        rows.append((title, *cells))
+    rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))
+    rows.append(("of them feedback", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
+    return _table(("", *(arm["title"] for arm in arms.values())), rows)
+
+
+def _cross(summary: Mapping[str, Any]) -> str:
+    names = ("kept", "recovered", "lost", "never")
+    rows = [(arm["title"], *(f"{arm['cross_table'][name]:.0f}" for name in names)) for arm in summary["arms"]]
+    return "## Held-out tasks, before → after\n\n" + _table(("arm", *names), rows)
+
+
+def _made_with(made: Mapping[str, Any]) -> str:
+    versions = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in made["versions"])
+    return (
+        f"Made with {versions}; on {', '.join(made['processors'])}, one core and one thread a run; "
+        f"{made['core_hours']:.1f} core-hours; commits {', '.join(made['commits'])}."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _interval(found: Mapping[str, Any]) -> str:
+    mean = f"{100 * found['mean']:.1f}"
+    return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))

@@ -1,0 +1,66 @@
+"""What several pictures draw alike: a colour an arm, curves with a band over seeds, histograms side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.study.statistics import estimate
+from experiments.study.tables import ARMS
+
+# Okabe and Ito's palette, which colour-blind people tell apart.
+_PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C8C", "#000000")
+_ARMS = {"static": 6, "random": 1, "control": 0, "feedback": 3, "uniform": 2}
+KINDS = {"forgetting": _PALETTE[4], "boundary": _PALETTE[0], "rare": _PALETTE[1]}
+START = "#BBBBBB"
+Curves = Sequence[Sequence[tuple[float, float]]]  # one curve of (x, y) a seed
+
+
+def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[Figure, list[Axes]]:
+    """A figure of panels beside each other. It belongs to no window, so that nothing needs a display."""
+    made = Figure(figsize=(width, height), dpi=110, layout="constrained")
+    axes = [made.add_subplot(1, columns, place + 1) for place in range(columns)]
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+    return made, axes
+
+
+def colour(arm: str, place: int) -> str:
+    """An arm's own colour, or the `place`-th."""
+    return _PALETTE[_ARMS.get(arm, place) % len(_PALETTE)]
+
+
+def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1) -> None:
+    """Mean over seeds with its 95 % interval, at every x that all curves have, over the last `window` of them each."""
+    known = [dict(curve) for curve in curves]
+    xs = sorted(set.intersection(*(set(curve) for curve in known))) if known else []
+    smooth = [[float(np.mean([one[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
+              for one in known]  # fmt: skip
+    found = [estimate([curve[place] for curve in smooth]) for place in range(len(xs))]
+    axes.plot(xs, [one.mean for one in found], color=colour, label=label, linewidth=1.6)
+    ends = [(x, one.low, one.high) for x, one in zip(xs, found, strict=True) if one.low is not None]
+    if ends:
+        at, lows, highs = zip(*ends, strict=True)
+        axes.fill_between(at, lows, highs, color=colour, alpha=0.18, linewidth=0)
+
+
+def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:
+    """Horizontal bars, one a name, stacked of `parts` (part → value of each name)."""
+    left = np.zeros(len(names))
+    for (part, values), shade in zip(parts.items(), colours, strict=True):
+        axes.barh(range(len(names)), values, left=left, color=shade, label=part)
+        left += np.asarray(values, float)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+
+def titles(arms: Sequence[str]) -> list[str]:
+    return [ARMS[arm].title for arm in arms]
+
+
+def palette(count: int) -> list[str]:
+    return [_PALETTE[place % len(_PALETTE)] for place in range(count)]

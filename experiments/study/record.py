@@ -1,0 +1,163 @@
+"""A finished run → one record: all that tables and figures need, small enough to be kept in git."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax.pool import task_from_record
+from cojax.signals import SIGNALS
+from cojax.store import Log
+from cojax.types import INFRASTRUCTURE, content_hash
+from experiments.study.launch import THREADS
+from experiments.study.tables import Job
+from experiments.study.tasks import described
+
+Record = dict[str, Any]
+# Columns of metrics.jsonl that are kept, one value a step.
+CURVES = ("success", "turns", "live_groups", "tasks")
+_DIGITS = 6
+# What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
+RESULT = ("zero_shot", "final", "held_out", "curves", "dev", "signals", "evolutions", "tasks")
+
+
+class NotFinished(RuntimeError):
+    """The run directory holds no finished run, or one of an older version of this code."""
+
+
+def record_of(job: Job, place: Path) -> Record:
+    """The record of the run in `place`. Raises NotFinished, saying what is missing."""
+    summary, config = _read(place / "summary.json"), _read(place / "config.json")
+    evaluations = [_read(place / f"{name}.json") for name in ("zero_shot", "final")]
+    if any("tasks" not in found for found in evaluations):
+        raise NotFinished(f"{place} does not say which held-out tasks were solved; delete it and run the study again")
+    metrics = list(Log(place / "metrics.jsonl").read())
+    tasks = [task_from_record(record, line) for line, record in enumerate(Log(place / "tasks.jsonl").read(), 1)]
+    evaluation = config["config"]["evaluation"]
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "split": evaluation["split"],
+        "settings": dict(job.settings),
+        "config": job.config,
+        "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
+        "threads": dict(THREADS),
+        "steps": summary["steps"],
+        "zero_shot": summary["zero_shot"],
+        "final": summary["final"],
+        "held_out": solved(*(found["tasks"] for found in evaluations)),
+        "budget": budget(summary, metrics),
+        "seconds": {part: round(spent, 2) for part, spent in summary["seconds"].items()},
+        "curves": {
+            "step": [row["step"] for row in metrics],
+            **{name: [round(row[name], _DIGITS) for row in metrics] for name in CURVES},
+        },
+        "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
+        "signals": {kind: [row["signals"][kind] for row in metrics] for kind in SIGNALS},
+        "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
+        "tasks": described(
+            tasks, config["config"]["environment"]["name"], evaluation["split"], evaluation["tasks"]
+        ),
+    }  # fmt: skip
+
+
+def solved(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+    """Which held-out tasks were solved before training and after it: one character a task, 1 or 0, in the order of
+    their ids; `digest` names the set. A task that lost an episode to the machinery is in neither."""
+    ids = sorted(before.keys() & after.keys())
+    return {
+        "digest": content_hash(sorted(before.keys() | after.keys())),
+        "tasks": len(ids),
+        **{
+            name: "".join("1" if scores[id] >= 1.0 else "0" for id in ids)
+            for name, scores in (("zero_shot", before), ("final", after))
+        },
+    }
+
+
+def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """What a run was given: episodes and turns that the policy played to learn from, tokens it sampled and learned
+    from, actions of the explorer, drafts it validated, tasks that came of them."""
+    turns = episodes = explored = drafts = 0
+    for row in metrics:
+        valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
+        episodes += sum(row["outcomes"].values())
+        turns += round(row["turns"] * valid)
+        evolution = row.get("evolution", {})
+        explored += evolution.get("triplets", 0)
+        drafts += evolution.get("drafts", 0)
+    return {
+        "episodes": episodes,
+        "turns": turns,
+        "tokens_sampled": summary["tokens"]["sampled"],
+        "tokens_trained": summary["tokens"]["trained"],
+        "explorer_actions": explored,
+        "drafts": drafts,
+        "tasks_added": summary["tasks_final"] - summary["tasks_initial"],
+    }
+
+
+def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Per evolution and origin of its tasks: expeditions, those of them that brought a task, drafts, and tasks."""
+    counts: dict[tuple[int, str], Counter[str]] = {}
+    for one in expeditions:
+        if one["step"]:
+            counts.setdefault((one["step"], one["origin"]), Counter())["expeditions"] += 1
+    fruitful: set[tuple[int, int]] = set()
+    for draft in drafts:
+        if not draft["step"]:
+            continue
+        of = counts.setdefault((draft["step"], draft["origin"]), Counter())
+        of["drafts"] += 1
+        if draft["task"]:
+            of["tasks"] += 1
+            trip = draft["step"], draft["expedition"]
+            of["fruitful"] += trip not in fruitful
+            fruitful.add(trip)
+    names = ("expeditions", "fruitful", "drafts", "tasks")
+    return [
+        {"step": step, "origin": origin, **{name: of[name] for name in names}}
+        for (step, origin), of in sorted(counts.items())
+    ]
+
+
+def mismatch(record: Record, job: Job) -> str:
+    """Which settings of a stored record differ from the job's; empty where it is the same run.
+
+    A setting that only one of them has was added to or taken from the code: its default leaves runs as they were.
+    """
+    known, now = dict(_leaves(record["config"])), dict(_leaves(job.config))
+    different = [name for name in sorted(known.keys() & now.keys()) if known[name] != now[name]]
+    return ", ".join(f"{name} was {known[name]!r}, now {now[name]!r}" for name in different)
+
+
+def unlike(one: Record, other: Record) -> list[str]:
+    """Which parts of the result of two runs of one job differ; none where they are the same to the last bit."""
+    return [name for name in RESULT if json.loads(json.dumps(one[name])) != json.loads(json.dumps(other[name]))]
+
+
+def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
+    """Held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
+    pairs = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
+    names = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
+    return {name: pairs[pair] for name, pair in names.items()}
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        path = f"{prefix}{name}"
+        found += _leaves(value, f"{path}.") if isinstance(value, Mapping) else [(path, value)]
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise NotFinished(
+            f"{path} cannot be read ({error}); run the study again, which goes on with the run"
+        ) from error

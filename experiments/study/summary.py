@@ -1,0 +1,112 @@
+"""Records of a table's runs → NAME.json: rows, paired differences, budgets, and what it was made with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.study.record import Record, cross_table
+from experiments.study.statistics import Estimate, estimate, paired
+from experiments.study.tables import ARMS, COMMON, Table
+
+Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
+ZERO_SHOT = "zero-shot"
+
+
+def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
+    """The seeds of which every arm of the table has finished."""
+    return [seed for seed in seeds if all((arm, seed) in records for arm in table.arms)]
+
+
+def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -> dict[str, Any]:
+    """NAME.json. Shares are in [0, 1], seconds and tokens as they are named; intervals are of 95 % over seeds.
+
+    Only complete seeds enter; the others are listed. Raises ValueError where no seed is complete, and where the runs
+    were not evaluated on one set of tasks.
+    """
+    complete = complete_seeds(table, seeds, records)
+    if not complete:
+        raise ValueError(f"no seed of table {name!r} has finished in every arm ({', '.join(table.arms)})")
+    used = [records[arm, seed] for seed in complete for arm in table.arms]
+    if len(sets := {(record["split"], record["held_out"]["digest"]) for record in used}) > 1:
+        raise ValueError(f"the runs of table {name!r} were evaluated on {len(sets)} different sets of tasks")
+    zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
+    finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
+    return {
+        "name": name,
+        "title": table.title,
+        "split": used[0]["split"],
+        "tasks": used[0]["held_out"]["tasks"],
+        "steps": sorted({record["steps"] for record in used}),
+        "seeds": complete,
+        "incomplete_seeds": [seed for seed in seeds if seed not in complete],
+        "common_settings": {name: used[0]["settings"].get(name, value) for name, value in COMMON.items()},
+        "zero_shot": _estimate(zero_shot),
+        # One warm start a seed: an arm that begins elsewhere was run with other code, or on another machine.
+        "seeds_with_several_zero_shots": [
+            seed for seed in complete if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
+        ],
+        "arms": [
+            _row(arm, [records[arm, seed] for seed in complete], finals[arm], zero_shot) for arm in table.arms
+        ],
+        "differences": [_difference(one, other, finals) for one, other in table.differences],
+        "made_with": _made_with(used),
+    }  # fmt: skip
+
+
+def _row(
+    arm: str, records: Sequence[Record], final: Mapping[int, float], zero_shot: Mapping[int, float]
+) -> dict[str, Any]:
+    crosses = [cross_table(record["held_out"]) for record in records]
+    seconds = [record["seconds"] for record in records]
+    return {
+        "arm": arm,
+        "title": ARMS[arm].title,
+        "settings": dict(ARMS[arm].settings),
+        "final": _estimate(final),
+        "gain": dataclasses.asdict(_paired(final, zero_shot)),
+        "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
+        "live_groups": _mean([_mean(record["curves"]["live_groups"]) for record in records]),
+        "budget": {name: _mean([record["budget"][name] for record in records]) for name in records[0]["budget"]},
+        "seconds": _mean([one["total"] for one in seconds]),
+        "feedback_share": _mean([one["feedback"] / one["total"] for one in seconds]),
+    }
+
+
+def _difference(one: str, other: str, finals: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
+    by_seed = {str(seed): finals[one][seed] - finals[other][seed] for seed in finals[one]}
+    return {
+        "one": one,
+        "other": other,
+        **dataclasses.asdict(_paired(finals[one], finals[other])),
+        "by_seed": by_seed,
+        "seeds_above_0": sum(value > 0 for value in by_seed.values()),
+    }
+
+
+def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
+    found = paired(one, other)
+    assert found is not None, "complete seeds are shared"
+    return found
+
+
+def _estimate(by_seed: Mapping[int, float]) -> dict[str, Any]:
+    found = dataclasses.asdict(estimate(list(by_seed.values())))
+    return {**found, "by_seed": {str(seed): value for seed, value in by_seed.items()}}
+
+
+def _made_with(records: Sequence[Record]) -> dict[str, Any]:
+    """What the runs were made with, each once."""
+    facts = [record["facts"] for record in records]
+    return {
+        "processors": sorted({fact["hardware"]["processor"] for fact in facts}),
+        "commits": sorted({fact["commit"] for fact in facts}),
+        "versions": [dict(pairs) for pairs in sorted({tuple(sorted(fact["versions"].items())) for fact in facts})],
+        "threads": [dict(pairs) for pairs in sorted({tuple(sorted(record["threads"].items())) for record in records})],
+        "core_hours": sum(record["seconds"]["total"] + record["seconds"]["warm_start"] for record in records) / 3600,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,163 @@
+"""Which runs a table is made of. Everything here was fixed before the evaluation seeds were run.
+
+Settings were chosen on the development seeds and the development split alone: `--development` runs see nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from experiments import desk
+
+Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
+
+EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
+DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
+DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
+
+# What all arms share, beside experiments/desk.py: a run on one core. One lane, as there is one core.
+COMMON: Settings = {
+    "steps": 80,
+    "batch_size": 16,
+    "optimizer.decay_steps": 80,
+    "engine.lanes": 1,
+    "evaluation.tasks": 500,
+    "evaluation.dev_tasks": 200,
+    "evaluation.every": 10,
+    "checkpoint_every": 40,
+    "checkpoints_kept": 1,
+}
+# What a development run evaluates in place of the held-out split.
+ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """What one arm changes of the common settings, and what it is called in tables."""
+
+    title: str
+    settings: Settings
+
+
+ARMS: Mapping[str, Arm] = {
+    "static": Arm("static D_0", {"evolve": "none"}),
+    "random": Arm("random exploration", {"evolve": "random"}),
+    "control": Arm("control: guided, without signals", {"evolve": "trajectory"}),
+    "feedback": Arm("feedback (CoEvolve)", {"evolve": "feedback"}),
+    "uniform": Arm("uniform exploration (ceiling)", {"evolve": "uniform"}),
+    "without-forgetting": Arm("without forgetting", {"evolve": "feedback", "signals": "boundary,rare"}),
+    "without-boundary": Arm("without boundary", {"evolve": "feedback", "signals": "forgetting,rare"}),
+    "without-rare": Arm("without rare", {"evolve": "feedback", "signals": "forgetting,boundary"}),
+    "without-validation": Arm("without validation", {"evolve": "feedback", "validate": False}),
+    "initial-50": Arm("N = 50", {"evolve": "feedback", "initial_tasks": 50}),
+    "initial-200": Arm("N = 200", {"evolve": "feedback", "initial_tasks": 200}),
+    # As many tasks a step whatever the period, so that only the period differs.
+    "period-5": Arm(
+        "F = 5", {"evolve": "feedback", "evolve_every": 5, "synthesis.contexts": 20, "synthesis.budget": 20}
+    ),
+    "period-20": Arm(
+        "F = 20", {"evolve": "feedback", "evolve_every": 20, "synthesis.contexts": 80, "synthesis.budget": 80}
+    ),
+    "confident": Arm("feedback, confident signals", {"evolve": "feedback", "synthesis.select": "confident"}),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A question: its arms, and the paired differences (one, other) = one − other that answer it."""
+
+    title: str
+    arms: tuple[str, ...]
+    differences: tuple[tuple[str, str], ...]
+
+
+TABLES: Mapping[str, Table] = {
+    "main": Table(
+        "The paper's comparison, with the control it lacks",
+        ("static", "random", "control", "feedback"),
+        (("feedback", "static"), ("feedback", "random"), ("feedback", "control")),
+    ),
+    "ceiling": Table(
+        "Unguided growth that is uniform over tools, which no explorer of the paper's has",
+        ("random", "uniform", "feedback"),
+        (("uniform", "random"), ("feedback", "uniform")),
+    ),
+    "removals": Table(
+        "Feedback with one part taken away",
+        ("feedback", "without-forgetting", "without-boundary", "without-rare", "without-validation"),
+        (
+            ("feedback", "without-forgetting"),
+            ("feedback", "without-boundary"),
+            ("feedback", "without-rare"),
+            ("feedback", "without-validation"),
+        ),
+    ),
+    "initial-tasks": Table(
+        "The number of initial tasks N (feedback: N = 100)",
+        ("initial-50", "feedback", "initial-200"),
+        (("feedback", "initial-50"), ("feedback", "initial-200")),
+    ),
+    "period": Table(
+        "The period F of evolution (feedback: F = 10)",
+        ("period-5", "feedback", "period-20"),
+        (("feedback", "period-5"), ("feedback", "period-20")),
+    ),
+    "selection": Table(
+        "Which signals are followed",
+        ("control", "feedback", "confident"),
+        (("confident", "feedback"), ("confident", "control")),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run of the main command. `settings` are all that it changes of experiments/desk.py, the seed included."""
+
+    arm: str
+    seed: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration, but for the workdir. Raises KeyError, TypeError for a setting that does not fit."""
+        return json.loads(json.dumps(configured(self.settings).to_dict()))
+
+
+def configured(settings: Settings) -> ConfigDict:
+    """experiments/desk.py with these settings. Raises KeyError for an unknown one, TypeError for a wrong type."""
+    config = desk.get_config()
+    for name, value in settings.items():
+        section, leaf = config, name
+        if "." in name:
+            *sections, leaf = name.split(".")
+            for part in sections:
+                section = section[part]
+        if leaf not in section:
+            raise KeyError(f"{name} is not a setting of experiments/desk.py; experiments/base.py lists them all")
+        section[leaf] = value
+    return config
+
+
+def jobs(arms: Sequence[str], seeds: Sequence[int], development: bool = False, further: Settings = {}) -> list[Job]:  # noqa: B006
+    """Runs by seed, then arm, so that what was done is paired whenever the study is stopped.
+
+    `further` settings win over those of all arms. Raises ValueError for an arm that ARMS lacks.
+    """
+    if unknown := [arm for arm in arms if arm not in ARMS]:
+        raise ValueError(f"arm {unknown[0]!r} not found; available: {', '.join(ARMS)}")
+    split = ON_DEVELOPMENT_TASKS if development else {}
+    return [
+        Job(arm, seed, {**COMMON, **ARMS[arm].settings, **further, **split, "seed": seed})
+        for seed in seeds
+        for arm in arms
+    ]
