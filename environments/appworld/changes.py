@@ -3,7 +3,8 @@
 The rule, table by table, of what two worlds in which the same was done may differ in:
 
 - the id of a row that was added, and ids that refer to it: the row's content stands in their place
-- columns that say when (`…_at`, `…_expiry`, `last_logged_in`), unless a user chooses it (`scheduled_send_at`)
+- when something was (`…_at`: only whether it was is told, as of a request that was denied), unless a user chooses it
+  (`scheduled_send_at`); `…_expiry` and `last_logged_in`
 - codes drawn at random (invitations, confirmations, verifications) and contents of made-up binary files
 - the order of rows
 
@@ -22,9 +23,9 @@ from typing import Any
 from cojax.types import canonical
 
 _VOLATILE = re.compile(
-    r"^(id|record_hash|last_logged_in|(?!scheduled_send).*_at|.*_expiry|"
-    r"(verification|password_reset|invitation|invite|confirmation)_code)$"
+    r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
 )
+_WHEN = re.compile(r"^(?!scheduled_send).*_at$")
 _MADE_UP = "binary:"
 # New rows that refer to one another are told to this depth.
 _DEPTH = 4
@@ -92,6 +93,8 @@ class _Describer:
         }
 
     def _value(self, app: str, row: Any, column: str, value: Any, depth: int) -> Any:
+        if _WHEN.match(column):
+            return value is not None
         if isinstance(value, str) and value.startswith(_MADE_UP):
             return _MADE_UP
         if isinstance(value, dict):

@@ -165,6 +165,23 @@ def test_new_rows_are_told_by_what_they_hold_not_by_their_ids(appworld: AppWorld
     assert replay(appworld, task, (*makes, *crossed, skill(ENDING))).trajectory.reward == 0.0
 
 
+def test_of_when_something_was_it_is_told_whether_it_was(appworld: AppWorld, place: Task):
+    """Denying a request leaves nothing but the time of it."""
+    asks = LOGIN.replace("spotify", "venmo") + (
+        "friend = apis.venmo.search_friends(access_token=token)[0]['email']\n"
+        "apis.venmo.create_payment_request(user_email=friend, amount=5, description='tea', access_token=token)"
+    )
+    episode = appworld.start(place)
+    episode.reset()
+    assert episode.step(Action(f"```python\n{asks}\n```")).ok
+    (row,) = episode.state()["tables"]["venmo.PaymentRequest"]["added"]
+    assert {name: row[name] for name in ("created_at", "approved_at", "denied_at")} == {
+        "created_at": True, "approved_at": False, "denied_at": False,
+    }  # fmt: skip
+    assert "last_logged_in" not in str(episode.state())
+    episode.close()
+
+
 def test_many_episodes_of_one_synthesized_task_share_its_reference(appworld: AppWorld, place: Task):
     title, _ = _unliked(appworld, place)
     actions = (skill("spotify.like_song", title=title), skill(ENDING))
