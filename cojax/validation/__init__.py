@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cojax import environment as world
-from cojax.environment import Environment, EnvironmentFailure
+from cojax.environment import Environment, EnvironmentFailure, Episode
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.guidance import signature
 from cojax.replay import Play, Replay, replay
-from cojax.types import Action, Call, Status, Task, TaskDraft, Verdict
+from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict
 from cojax.validation import safety
 from cojax.validation.attempts import Attempts
 from cojax.validation.exclusions import Exclusions
@@ -87,8 +87,9 @@ class Validation:
                 return Verdict("retained" if retained else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
             self._repeatable(task, run, evidence)
-            self._worth_doing(task, run, explorer.ending, evidence)
-            self._needs_its_actions(task, run, explorer.ending, evidence)
+            bare = self._bare_ending(task, explorer.ending)
+            self._worth_doing(task, run, bare, evidence)
+            self._needs_its_actions(task, run, bare, evidence)
             if self.judge is not None:
                 self._judged(task, draft, _metered(explorer), evidence)
             if self.attempts is not None:
@@ -121,23 +122,43 @@ class Validation:
             raise _Refused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
-    def _worth_doing(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> None:
-        nothing = self._run(task, _nothing(task.solution, ending))
+    def _bare_ending(self, task: Task, ending: str) -> Action:
+        """The end alone, without an answer: a call of the tool that ends, which an environment where actions are code
+        writes as code; else an action without calls. Where that is text, the environment offers it last."""
+        if ending:
+            return Action(calls=(Call(ending),))
+        if task.solution[-1].calls or not task.solution[-1].text.strip():
+            return Action()
+        offered: list[Action] = []
+
+        def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+            offered.extend(world.affordances(episode)[-1:])
+            return Turn(Action())
+
+        trajectory = self.play(self.environment, task, look, max_turns=1)
+        if not trajectory.valid:
+            raise EnvironmentFailure(trajectory.error)
+        return next((action for action in offered if not action.calls), Action())
+
+    def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
+        # Where the user's turns end, each of them is handed back.
+        turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
+        nothing = self._run(task, (bare,) * turns)
         if nothing.states[-1] == run.states[-1]:
             raise _Refused("no effect: ends in the same state as doing nothing, and gives no answer")
         if nothing.trajectory.reward >= 1.0:
             raise _Refused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
 
-    def _needs_its_actions(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> None:
+    def _needs_its_actions(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
         effective, last = list(run.effective), len(task.solution) - 1
-        if not _merely_ends(task.solution[last], ending):
+        if not _merely_ends(task.solution[last], bare):
             effective.append(last)
         if self.controls is not None and self.controls < len(effective):
             effective = sorted(random.Random(repr(("controls", task.id))).sample(effective, self.controls))
         for left_out in effective:
             action = f"action {left_out + 1}, {signature(task.solution[left_out])}"
-            instead = (_bare(ending),) if left_out == last else ()
+            instead = (bare,) if left_out == last else ()
             less = self._run(task, (*task.solution[:left_out], *instead, *task.solution[left_out + 1 :]))
             if left_out == last and less.states[-1] == run.states[-1]:
                 continue  # besides ending it did nothing
@@ -185,23 +206,11 @@ def _failure(run: Replay) -> str:
     return ""
 
 
-def _bare(ending: str) -> Action:
-    """The end alone, without an answer. Where actions are code, too, a call without text is for the environment to
-    write as code."""
-    return Action(calls=(Call(ending),)) if ending else Action()
-
-
-def _nothing(solution: Sequence[Action], ending: str) -> tuple[Action, ...]:
-    """Ends at once; where the user's turns end, each of them that the solution ends."""
-    turns = 1 if ending else sum(not action.calls for action in solution[:-1]) + 1
-    return (_bare(ending),) * turns
-
-
-def _merely_ends(action: Action, ending: str) -> bool:
+def _merely_ends(action: Action, bare: Action) -> bool:
     """Whether an action that ends the episode does nothing besides, but perhaps answer."""
-    if ending:
-        return [call.name for call in action.calls] == [ending]
-    return not action.calls and not action.text.strip()
+    if bare.calls:
+        return [call.name for call in action.calls] == [call.name for call in bare.calls]
+    return not action.calls and action.text.strip() == bare.text.strip()
 
 
 def _metered(explorer: Explorer) -> Metered:
