@@ -41,9 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *received: stop.set())
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        for number in before:
+            signal.signal(number, lambda *received: stop.set())
         further = settings_of(rest)
         folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
         cores = schedule.available_cores(given.jobs)
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except EXPECTED as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -153,6 +153,8 @@ def available_cores(count: int) -> list[int | None]:
 
     Raises ValueError where there are fewer.
     """
+    if count < 1:
+        raise ValueError(f"--jobs={count}; expected at least 1 run at a time")
     if sys.platform != "linux":
         return [None] * count
     cores = sorted(os.sched_getaffinity(0))

@@ -1,0 +1,432 @@
+"""The study: its figures by hand, its tables, which run starts when, and a small table from end to end."""
+
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cojax.store import write_json
+from environments import load
+from experiments.settings import check
+from experiments.study import figures, schedule
+from experiments.study.__main__ import main, narrowed, place_of, settings_of, stored
+from experiments.study.launch import THREADS
+from experiments.study.markdown import written
+from experiments.study.record import budget, cross_table, evolutions, mismatch, solved, unlike
+from experiments.study.schedule import Queue
+from experiments.study.statistics import Estimate, estimate, paired
+from experiments.study.summary import summarise
+from experiments.study.tables import (
+    ARMS,
+    COMMON,
+    DEVELOPMENT_SEEDS,
+    EVALUATION_SEEDS,
+    TABLES,
+    Job,
+    Table,
+    configured,
+    jobs,
+)  # fmt: skip
+from experiments.study.tasks import described
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_means_have_students_interval():
+    found = estimate([1.0, 2.0, 3.0, 4.0])  # s = 1.29099, t(3) = 3.18245: half = 3.18245 · 1.29099 / 2
+    assert (found.mean, found.count) == (2.5, 4)
+    assert (found.low, found.high) == pytest.approx((0.44574, 4.55426), abs=1e-5)
+    assert estimate([0.3]) == Estimate(0.3, None, None, 1)
+    with pytest.raises(ValueError, match="no value"):
+        estimate([])
+
+
+def test_differences_are_paired_by_the_seeds_that_both_have():
+    found = paired({1: 0.5, 2: 0.6, 3: 0.7}, {2: 0.4, 3: 0.6, 9: 1.0})  # 0.2 and 0.1: s = 0.0707, t(1) = 12.7062
+    assert found.count == 2
+    assert (found.mean, found.low, found.high) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
+    # What the seeds share cancels out: far apart from each other, one point apart in each pair.
+    assert paired({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8}).low == pytest.approx(0.1)
+    assert paired({1: 0.5}, {2: 0.5}) is None
+
+
+@pytest.mark.parametrize("development", [False, True])
+def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
+    seeds = DEVELOPMENT_SEEDS if development else EVALUATION_SEEDS
+    made = jobs(list(ARMS), seeds, development)
+    assert len(made) == len(ARMS) * len(seeds)
+    for job in made[: len(ARMS)]:
+        config = configured(job.settings)
+        check(config)
+        assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
+        own = {"evaluation.split": "dev"} if development else {}
+        assert job.settings == {**COMMON, **ARMS[job.arm].settings, **own, "seed": seeds[0]}
+    assert len({json.dumps(job.config) for job in made}) == len(made)
+
+
+def test_seeds_and_tables_are_sound():
+    assert not set(DEVELOPMENT_SEEDS) & set(EVALUATION_SEEDS)
+    assert len(set(EVALUATION_SEEDS)) == 12
+    for table in TABLES.values():
+        assert set(table.arms) <= set(ARMS)
+        assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
+    # What is taken away or added is all that tells an arm from feedback; the growth is the same a step.
+    for period, arm in ((5, "period-5"), (20, "period-20")):
+        config = configured(ARMS[arm].settings)
+        assert config.evolve_every == period
+        assert config.synthesis.budget / period == configured({}).synthesis.budget / configured({}).evolve_every
+
+
+def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
+    with pytest.raises(KeyError, match="nosuch is not a setting"):
+        configured({"nosuch": 1})
+    with pytest.raises(KeyError, match="synthesis"):
+        configured({"synthesis.nosuch": 1})
+    with pytest.raises(TypeError):
+        configured({"steps": "many"})
+    assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
+        "steps": 4, "signals": "rare", "validate": False,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="unexpected argument '--step=4'"):
+        settings_of(["--step=4"])
+    with pytest.raises(ValueError, match="arm 'uniform' is not in table 'main'; it has static"):
+        narrowed("main", "static,uniform")
+    assert narrowed("main", "static, feedback").differences == (("feedback", "static"),)
+
+
+def test_of_runs_that_share_a_warm_start_one_goes_ahead():
+    made = jobs(["static", "feedback"], [101, 102])
+    queue = Queue([*made, Job("own", 101, {"seed": 101, "warm_start.steps": 7})])
+    first, second, third = (queue.take() for _ in range(3))
+    assert [job.name for job in (first, second, third)] == ["static-101", "static-102", "own-101"]
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
+    waiting.start()
+    time.sleep(0.1)
+    assert not taken
+    queue.warmed(second)
+    waiting.join(5)
+    assert [job.name for job in taken] == ["feedback-102"]
+    queue.ended(first)  # it failed before its warm start was there
+    assert queue.take().name == "feedback-101"
+    assert queue.take() is None
+
+
+def test_a_queue_that_is_cleared_gives_nothing_to_who_waits():
+    queue = Queue(jobs(["static", "feedback"], [101]))
+    queue.take()
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
+    waiting.start()
+    queue.clear()
+    waiting.join(5)
+    assert taken == [None]
+
+
+def launch(core, parent, code):
+    return [sys.executable, "-m", "experiments.study.launch", core, str(parent), "-c", code]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins processes and tells of a parent's death")
+def test_a_run_is_pinned_and_ends_with_the_study(tmp_path):
+    core = max(os.sched_getaffinity(0))
+    said = subprocess.run(
+        launch(str(core), os.getpid(), "import os; print(os.sched_getaffinity(0))"),
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == str({core})
+    assert subprocess.run(launch("-", 1, "print('ran')"), cwd=ROOT, timeout=60, check=False).returncode == 143
+
+    child = (
+        "import signal, sys; from pathlib import Path;"
+        "signal.signal(15, lambda *_: (Path('stopped').touch(), sys.exit())); Path('ready').touch(); signal.pause()"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-m', 'experiments.study.launch', '-', str(os.getpid()), '-c', {child!r}],"
+        f"env={{**os.environ, 'PYTHONPATH': {str(ROOT)!r}}}).wait()"
+    )
+    study = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path)
+    try:
+        wait_for(tmp_path / "ready")
+    finally:
+        study.kill()
+        study.wait()
+    wait_for(tmp_path / "stopped")
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path):
+    ended = []
+    schedule.run_all(
+        [Job("wrong", 1, {"batch_size": 0}), Job("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
+        threading.Event(), lambda job, why, seconds: ended.append((job.name, why)),
+    )  # fmt: skip
+    assert [name for name, _ in ended] == ["wrong-1", "worse-1"]
+    assert ended[0][1].startswith("exit status 1: error: batch_size is 0; expected at least 1 (see ")
+    assert "'nosuch' is not a setting" in (tmp_path / "worse-1.log").read_text()
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path):
+    began = time.monotonic()
+    why = schedule.run(Job("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
+    assert why.startswith("took longer than 1 s; run the same command again")
+    assert time.monotonic() - began < 30
+
+
+def test_cores_are_those_that_the_process_may_use():
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    assert len(set(schedule.available_cores(count))) == count
+    if sys.platform == "linux":
+        with pytest.raises(ValueError, match=f"--jobs={count + 1}, but this process may use {count} cores"):
+            schedule.available_cores(count + 1)
+
+
+def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():
+    before = {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.5, "e": 1.0}
+    after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.5, "f": 1.0}  # e and f each lost an episode to the machinery
+    found = solved(before, after)
+    assert (found["tasks"], found["zero_shot"], found["final"]) == (4, "1010", "1100")
+    assert cross_table(found) == {"kept": 1, "recovered": 1, "lost": 1, "never": 1}
+    assert solved(before, before)["digest"] != found["digest"]
+
+
+def test_what_a_run_was_given_is_counted():
+    rows = [
+        {"outcomes": {"finished": 3, "environment_error": 1}, "turns": 2.0},
+        {"outcomes": {"finished": 4}, "turns": 2.5, "evolution": {"triplets": 9, "drafts": 4}},
+    ]
+    summary = {"tokens": {"sampled": 70, "trained": 30}, "tasks_initial": 10, "tasks_final": 13}
+    assert budget(summary, rows) == {
+        "episodes": 8, "turns": 16, "tokens_sampled": 70, "tokens_trained": 30, "explorer_actions": 9, "drafts": 4,
+        "tasks_added": 3,
+    }  # fmt: skip
+
+
+def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
+    expeditions = [{"step": step, "origin": "rare"} for step in (0, 10, 10, 10)] + [{"step": 10, "origin": "boundary"}]
+    drafts = [
+        {"step": 0, "origin": "unguided", "expedition": 0, "task": "t"},
+        {"step": 10, "origin": "rare", "expedition": 0, "task": "u"},
+        {"step": 10, "origin": "rare", "expedition": 0, "task": "v"},
+        {"step": 10, "origin": "rare", "expedition": 1, "task": ""},
+    ]
+    assert evolutions(expeditions, drafts) == [
+        {"step": 10, "origin": "boundary", "expeditions": 1, "fruitful": 0, "drafts": 0, "tasks": 0},
+        {"step": 10, "origin": "rare", "expeditions": 3, "fruitful": 1, "drafts": 3, "tasks": 2},
+    ]
+
+
+def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
+    tasks = load("desk").tasks("eval", 40)
+    found = described(tasks, "desk", "eval", 20)
+    assert found["similarity"][:20] == [1.0] * 20
+    assert all(0 < value < 1 for value in found["similarity"][25:])
+    assert (found["step"], found["origin"]) == ([0] * 40, ["seed"] * 40)
+    assert found["turns"] == [len(task.solution) for task in tasks]
+    alone = described(tasks[7:8], "desk", "eval", 20)
+    assert (alone["x"], alone["y"]) == (found["x"][7:8], found["y"][7:8])
+    assert len(set(zip(found["x"], found["y"], strict=True))) > 30
+    assert set(described([], "desk", "eval", 20)) == set(found)
+
+
+def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "boundary")):
+    """A run of two steps on four held-out tasks, as it is stored."""
+    added = [] if arm == "static" else list(origins)
+    count = round(4 * final)
+    job = jobs([arm], [seed])[0]
+    return {
+        "arm": arm, "seed": seed, "split": "eval", "settings": dict(job.settings), "config": job.config, "steps": 2,
+        "facts": {"versions": {"jax": "1"}, "commit": "c", "hardware": {"processor": "P"}}, "threads": dict(THREADS),
+        "zero_shot": zero_shot, "final": final,
+        "held_out": {"digest": digest, "tasks": 4, "zero_shot": "1000", "final": "1" * count + "0" * (4 - count)},
+        "budget": dict.fromkeys(("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions",
+                                 "drafts"), 100 + len(added)) | {"tasks_added": len(added)},
+        "seconds": {"warm_start": 20.0, "generation": 6.0, "update": 3.0, "feedback": 1.0, "total": 10.0},
+        "curves": {"step": [1, 2], "success": [0.2, 0.4], "turns": [3.0, 4.0], "live_groups": [0.5, 0.7],
+                   "tasks": [2, 2 + len(added)]},
+        "dev": [[1, 0.2], [2, final]],
+        "signals": {"forgetting": [0, 1], "boundary": [5, 3], "rare": [2, 2]},
+        "evolutions": [{"step": 2, "origin": origin, "expeditions": 2, "fruitful": 1, "drafts": 2, "tasks": 1}
+                       for origin in added],
+        "tasks": {"step": [0, 0, *[2] * len(added)], "origin": ["unguided"] * 2 + added,
+                  "turns": [2, 3, *[4] * len(added)], "x": [0.1, -0.2, *[0.3] * len(added)],
+                  "y": [0.0, 0.1, *[0.2] * len(added)], "similarity": [0.4, 0.5, *[0.6] * len(added)]},
+    }  # fmt: skip
+
+
+PAIR = Table("A table", ("static", "feedback"), (("feedback", "static"),))
+
+
+def known(*records):
+    return {(one["arm"], one["seed"]): one for one in records}
+
+
+def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
+    records = known(
+        record("static", 1, 0.25), record("feedback", 1, 0.75), record("static", 2, 0.5), record("feedback", 2, 0.75),
+        record("static", 3, 0.0),
+    )  # fmt: skip
+    found = summarise("pair", PAIR, (1, 2, 3), records)
+    assert (found["seeds"], found["incomplete_seeds"], found["tasks"]) == ([1, 2], [3], 4)
+    static, feedback = found["arms"]
+    assert static["final"]["by_seed"] == {"1": 0.25, "2": 0.5}
+    assert feedback["cross_table"] == {"kept": 1, "recovered": 2, "lost": 0, "never": 1}
+    assert (feedback["gain"]["mean"], feedback["live_groups"], feedback["feedback_share"]) == pytest.approx(
+        (0.5, 0.6, 0.1)
+    )
+    (difference,) = found["differences"]
+    assert (difference["mean"], difference["seeds_above_0"], difference["count"]) == (0.375, 2, 2)
+    assert difference["high"] == pytest.approx(0.375 + 12.7062 * 0.125, abs=1e-4)
+    assert found["made_with"]["core_hours"] == pytest.approx(4 * 30 / 3600)
+    page = written(found, ["success"])
+    assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 2 of 2 |" in page
+    assert "| tasks added | 0 (-100 %) | 2 |" in page
+    assert "left out: seeds 3" in page
+    assert "![success](pair/success.png)" in page
+
+
+def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
+    one = known(record("static", 1, 0.25), record("feedback", 1, 0.5, digest="other"))
+    with pytest.raises(ValueError, match="2 different sets of tasks"):
+        summarise("pair", PAIR, (1,), one)
+    with pytest.raises(ValueError, match="no seed of table 'pair' has finished"):
+        summarise("pair", PAIR, (2,), one)
+    apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
+    assert apart["seeds_with_several_zero_shots"] == [1]
+    assert "Arms of seeds 1 began at different policies" in written(apart)
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | 1 of 1 |" in written(apart)  # one seed has no interval
+
+
+def test_pictures_are_drawn_of_what_arms_have(tmp_path):
+    def arms(*names):
+        return {arm: [record(arm, seed, 0.5) for seed in (1, 2)] for arm in names}
+
+    assert figures.draw(arms("static", "feedback"), tmp_path / "both") == list(figures.FIGURES)
+    for name in figures.FIGURES:
+        assert (tmp_path / f"both/{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    alone = figures.draw(arms("static"), tmp_path / "alone")
+    assert set(figures.FIGURES) - set(alone) == {"signals", "signal-shares", "conversion"}
+    figures.draw(arms("static", "feedback"), tmp_path / "again")
+    for name in figures.FIGURES:
+        assert (tmp_path / f"both/{name}.png").read_bytes() == (tmp_path / f"again/{name}.png").read_bytes()
+
+
+def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
+    one = record("static", 101, 0.5)
+    (job,) = jobs(["static"], [101])
+    assert stored(tmp_path, job) is None
+    write_json(place_of(tmp_path, job.name), one)
+    assert stored(tmp_path, job) == one
+    other = jobs(["static"], [101], further={"steps": 3})[0]
+    assert mismatch(one, other) == f"steps was {COMMON['steps']}, now 3"
+    with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
+        stored(tmp_path, other)
+    older = copy.deepcopy(one)
+    del older["config"]["quorum"]  # a setting that the code did not have then
+    assert mismatch(older, job) == ""
+    place_of(tmp_path, job.name).write_text("{")
+    with pytest.raises(ValueError, match="cannot be read"):
+        stored(tmp_path, job)
+
+
+def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
+    one = record("feedback", 1, 0.5)
+    later = copy.deepcopy(one)
+    later["seconds"]["total"] = 99.0
+    assert unlike(one, later) == []
+    later["curves"]["success"][0] += 1e-9
+    assert unlike(one, later) == ["curves"]
+
+
+def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
+    where = [f"--runs={tmp_path / 'runs'}"]
+    for flags, said in (
+        (["--seeds=13"], "12 seeds are fixed beforehand (101 to 112)"),
+        (["--development", "--seeds=7"], "6 seeds are fixed beforehand (21 to 26)"),
+        (["--config.nosuch=1"], "nosuch is not a setting of experiments/desk.py"),
+        (["--arms=nosuch"], "it has static, random, control, feedback"),
+        (["--again=feedback-7", f"--out={tmp_path}"], "there are: none"),
+        (["--jobs=0"], "--jobs=0"),
+        (["extra"], "unexpected argument 'extra'"),
+    ):
+        assert main([*where, *flags]) == 2, flags
+        assert said in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*/"))
+
+
+SMALL = (
+    "steps=4", "evolve_every=2", "checkpoint_every=1", "batch_size=4", "group_size=4", "initial_tasks=12",
+    "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
+    "warm_start.steps=200", "warm_start.check_every=100", "warm_start.demonstrations=2000",
+    "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
+    "warm_start.check_tasks=40", "warm_start.learning_rate=0.005", "evaluation.tasks=24", "evaluation.dev_tasks=40",
+    "evaluation.every=2", "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6",
+    "rare.minimum=16", "rare.percent=20.0",
+)  # fmt: skip
+
+
+@pytest.mark.real
+def test_a_small_table_from_end_to_end(tmp_path):
+    environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
+    command = [
+        sys.executable, "-m", "experiments.study", "--name=main", "--arms=static,feedback", "--seeds=1",
+        f"--runs={tmp_path / 'runs'}", *(f"--config.{setting}" for setting in SMALL),
+    ]  # fmt: skip
+
+    def study(*flags):
+        done = subprocess.run(
+            [*command, *flags], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    # Stopped once the first run is under way, then gone on with.
+    begun = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    wait_long(tmp_path / "runs/static-101/metrics.jsonl")
+    begun.send_signal(signal.SIGINT)
+    assert begun.wait(120) == 130
+    assert not list((tmp_path / "runs/results/runs").glob("*.json"))
+    code, said = study()
+    assert code == 0, said
+    assert "resumed at step" in (tmp_path / "runs/static-101.log").read_text()
+    out = tmp_path / "runs/results"
+    table = json.loads((out / "main.json").read_text())
+    assert (table["seeds"], table["tasks"], table["seeds_with_several_zero_shots"]) == ([101], 24, [])
+    static, feedback = table["arms"]
+    assert static["budget"]["tasks_added"] == 0 < feedback["budget"]["tasks_added"]
+    assert static["budget"]["episodes"] == feedback["budget"]["episodes"] == 64
+    one = json.loads((out / "runs/feedback-101.json").read_text())
+    assert one["held_out"]["final"].count("1") / 24 == pytest.approx(one["final"])
+    assert one["facts"]["versions"]["jax"]
+    assert len(list((tmp_path / "cache/warm-start").glob("*/warm_start.json"))) == 1
+    # All is read back; the page is the same; a run made anew is the same to the bit.
+    page, log = (out / "main.md").read_bytes(), (tmp_path / "runs/feedback-101.log").read_bytes()
+    code, said = study()
+    assert code == 0
+    assert "2 runs, 2 of them stored" in said
+    assert (out / "main.md").read_bytes() == page
+    assert (tmp_path / "runs/feedback-101.log").read_bytes() == log
+    code, said = study("--again=feedback-101", f"--out={out}")
+    assert code == 0
+    assert re.search(r"feedback-101: stored .* the same to the last bit", said)
+
+
+def wait_long(path: Path) -> None:
+    until = time.monotonic() + 400
+    while not (path.exists() and path.stat().st_size):
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.1)
