@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
+from cojax.explorer.answers import unfounded, unshown
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import seed_of, structured
 from cojax.explorer.windows import Ending
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from cojax.explorer.llm import LLMExplorer
 
 _LONGEST_QUERY = 4_000
-# An answer that code gives as it is written, rather than one that it works out.
-_WRITTEN = re.compile(r"""\banswer\s*=\s*(?:["']([^"'\n]*)["']|(-?\d[\w.]*))\s*[,)]""")
 _FIELDS = {
     "answer": '"answer": "", ',
     "later": '"later": [{"query": "a further request", "steps": [3]}], ',
@@ -103,7 +102,7 @@ def task_draft(
     turns = [(draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)]
     chosen = [step for _, steps in turns for step in steps]
     found = [actions[step] for step in chosen if step in actions]
-    against = _objections(chosen, actions)
+    against = _objections(chosen, actions) + _idle([steps for _, steps in turns], actions)
     solution: list[Action] = []
     over = bool(found) and found[-1].observation.done
     for place, (_, steps) in enumerate(turns, start=1):
@@ -113,7 +112,7 @@ def task_draft(
     if ending.tool and not over:
         answer = (draft.answer or "").strip()
         solution.append(Action(calls=(Call(ending.tool, _answered(ending, answer)),)))
-    against += _unanswered(solution[-1:], found, ending)
+    against += _unanswered(solution, found, ending) if ending.tool else unfounded(found, "", None)
     if len(turns) > 1 and not separator:
         against.append("it has several user turns, which this environment has not")
     if separator and any(normalise(separator) in normalise(query) for query, _ in turns):
@@ -122,8 +121,10 @@ def task_draft(
         against.append(f"a query is empty, or longer than {_LONGEST_QUERY} characters")
     if spelled := _spelled_out(draft, found):
         against.append(f"the query spells out a call: {spelled}")
-    if len(solution) < shortest:
-        against.append(f"it has {len(solution)} actions; at least {shortest} are wanted")
+    # What hands back to the user does nothing.
+    acts = sum(bool(action.calls or action.text.strip()) for action in solution)
+    if acts < shortest:
+        against.append(f"it has {acts} actions; at least {shortest} are wanted")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
@@ -154,26 +155,32 @@ def _objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[s
     return against[:5]
 
 
+def _idle(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
+    """The user's turns, of several, in which nothing is done."""
+    worked = [any(step in actions and actions[step].observation.ok for step in steps) for steps in turns]
+    if all(worked) or len(turns) == 1:
+        return []
+    return [f"user turn {worked.index(False) + 1} of {len(turns)} has no action that worked"]
+
+
 def _answered(ending: Ending, answer: str) -> dict[str, str]:
     return {ending.parameter: answer} if ending.parameter and answer else {}
 
 
-def _unanswered(last: Sequence[Action], found: Sequence[Triplet], ending: Ending) -> list[str]:
-    """Answers that no step showed: nothing would prove them right, as a replay compares them with themselves."""
-    given = [
-        str(value)
-        for action in last
-        for call in action.calls
-        if ending.tool and call.name == ending.tool
-        for value in call.arguments.values()
-    ]
-    given += [match[1] or match[2] or "" for action in last for match in _WRITTEN.finditer(action.text)]
-    shown = [step.observation.text for step in found if step.action not in last]
-    return [
-        f"no step shows the answer {answer[:100]!r}"
-        for answer in given
-        if not answer.strip() or not any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) for text in shown)
-    ]
+def _unanswered(solution: Sequence[Action], found: Sequence[Triplet], ending: Ending) -> list[str]:
+    """Answers that nothing proves right, as a replay compares them with themselves; see answers.py."""
+    against: list[str] = []
+    for action in solution:
+        given = [value for call in action.calls if call.name == ending.tool for value in call.arguments.values()]
+        shown = [step for step in found if step.action is not action]
+        against += [line for value in given for part in _texts(value) for line in unshown(part, shown)]
+    return against + unfounded(found, ending.tool, ending.parameter)
+
+
+def _texts(value: Any) -> list[str]:
+    """The values that an argument holds, as text."""
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
+    return [str(value)] if inner is None else [text for one in inner for text in _texts(one)]
 
 
 def _spelled_out(draft: Draft, found: Sequence[Triplet]) -> str:

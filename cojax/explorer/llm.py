@@ -50,9 +50,10 @@ class LLMExplorer:
     """Explores by what a mind chooses, `runs` episodes a context at once, of at most `steps` actions each.
 
     `ending` is the tool that ends an episode, "" where an action without calls ends it or the user's turn; `separator`
-    stands between the user's turns of a query, "" where a query has one. A draft has at least `shortest` actions, the
-    ending counted (3 in the paper). `window` is how many characters a prompt holds at most, but for the tools'
-    documentation and the newest result. `width` expeditions go at once. An attempt on a query alone takes
+    stands between the user's turns of a query, "" where a query has one. A draft has at least `shortest` actions (3 in
+    the paper), a call that ends the episode counted, handing back to the user not. `window` is how many characters a
+    prompt holds at most, but for the tools' documentation and the newest result. `width` expeditions go at once. An
+    attempt on a query alone takes
     `attempt_turns` actions at most. `name` is kind, model and version of the prompts, as a task's lineage has it.
     """
 

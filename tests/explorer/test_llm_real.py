@@ -189,7 +189,7 @@ def test_bfcl_dialogues_of_several_turns_are_explored_abstracted_and_proved() ->
                 plan[draft["query"]] = [m for line in actions for m in (spelled(body, line), move("", {}))]
         return answer
 
-    result, server = explored(bfcl, script, trips, held_out, ending="", separator=NEXT)
+    result, server = explored(bfcl, script, trips, held_out, ending="", separator=NEXT, shortest=2)
     assert result.counts["drafts"] > 4
     assert result.tasks, [record["verdict"] for record in result.drafts]
     for task in result.tasks:
