@@ -1,21 +1,29 @@
 """Rebuilds the report of a run, or prints why one of its tasks exists and whether it helped.
 
 python -m experiments.report runs/desk               # writes runs/desk/report.html
-python -m experiments.report runs/desk --task=3a0ad5 # the lineage of one task; a prefix of its id is enough
+python -m experiments.report runs/desk --task=3a0ad5 # the lineage of one task, and all that was sent to a model for it
+                                                     # and received, in full; a prefix of its id is enough
+python -m experiments.report runs/desk --draft=20    # the drafts of step 20's evolution, accepted or not
+python -m experiments.report runs/desk --draft=20/3  # one of them, as a task
 python -m experiments.report runs/desk/evaluations/… # the report of an evaluation
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
 from cojax.console import CONSOLE
-from cojax.report import Story, Visit, lineage, write_evaluation_report, write_report
+from cojax.report import Exchange, Exchanges, Run, Story, Visit, about, lineage, read_run, write_evaluation_report
+from cojax.report import write_report as write_run_report
+from cojax.report.lineage import action_text, id_of
+from cojax.report.run import Json, expedition_of
 from cojax.store import StorageError
 
 
@@ -25,21 +33,141 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workdir", help="run directory, such as runs/desk")
-    parser.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
+    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
     chosen = parser.parse_args(arguments)
     try:
-        if chosen.task is None:
-            evaluated = (Path(chosen.workdir) / "result.json").exists()
-            write = write_evaluation_report if evaluated else write_report
-            CONSOLE.print(f"report: {write(chosen.workdir)}", soft_wrap=True, markup=False)
+        if chosen.task is not None:
+            _show(_of_task(chosen.workdir, chosen.task))
+        elif chosen.draft is not None:
+            _show(_of_drafts(read_run(chosen.workdir), chosen.draft))
         else:
-            for line in told(lineage(chosen.workdir, chosen.task)):
-                CONSOLE.print(line, soft_wrap=True)
+            evaluated = (Path(chosen.workdir) / "result.json").exists()
+            write = write_evaluation_report if evaluated else write_run_report
+            CONSOLE.print(f"report: {write(chosen.workdir)}", soft_wrap=True, markup=False)
     except (FileNotFoundError, StorageError, KeyError) as error:
         message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
     return 0
+
+
+def _show(lines: Iterable[Text]) -> None:
+    for line in lines:
+        CONSOLE.print(line, soft_wrap=True)
+
+
+def _of_task(workdir: str, id: str) -> Iterator[Text]:
+    """The story of a task, its expedition, and what was sent and received."""
+    story, run = lineage(workdir, id), read_run(workdir)
+    yield from told(story)
+    yield from _expedition(run, story.expedition)
+    yield from _exchanges(run, story.expedition, story.id)
+
+
+def _of_drafts(run: Run, name: str) -> Iterator[Text]:
+    """The drafts of a step, a line each, or the one of that name. Raises KeyError where there is none."""
+    drafts = {name: draft for name, draft in run.numbered_drafts()}
+    if name in drafts:
+        yield from _draft(run, name, drafts[name])
+        return
+    listed = {key: draft for key, draft in drafts.items() if key.startswith(f"{name}/")}
+    if not listed:
+        steps = ", ".join(dict.fromkeys(key.partition("/")[0] for key in drafts)) or "none"
+        raise KeyError(
+            f"draft {name!r} not found; give STEP or STEP/NUMBER. Steps with drafts in "
+            f"{run.folder / 'drafts.jsonl'}: {steps}"
+        )
+    for key, draft in listed.items():
+        yield _line(key, f"{draft['verdict']['status']}, {draft['origin']}: {draft['draft']['query']}")
+
+
+def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
+    verdict, words = draft["verdict"], draft["draft"]
+    yield _line("draft", f"{name}  {words['query']}")
+    for depth, action in enumerate(words.get("solution", ()), 1):
+        yield _line("solution" if depth == 1 else "", f"{depth}. {action_text(action)}")
+    for title, text in (
+        ("origin", draft["origin"]),
+        ("parent", draft.get("parent", "")),
+        ("signal", draft.get("signal", "")),
+        ("episode", draft.get("episode", "")),
+        ("verdict", verdict["status"]),
+        ("set aside", verdict.get("quarantine", "")),
+    ):
+        if text:
+            yield _line(title, text)
+    for evidence in verdict["evidence"]:
+        yield _line("", f"· {evidence}")
+    if draft.get("task"):
+        yield _line("task", draft["task"])
+    yield from _expedition(run, expedition_of(draft))
+    task = id_of(words) if {"environment", "query", "setup"} <= words.keys() else ""
+    yield from _exchanges(run, expedition_of(draft), task)
+
+
+def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
+    """What the explorer was told, and what came of its runs, as far as the run noted it."""
+    record = run.expeditions.get(key) if key else None
+    if record is None:
+        return
+    for number, (name, value) in enumerate((record.get("context") or {}).items()):
+        for line in value if isinstance(value, list) else [value]:
+            if line:
+                yield _line("" if number else "context", f"{name.replace('_', ' ')}: {line}")
+    for outing in record.get("runs", ()):
+        yield _line(f"run {outing['run']}", f"{outing['ok']} of {outing['actions']} actions worked")
+    for failure in (*record.get("failures", ()), *filter(None, [record.get("error")])):
+        yield _line("failure", failure)
+
+
+def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
+    """Every text that went to a model for an expedition and a validation, and came back, in full."""
+    exchanges = Exchanges(run.folder / "journal.jsonl")
+    if not exchanges:
+        return
+    parts = {
+        "exploration": exchanges.of_expedition(*expedition) if expedition else [],
+        "validation": exchanges.of_task(task),
+    }
+    for part, found in parts.items():
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {len(found)} calls to a model", "bold"))
+        for exchange in found:
+            yield from _exchange(exchange)
+
+
+def _exchange(exchange: Exchange) -> Iterator[Text]:
+    yield _heading(exchange.place, about(exchange))
+    rest = {name: value for name, value in exchange.settings.items() if not isinstance(value, (str, int, float))}
+    if rest:
+        yield Text.assemble(("sent, beside the messages: ", "dim"), plain(json.dumps(rest, ensure_ascii=False)))
+    if exchange.shared:
+        yield Text(f"sent: the {exchange.shared} messages of the call before, word for word, then", style="dim")
+    for role, content in exchange.messages[exchange.shared :]:
+        yield Text.assemble((f"sent, {plain(role)}:\n", "dim"), _indented(content, 2))
+    yield Text.assemble(("received:\n", "dim"), "nothing" if exchange.text is None else _indented(exchange.text, 2))
+
+
+def _heading(title: str, text: str) -> Text:
+    return Text.assemble(("\n" + "─" * 100 + "\n", "dim"), (plain(title), "bold"), (f"\n{plain(text)}", "dim"))
+
+
+def plain(text: str) -> str:
+    """The text with what a terminal would obey written out: a model's text may try to move the cursor, say."""
+    return "".join(
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _written(char)
+        for char in text
+    )
+
+
+def _indented(text: str, depth: int) -> str:
+    """The text with each line set in: none of them can pass for one of ours."""
+    return "\n".join(" " * depth + line for line in plain(text).split("\n"))
+
+
+def _written(char: str) -> str:
+    return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def told(story: Story) -> Iterator[Text]:
@@ -60,6 +188,8 @@ def told(story: Story) -> Iterator[Text]:
         yield _line("verdict", story.verdict)
     for evidence in story.verdict_evidence:
         yield _line("", f"· {evidence}")
+    if story.difficulty is not None:
+        yield _line("difficulty", f"{100 * story.difficulty:.0f} % of the attempts on the query alone failed")
     yield _line("visits", _visits(story.visits) or "none stored")
     if story.parents:
         before = [visit for visit in story.parent_visits if visit.step <= story.step]
@@ -73,7 +203,7 @@ def _visits(visits: Sequence[Visit]) -> str:
 
 
 def _line(name: str, text: str) -> Text:
-    return Text.assemble((f"{name:<11}", "dim"), text)
+    return Text.assemble((f"{name:<11}", "dim"), _indented(text, 11).lstrip(" "))
 
 
 if __name__ == "__main__":

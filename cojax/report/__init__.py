@@ -4,16 +4,20 @@ Works on whatever the directory of a run holds.
 """
 
 from cojax.report.evaluation import write_evaluation_report
+from cojax.report.exchanges import Exchange, Exchanges, about
 from cojax.report.lineage import Ancestor, Lineages, Story, Visit, lineage
 from cojax.report.page import write_report
 from cojax.report.run import Run, read_run
 
 __all__ = [
     "Ancestor",
+    "Exchange",
+    "Exchanges",
     "Lineages",
     "Run",
     "Story",
     "Visit",
+    "about",
     "lineage",
     "read_run",
     "write_evaluation_report",

@@ -1,4 +1,4 @@
-// Charts in plain SVG. A chart is {x, series: [{name, color, values, kind}], y, marks}; kinds: line, faint, dots, area, bar.
+// Charts in plain SVG. A chart is {x, series: [{name, color, values, kind}], y, marks}; kinds: line, faint, dots, area, bar, group.
 const WIDTH = 560, PAD = {left: 44, right: 12, top: 10, bottom: 24};
 
 function niceTicks(low, high, count) {
@@ -42,7 +42,8 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
   if (!log && !known(high) && known(low) && top > ticks[ticks.length - 1] * 1.03) ticks.push(Number((2 * ticks[ticks.length - 1] - ticks[ticks.length - 2]).toPrecision(12)));
   if (!log && known(low)) top = Math.max(top, ticks[ticks.length - 1]);
 
-  const bars = layers.some((one) => one.kind === "bar");
+  const bars = layers.some((one) => one.kind === "bar" || one.kind === "group");
+  const grouped = layers.filter((one) => one.kind === "group");
   const first = x[0], last = x[x.length - 1];
   const inner = width - PAD.left - PAD.right, slot = inner / x.length;
   const across = bars
@@ -60,6 +61,7 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
     svg.append(s("line", {class: "mark", x1: across(mark), x2: across(mark), y1: height - PAD.bottom - 5, y2: height - PAD.bottom}));
   svg.append(s("line", {class: "axis", x1: PAD.left, x2: width - PAD.right, y1: height - PAD.bottom, y2: height - PAD.bottom}));
   const every = Math.ceil(x.length / Math.floor(inner / 34));
+  grouped.forEach((layer, place) => { layer.place = place; layer.places = grouped.length; });
   const below = bars ? x.map((value, index) => [value, index]).filter(([, index]) => index % every === 0)
     : niceTicks(first, last, 7).filter(Number.isInteger).map((value) => [value, 0]);
   for (const [value, index] of below)
@@ -82,6 +84,12 @@ function powers(bottom, top) {
 
 function draw(layer, x, across, up, slot, log) {
   const {kind = "line", color, top, base} = layer;
+  // Bars of a group stand side by side, on the ground.
+  if (kind === "group") {
+    const breadth = Math.min(slot * 0.8, 44) / layer.places;
+    return top.map((value, index) => s("rect", {x: across(x[index], index) + breadth * (layer.place - layer.places / 2), width: breadth * 0.92,
+      y: known(value) ? up(value) : up(0), height: known(value) ? Math.max(0, up(0) - up(value)) : 0, fill: color, css: {fill: color}}));
+  }
   const points = top.map((value, index) => (known(value) && !(log && value <= 0) ? [across(x[index], index), up(value)] : null));
   if (kind === "bar")
     return top.map((value, index) => s("rect", {x: across(x[index], index) - Math.min(slot * 0.34, 22), width: Math.min(slot * 0.68, 44),

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import get_args
 
-from cojax.report.run import Json, Run, birth, read_run
+from cojax.report.run import Json, Run, birth, expedition_of, read_run
 from cojax.types import INFRASTRUCTURE, SignalKind, content_hash, normalise
 
 
@@ -39,8 +39,9 @@ class Story:
     """The lineage of one task. `parents` from its parent to the task it all began with.
 
     `signal` is the kind that led here and `signal_evidence` its line; `source_episode` the episode it is about;
-    `verdict_evidence` what validation found; `visits` what the policy made of the task, as far as episodes are stored;
-    `parent_visits` the same of its parent.
+    `expedition` is step and number of the expedition that found it; `verdict_evidence` is what validation found,
+    `difficulty` the share of attempts on the query alone that failed, where any were made; `visits` what the policy
+    made of the task, as far as episodes are stored; `parent_visits` the same of its parent.
     """
 
     id: str
@@ -54,8 +55,10 @@ class Story:
     source_episode: str
     explorer: str
     runs: tuple[int, ...]
+    expedition: tuple[int, int] | None
     verdict: str
     verdict_evidence: tuple[str, ...]
+    difficulty: float | None
     visits: tuple[Visit, ...]
     parent_visits: tuple[Visit, ...]
 
@@ -88,12 +91,14 @@ class Lineages:
 
     def __init__(self, run: Run, visits: Visits):
         self._tasks = run.tasks
+        self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
         self._visits = visits
 
     def story(self, task_id: str) -> Story:
         """The story of a task of the pool; KeyError when it is not in the pool."""
         task = self._tasks[task_id]
         lineage = task.get("lineage") or {}
+        draft = self._drafts.get(task_id)
         return Story(
             id=task_id,
             query=task["query"],
@@ -106,8 +111,10 @@ class Lineages:
             source_episode=lineage.get("episode", ""),
             explorer=lineage.get("explorer", ""),
             runs=tuple(lineage.get("runs", ())),
+            expedition=expedition_of(draft) if draft else None,
             verdict=lineage.get("verdict", ""),
             verdict_evidence=tuple(lineage.get("evidence", ())),
+            difficulty=draft["verdict"].get("difficulty") if draft else None,
             visits=self._visits.of(task_id),
             parent_visits=self._visits.of(lineage.get("parent", "")),
         )
@@ -147,7 +154,11 @@ def lineage(folder: str | Path, task_id: str) -> Story:
 
 def task_id_of(episode: Json) -> str:
     """`Task.id` of the task inside an episode's JSON."""
-    task = episode["task"]
+    return id_of(episode["task"])
+
+
+def id_of(task: Json) -> str:
+    """`Task.id` of a task's JSON, or of a draft's."""
     return content_hash([task["environment"], normalise(task["query"]), task["setup"]])
 
 

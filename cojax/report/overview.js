@@ -37,7 +37,8 @@ function hero({headline, totals, counts}) {
         h("i", {css: {width: percent(pair[0] || 0, 2).replace(" ", ""), background: "var(--unguided)"}}))),
     tile("tasks, start → end", `${whole(counts.tasks)} synthesized`, whole(headline.tasks_initial), h("span", {class: "arrow"}, "→"), whole(headline.tasks_final)),
     tile("drafts accepted", verdicts ? `of ${whole(verdicts)} validated` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
-    tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : `${headline.step} steps`, duration(spent)));
+    tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : `${headline.step} steps`, duration(spent)),
+    tile("spent on feedback", "of the wall time", percent(spent > 0 ? (seconds.feedback || 0) / spent : null, 1)));
 }
 
 function curves({curves: c, evolutions}) {

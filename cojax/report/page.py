@@ -17,15 +17,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.report import figures
+from cojax.report import figures, growth
 from cojax.report.episodes import select
+from cojax.report.exchanges import Exchanges
 from cojax.report.lineage import Lineages, Story, Visits
 from cojax.report.run import Json, Run, read_run
+from cojax.report.texts import held, named
 
-SCRIPTS = ("elements.js", "charts.js", "overview.js", "tasks.js", "viewer.js", "start.js")
+SCRIPTS = (
+    "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "start.js",
+)  # fmt: skip
 TASKS = 1_200  # synthesized tasks in the table
 DRAFTS = 60  # drafts that were not accepted
 TEXT = 600  # characters of a query or a line of evidence
+LINES = 12  # of a list in a context of exploration
 
 
 def write_report(folder: str | Path) -> Path:
@@ -53,6 +58,7 @@ def contents(run: Run) -> Json:
     stories = [lineages.story(task) for task in run.tasks]
     born = {task["id"] for task in run.synthesized}
     shown = figures.evenly([story for story in stories if story.id in born], TASKS)
+    numbers = {id(draft): name for name, draft in run.numbered_drafts()}
     rejected = [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
     return {
         "name": run.folder.resolve().name,
@@ -63,8 +69,14 @@ def contents(run: Run) -> Json:
         "pool": figures.pool(run),
         "totals": figures.totals(run),
         "helped": figures.helped(stories),
+        "quality": growth.quality(run),
+        "lengths": growth.lengths(run),
+        "conversion": growth.conversion(run),
+        "feedback": growth.feedback(run),
         "tasks": [_task(story) for story in shown],
-        "drafts": [_draft(draft) for draft in figures.evenly(rejected, DRAFTS)],
+        "expeditions": _expeditions(run, shown),
+        "exchanges": held(shown, Exchanges(run.folder / "journal.jsonl")),
+        "drafts": [_draft(draft, numbers[id(draft)]) for draft in figures.evenly(rejected, DRAFTS)],
         "unit": "step",
         "episodes": selection.episodes,
         "counts": {
@@ -104,6 +116,7 @@ def embed(data: Any) -> str:
 def _task(story: Story) -> Json:
     """A story for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     values = {field.name: _cut(getattr(story, field.name)) for field in dataclasses.fields(story)}
+    values["expedition"] = named(story.expedition) if story.expedition else ""
     values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in story.parents[:12]]
     for name in ("visits", "parent_visits"):
         rows = values[name][-40:]
@@ -111,9 +124,27 @@ def _task(story: Story) -> Json:
     return values
 
 
-def _draft(draft: Json) -> Json:
+def _expeditions(run: Run, stories: Sequence[Story]) -> dict[str, Json]:
+    """The expeditions that brought these tasks, by "STEP/NUMBER", as far as the run noted them."""
+    wanted = {story.expedition for story in stories if story.expedition in run.expeditions}
+    found = {named(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}
+    return {
+        name: {
+            "context": {part: _cut(value[:LINES] if isinstance(value, list) else value) for part, value in told.items()}
+            if (told := record.get("context"))
+            else None,
+            "runs": record.get("runs", []),
+            "failures": _cut(record.get("failures", [])[:LINES]),
+            "error": _cut(record.get("error", "")),
+        }
+        for name, record in found.items()
+    }
+
+
+def _draft(draft: Json, name: str) -> Json:
     """A record of drafts.jsonl for the page."""
     return {
+        "name": name,
         "step": draft["step"],
         "origin": draft["origin"],
         "query": _cut(draft["draft"]["query"]),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run wrote, as plain JSON; `tasks` by id, in the order of the pool."""
+    """What a run wrote, as plain JSON; `tasks` by id, in the order of the pool, `expeditions` by step and number."""
 
     folder: Path
     config: Json
@@ -24,12 +25,20 @@ class Run:
     tasks: Mapping[str, Json]
     signals: tuple[Json, ...]
     drafts: tuple[Json, ...]
+    expeditions: Mapping[tuple[int, int], Json]
     episodes: Episodes
 
     @property
     def synthesized(self) -> tuple[Json, ...]:
         """Tasks that evolution added: those of the start have no lineage, or one of step 0."""
         return tuple(task for task in self.tasks.values() if birth(task))
+
+    def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
+        """Every draft by its name "STEP/NUMBER": the step of its evolution, and its place within it from 0."""
+        counts: Counter[int] = Counter()
+        for draft in self.drafts:
+            yield f"{draft['step']}/{counts[draft['step']]}", draft
+            counts[draft["step"]] += 1
 
 
 def read_run(folder: str | Path) -> Run:
@@ -50,8 +59,14 @@ def read_run(folder: str | Path) -> Run:
         tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl")},
         signals=_read_log(folder / "signals.jsonl"),
         drafts=_read_log(folder / "drafts.jsonl"),
+        expeditions={(line["step"], line["expedition"]): line for line in _read_log(folder / "expeditions.jsonl")},
         episodes=Episodes(folder / "episodes"),
     )
+
+
+def expedition_of(draft: Json) -> tuple[int, int] | None:
+    """Step and number of the expedition that a draft came of; None in a run that did not note it."""
+    return (draft["step"], draft["expedition"]) if "expedition" in draft else None
 
 
 def birth(task: Json) -> int:

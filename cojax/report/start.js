@@ -15,11 +15,12 @@ function follow() {
 }
 
 fill(document.getElementById("top"), {}, top(data));
-fill(document.getElementById("main"), {}, [hero(data), curves(data), evolution(data), tasks.node, episodes.node,
+fill(document.getElementById("main"), {}, [hero(data), curves(data), evolution(data), taskSet(data), tasks.node, episodes.node,
   section("settings", "Settings", "As in config.json, so that this page alone says what was run.", h("details", {}, h("summary", {}, "config.json"), h("pre", {}, JSON.stringify(data.config, null, 1))))]);
-fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ["evolution", "Co-evolution"], ["tasks", "Synthesized tasks"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
+fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ["evolution", "Co-evolution"], ["taskset", "Task set"], ["tasks", "Synthesized tasks"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
 document.getElementById("foot").textContent = "Made from the run directory alone; this file asks nothing of any server.";
-const eventful = [...data.tasks].sort((a, b) => b.visits.length - a.visits.length)[0];
+const told = (task) => Number(task.id in data.exchanges.tasks);
+const eventful = [...data.tasks].sort((a, b) => told(b) - told(a) || b.visits.length - a.visits.length)[0];
 if (eventful) tasks.show(eventful.id);
 if (episodes.first) episodes.show(episodes.first);
 addEventListener("hashchange", follow);

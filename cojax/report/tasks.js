@@ -26,7 +26,7 @@ function taskSection(data, go) {
     if (!task) return false;
     chosen = id;
     for (const row of body.children) row.classList.toggle("chosen", row.dataset.id === id);
-    replace(detail, story(task, byId, stored, go));
+    replace(detail, story(task, byId, stored, go, data));
     return true;
   }
   list();
@@ -35,11 +35,11 @@ function taskSection(data, go) {
       h("thead", {}, h("tr", {}, h("th", {class: "number"}, "step"), h("th", {}, "origin"), h("th", {}, "query"), h("th", {class: "number"}, "actions"), h("th", {}, "visits"))), body))), detail);
   const node = section("tasks", "Synthesized tasks", "Every task knows its parent, the signal and the episode that led to it, and what validation found. A dot of the last column is a visit: green when at least half its episodes succeeded.",
     tasks.length ? [h("div", {class: "controls"}, h("span", {class: "chips"}, chips), search, shown), room] : h("p", {class: "empty"}, "No task has been synthesized yet."),
-    drafts.length > 0 && h("details", {}, h("summary", {}, `Drafts that were not accepted (${whole(drafts.length)} of ${whole(counts.drafts)} shown)`), h("div", {class: "card scroll"}, rejected(drafts))));
+    drafts.length > 0 && h("details", {}, h("summary", {}, `Drafts that were not accepted (${whole(drafts.length)} of ${whole(counts.drafts)} shown)`), h("p", {class: "small faint"}, "python -m experiments.report WORKDIR --draft=STEP/NUMBER prints one with all that was sent and received."), h("div", {class: "card scroll"}, rejected(drafts))));
   return {node, show};
 }
 
-function story(task, byId, stored, go) {
+function story(task, byId, stored, go, data) {
   const link = (kind, id, exists) => (exists ? h("a", {href: `#${kind}=${encodeURIComponent(id)}`, class: "mono", onclick: (event) => { event.preventDefault(); go(kind, id); }}, id) : h("span", {class: "mono soft"}, id));
   const lines = (items) => items.length > 0 && h("ul", {class: "lines"}, items.map((item) => h("li", {}, item)));
   const chain = [...task.parents].reverse().map(([id, origin, query]) =>
@@ -48,13 +48,16 @@ function story(task, byId, stored, go) {
     chain.push(h("li", {tone: tone(task.signal)}, h("span", {class: "small faint"}, "episode ", link("episode", task.source_episode, stored.has(task.source_episode)), stored.has(task.source_episode) ? "" : " (not kept in this page)"),
       h("div", {}, task.signal ? badge(task.signal) : null, task.signal_evidence || (task.signal ? "" : "chosen without a signal"))));
   if (task.explorer || task.runs.length)
-    chain.push(h("li", {}, h("span", {class: "small faint"}, "exploration"), h("div", {}, task.explorer || "explorer", task.runs.length ? `, run ${task.runs.join(", ")}` : "")));
+    chain.push(h("li", {}, h("span", {class: "small faint"}, "exploration"), h("div", {}, task.explorer || "explorer", task.runs.length ? `, run ${task.runs.join(", ")}` : ""),
+      data.expeditions[task.expedition] && expeditionLines(data.expeditions[task.expedition])));
   if (task.verdict)
-    chain.push(h("li", {tone: tone(task.verdict)}, h("span", {class: "small faint"}, "validation "), badge(task.verdict), lines(task.verdict_evidence)));
+    chain.push(h("li", {tone: tone(task.verdict)}, h("span", {class: "small faint"}, "validation "), badge(task.verdict), lines(task.verdict_evidence),
+      known(task.difficulty) && h("div", {class: "small soft"}, `difficulty ${percent(task.difficulty)}: the share of attempts on the query alone that failed`)));
   chain.push(h("li", {tone: tone(task.origin)}, h("span", {class: "small faint"}, `joined the pool at step ${task.step}`), h("div", {}, h("strong", {}, task.query))));
   return [h("div", {}, badge(task.origin), h("span", {class: "mono faint"}, task.id)), h("p", {class: "query"}, task.query),
     h("details", {}, h("summary", {}, `Solution, ${task.solution.length} actions`), h("ul", {class: "lines mono"}, task.solution.map((action) => h("li", {}, action)))),
     h("h3", {css: {"margin-top": "18px"}}, "Why it exists"), h("ol", {class: "chain"}, chain),
+    data.exchanges.texts.length > 0 && [h("h3", {css: {"margin-top": "18px"}}, "What was sent and received"), exchangesOf(task, data)],
     h("h3", {css: {"margin-top": "18px"}}, "Did it help?"), h("dl", {class: "facts"},
       h("dt", {}, "this task"), h("dd", {}, visitText(task.visits)),
       task.parents.length > 0 && [h("dt", {}, "its parent"), h("dd", {}, beforeAfter(task))])];
@@ -72,7 +75,7 @@ function beforeAfter(task) {
 }
 
 function rejected(drafts) {
-  return h("table", {}, h("thead", {}, h("tr", {}, ["step", "origin", "verdict", "query", "evidence"].map((name) => h("th", {}, name)))),
-    h("tbody", {}, drafts.map((draft) => h("tr", {}, h("td", {}, draft.step), h("td", {}, badge(draft.origin)), h("td", {}, badge(draft.status)), h("td", {}, draft.query),
+  return h("table", {}, h("thead", {}, h("tr", {}, ["draft", "origin", "verdict", "query", "evidence"].map((name) => h("th", {}, name)))),
+    h("tbody", {}, drafts.map((draft) => h("tr", {}, h("td", {class: "mono"}, draft.name), h("td", {}, badge(draft.origin)), h("td", {}, badge(draft.status)), h("td", {}, draft.query),
       h("td", {class: "soft"}, draft.evidence.join("; "))))));
 }

@@ -1,0 +1,152 @@
+"""The exact texts that went to a model and came back, found in journal.jsonl by what they were for.
+
+Both are untrusted. The journal may hold gigabytes: one pass notes where each call stands, and texts are read when they
+are asked for. A record says where it belongs by its place: EVOLUTION/NUMBER/… for an expedition (reflect, run R/turn T,
+abstract), EVOLUTION/task ID/attempt N/… and judge/ID for a validation; EVOLUTION ends in "initial" or the step before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from cojax.report.run import Json
+
+# Bytes at the beginning of a line within which its place stands.
+_HEAD = 8_192
+_PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
+_EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d+)/(?P<rest>(?:reflect|run \d+|abstract)(?:/.*)?)")
+_ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt .*)")
+_JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
+# The order in which the parts of an expedition, and of a validation, come.
+_RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
+_NAMED = {"key", "place", "sent", "text"}
+
+Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """One call to a model.
+
+    `place` is what it was for within its expedition or validation; `messages` are role and content of what was sent,
+    `settings` the rest of the request; `text` is what came back, None where nothing did; `facts` is what else the
+    journal says of it. The first `shared` messages are those of the exchange before, word for word.
+    """
+
+    place: str
+    messages: tuple[tuple[str, str], ...]
+    settings: Json
+    text: str | None
+    facts: Json
+    shared: int = 0
+
+
+class Exchanges:
+    """The exchanges of a run by expedition and by task; none where the run has no journal."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._places: dict[Key, list[tuple[tuple[int, ...], int, str]]] = defaultdict(list)
+        start = 0
+        if path.exists():
+            with open(path, "rb") as file:
+                for line in file:
+                    if line.endswith(b"\n") and (found := _PLACE.search(line, 0, _HEAD)):
+                        self._note(found[1], start)
+                    start += len(line)
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def of_expedition(self, step: int, number: int) -> list[Exchange]:
+        """Reflection, the runs turn by turn, and abstraction; of calls at one place, the older first."""
+        return self._read((step, number))
+
+    def of_task(self, id: str) -> list[Exchange]:
+        """What the judge and the attempts on the query alone were shown, and said. `id` is a task's or a draft's."""
+        return self._read(id)
+
+    def _note(self, raw: bytes, start: int) -> None:
+        try:
+            place = json.loads(b'"' + raw + b'"')
+        except ValueError:
+            return
+        key: Key
+        if found := _EXPEDITION.fullmatch(place):
+            step = _step(found["evolution"])
+            if step is None:
+                return
+            key, rest = (step, int(found["number"])), found["rest"]
+        elif found := _ATTEMPT.fullmatch(place):
+            key, rest = found["task"], found["rest"]
+        elif found := _JUDGE.fullmatch(place):
+            key, rest = found["task"], found["rest"] + found["more"]
+        else:
+            return
+        # By part, run and turn; what was asked again or repaired stands in the order of asking.
+        numbers = (int(number) for number in re.findall(r"\d+", rest)[:2])
+        self._places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
+
+    def _read(self, key: Key) -> list[Exchange]:
+        exchanges: list[Exchange] = []
+        places = sorted(self._places.get(key, ()))
+        if not places:
+            return []
+        with open(self._path, "rb") as file:
+            for _, start, rest in places:
+                file.seek(start)
+                exchange = _exchange(file.readline(), rest)
+                if exchange is not None:
+                    before = exchanges[-1].messages if exchanges else ()
+                    shared = _common(before, exchange.messages)
+                    # Only a whole conversation that goes on is told as such.
+                    shared = shared if shared == len(before) else 0
+                    exchanges.append(dataclasses.replace(exchange, shared=shared))
+        return exchanges
+
+
+def _exchange(line: bytes, place: str) -> Exchange | None:
+    """The exchange of a journal's line; None for a damaged one."""
+    try:
+        record = json.loads(line)
+        sent = dict(record["sent"])
+        messages = tuple((str(message["role"]), str(message["content"])) for message in sent.pop("messages"))
+        text = record.get("text")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    facts = {name: value for name, value in record.items() if name not in _NAMED}
+    return Exchange(place, messages, sent, text if isinstance(text, str) else None, facts)
+
+
+def _common(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> int:
+    """How many messages both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _step(evolution: str) -> int | None:
+    """The step of an evolution by the path of its places; 0 for D_0, None where it is none."""
+    last = evolution.rpartition("/")[2]
+    if last == "initial":
+        return 0
+    return int(last) + 1 if last.isdecimal() else None
+
+
+def about(exchange: Exchange) -> str:
+    """What is to be known of an exchange besides its messages, in one line."""
+    schema = exchange.settings.get("response_format")
+    named = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
+    parts: Iterable[str] = (
+        *(f"{name} {value}" for name, value in exchange.settings.items() if isinstance(value, (str, int, float))),
+        f"held to the schema {named.get('name', '')}".rstrip() if schema else "",
+        *(
+            f"{name} {value if isinstance(value, (str, int, float)) else json.dumps(value)}"
+            for name, value in exchange.facts.items()
+            if value not in (None, "", False) and exchange.settings.get(name) != value
+        ),
+    )
+    return " · ".join(part for part in parts if part)
