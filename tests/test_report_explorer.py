@@ -1,4 +1,4 @@
-"""The report of a run whose explorer had a mind: from a task to its expedition, and the exact texts sent and received."""
+"""The report of a run whose explorer had a mind: the expedition of a task, and the exact texts sent and received."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def run(tmp_path: Path) -> Path:
     Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD))
     context = {"kind": "boundary", "episode": SOURCE, "summary": f"it failed {ATTACK}", "objectives": ["mail", "flag"]}
     runs = [{"run": 0, "actions": 2, "ok": 1}]
-    about = {"origin": "boundary", "task": SEED.id, "signal": "1 of 2 solved"}
+    about = {"step": 2, "origin": "boundary", "task": SEED.id, "signal": "1 of 2 solved"}
     Log(folder / "expeditions.jsonl").append(
         [
-            {"step": 2, "expedition": 3, **about, "context": context, "runs": runs, "failures": ["run 1: lost"], "error": ""},
-            {"step": 2, "expedition": 4, **about, "context": None, "runs": [], "failures": [], "error": "refused: no"},
+            {**about, "expedition": 3, "context": context, "runs": runs, "failures": ["run 1: lost"], "error": ""},
+            {**about, "expedition": 4, "context": None, "runs": [], "failures": [], "error": "refused: no"},
         ]
-    )  # fmt: skip
+    )
     accepted = {"status": "accepted", "evidence": ["runs: 2 actions"], "difficulty": 0.5, "quarantine": ""}
     unsafe = {"status": "discarded", "evidence": ["set aside"], "difficulty": None, "quarantine": "destructive"}
     child = {name: value for name, value in to_json(CHILD).items() if name in REFUSED}
@@ -133,16 +133,13 @@ def test_a_validation_is_found_by_the_task(run: Path) -> None:
 def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     path = run / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    lines[3] = lines[3][:40] + b'"' + lines[3][41:]
-    strange = [
-        b'{"place":"0/1/3/reflect"}\n',
-        b'{"place":"0/1/3/reflect","sent":{"messages":[1]}}\n',
-        b"\xff\n",
-        b"[]\n",
-    ]
+    lines[3] = lines[3][:90] + b'"' + lines[3][91:]
+    place = b'{"place":"0/1/3/reflect"'
+    strange = [place + b"}\n", place + b',"sent":{"messages":[1]}}\n', place + b"\n", b"\xff\n", b"[]\n"]
     path.write_bytes(b"".join([*lines, *strange, lines[2][:-20]]))
     found = Exchanges(path)
-    assert [one.place for one in found.of_expedition(2, 3)].count("reflect") == 1
+    places = [one.place for one in found.of_expedition(2, 3)]
+    assert places == ["reflect", "run 0/turn 2", "run 1/turn 1", "run 10/turn 1", "abstract", "abstract/repair"]
     assert not found.of_expedition(9, 9)
     assert not Exchanges(run / "nowhere.jsonl")
 
@@ -260,9 +257,8 @@ def test_what_a_terminal_would_obey_is_written_out() -> None:
 def test_a_run_without_journal_and_expeditions_is_told_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("journal.jsonl", "expeditions.jsonl"):
         (run / name).unlink()
-    old = [
-        {k: v for k, v in line.items() if k not in ("expedition", "task")} for line in Log(run / "drafts.jsonl").read()
-    ]
+    lines = list(Log(run / "drafts.jsonl").read())
+    old = [{name: value for name, value in line.items() if name not in ("expedition", "task")} for line in lines]
     Log(run / "drafts.jsonl").truncate(0)
     Log(run / "drafts.jsonl").append(old)
     assert main([str(run), f"--task={CHILD.id}"]) == 0
