@@ -30,6 +30,7 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         _cross(summary),
+        _quality(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
     ]
@@ -99,6 +100,19 @@ def _cross(summary: Mapping[str, Any]) -> str:
     names = ("kept", "recovered", "lost", "never")
     rows = [(arm["title"], *(f"{arm['cross_table'][name]:.0f}" for name in names)) for arm in summary["arms"]]
     return "## Held-out tasks, before → after\n\n" + _table(("arm", *names), rows)
+
+
+def _quality(summary: Mapping[str, Any]) -> str:
+    head = ("arm", "SR@k", "ED_rel", "similarity to evaluation", "actions of a solution")
+    rows = [
+        (arm["title"], *(f"{value:.{2 if name == 'turns' else 3}f}" for name, value in arm["quality"].items()))
+        for arm in summary["arms"]
+    ]
+    return (
+        "## The task sets at the end\n\nSR@k: mean cosine of a query to its k nearest, lower is more diverse; ED_rel: "
+        "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any."
+        "\n\n" + _table(head, rows)
+    )
 
 
 def _made_with(made: Mapping[str, Any]) -> str:

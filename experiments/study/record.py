@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import environments
 from cojax.pool import task_from_record
+from cojax.quality import HashedNgrams, describe_pool
 from cojax.signals import SIGNALS
 from cojax.store import Log
 from cojax.types import INFRASTRUCTURE, content_hash
@@ -21,7 +23,7 @@ Record = dict[str, Any]
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
-RESULT = ("zero_shot", "final", "held_out", "curves", "dev", "signals", "evolutions", "tasks")
+RESULT = ("zero_shot", "final", "held_out", "curves", "dev", "signals", "evolutions", "tasks", "quality")
 
 
 class NotFinished(RuntimeError):
@@ -37,6 +39,8 @@ def record_of(job: Job, place: Path) -> Record:
     metrics = list(Log(place / "metrics.jsonl").read())
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(place / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
+    environment = environments.load(config["config"]["environment"]["name"])
+    targets = environment.tasks(evaluation["split"], evaluation["tasks"])
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -58,9 +62,8 @@ def record_of(job: Job, place: Path) -> Record:
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "signals": {kind: [row["signals"][kind] for row in metrics] for kind in SIGNALS},
         "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
-        "tasks": described(
-            tasks, config["config"]["environment"]["name"], evaluation["split"], evaluation["tasks"]
-        ),
+        "tasks": described(tasks, targets),
+        "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.study.record import Record, cross_table
@@ -11,7 +11,13 @@ from experiments.study.statistics import Estimate, estimate, paired
 from experiments.study.tables import ARMS, COMMON, Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
-ZERO_SHOT = "zero-shot"
+# What the pool at the end is like: the paper's task-set metrics.
+QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "sr_at_k": lambda quality: quality["sr_at_k"],
+    "ed_rel": lambda quality: quality["ed_rel"],
+    "max_similarity": lambda quality: quality["max_similarity"]["mean"],
+    "turns": lambda quality: quality["turns"],
+}
 
 
 def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
@@ -69,6 +75,7 @@ def _row(
         "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
         "live_groups": _mean([_mean(record["curves"]["live_groups"]) for record in records]),
         "budget": {name: _mean([record["budget"][name] for record in records]) for name in records[0]["budget"]},
+        "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
         "seconds": _mean([one["total"] for one in seconds]),
         "feedback_share": _mean([one["feedback"] / one["total"] for one in seconds]),
     }
