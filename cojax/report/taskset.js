@@ -34,7 +34,7 @@ function lengthCard({actions, counts, mean}) {
 function conversionCard({step, pass_rate, fruitful}) {
   return card("From signal to task", "of each evolution", chart({x: step, unit: "evolution at step", high: 1, format: percent, series: [
     {name: "pass rate: drafts that became tasks", color: "var(--accepted)", kind: "dots", values: pass_rate},
-    {name: "expeditions that brought a task", color: "var(--teal)", kind: "dots", values: fruitful}]}));
+    {name: "expeditions that brought a task", color: "var(--violet)", kind: "dots", values: fruitful}]}));
 }
 
 function feedbackCard({step, share}, seconds) {
