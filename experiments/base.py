@@ -183,13 +183,15 @@ def get_config() -> ConfigDict:
     )
     # `attempts` at each draft of a mind on its query alone, by `attempter`: explorer | policy; 0 is the paper. `judge`:
     # off | note | veto. A draft whose query has a greater cosine with an evaluation task, or with a task of the pool on
-    # the same setup, is refused; 0 compares nothing. `safe` sets aside what a person should look at first.
+    # the same setup, is refused; 0 compares nothing. So is one that holds, word for word, an evaluation task's query of
+    # at least `evaluation_words` words; 0 is whatever it holds. `safe` sets aside what a person should look at first.
     config.validation = ConfigDict(
         {
             "attempts": 2,
             "attempter": "explorer",
             "judge": "off",
             "evaluation_similarity": 0.7,
+            "evaluation_words": 5,
             "pool_similarity": 0.95,
             "safe": True,
         }

@@ -118,7 +118,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         judge = None if veto is None else Judge(explorer.mind, veto)
     return Validation(
         made.environment,
-        Exclusions.of(reserved, section.evaluation_similarity),
+        Exclusions.of(reserved, section.evaluation_similarity, section.evaluation_words),
         enabled=config.validate,
         play=play,
         attempts=attempts,

@@ -212,8 +212,11 @@ def demonstrations(
 
 
 def _held_out(config: ConfigDict, environment: Environment) -> Exclusions:
-    """The evaluation tasks, whose words and solutions nothing may learn before they are asked."""
-    return Exclusions.of(environment.tasks(config.evaluation.split, config.evaluation.tasks))
+    """The evaluation tasks, whose words and solutions nothing may learn before they are asked.
+
+    What is part of a task may be part of another: both are the benchmark's.
+    """
+    return Exclusions.of(environment.tasks(config.evaluation.split, config.evaluation.tasks), words=0)
 
 
 def _train(

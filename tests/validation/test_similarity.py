@@ -41,7 +41,7 @@ def test_evaluation_tasks_are_recognised_on_any_setup_and_never_quoted() -> None
     assert why.startswith("an evaluation task is worded alike: similarity 0.")
     assert "Green Door" not in why
     assert held_out.why(task("Water the plants on the second floor", room="a")) == ""
-    assert Exclusions.of([task(BOOK)]).why(task(f"{BOOK}!")) == ""
+    assert Exclusions.of([task(BOOK)]).why(task(BOOK.replace("Friday", "Monday"))) == ""
 
 
 @pytest.mark.parametrize("similarity", [-0.1, 1.1, float("nan")])
