@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cojax.run_directory import RunDirectoryError, locked
 from experiments.study.launch import THREADS
 from experiments.study.tables import Job
 
@@ -119,7 +120,7 @@ def run(
 ) -> str:
     """Runs one job to its end; why it has not finished, or an empty string. What it prints goes to PLACE.log."""
     log = place.with_name(f"{place.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
+    _await(place, stop)
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, place)]
     environment = {**os.environ, **THREADS, "PYTHONUNBUFFERED": "1"}
@@ -146,6 +147,19 @@ def run(
     if asked:
         return f"took longer than {deadline:g} s; run the same command again to go on with it, or raise --deadline"
     return f"exit status {process.returncode}: {_last_words(log)} (see {log})"
+
+
+def _await(place: Path, stop: threading.Event) -> None:
+    """Waits while another process holds the run directory: a run that a killed study left ends its step first."""
+    until = time.monotonic() + _GRACE
+    while not stop.is_set():
+        try:
+            locked(place, "--runs").close()
+            return
+        except RunDirectoryError:
+            if time.monotonic() > until:
+                return  # the run itself says what is wrong
+            time.sleep(_POLL)
 
 
 def available_cores(count: int) -> list[int | None]:

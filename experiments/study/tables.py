@@ -63,6 +63,7 @@ ARMS: Mapping[str, Arm] = {
     "period-20": Arm(
         "F = 20", {"evolve": "feedback", "evolve_every": 20, "synthesis.contexts": 80, "synthesis.budget": 80}
     ),
+    "rest": Arm("ReST: imitates its successes on D_0", {"evolve": "none", "learner.advantage": "success"}),
     "confident": Arm("feedback, confident signals", {"evolve": "feedback", "synthesis.select": "confident"}),
 }
 
@@ -106,6 +107,11 @@ TABLES: Mapping[str, Table] = {
         "The period F of evolution (feedback: F = 10)",
         ("period-5", "feedback", "period-20"),
         (("feedback", "period-5"), ("feedback", "period-20")),
+    ),
+    "adaptive": Table(
+        "Other ways to learn from one's own episodes",
+        ("static", "rest", "feedback"),
+        (("rest", "static"), ("feedback", "rest")),
     ),
     "selection": Table(
         "Which signals are followed",
