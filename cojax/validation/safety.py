@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from cojax.explorer.guidance import signature
 from cojax.types import TaskDraft
@@ -68,12 +69,39 @@ def concern(draft: TaskDraft) -> str:
     """The first rule that the draft falls under, with the words that fell; empty where none does."""
     asked = _plain(f"{draft.query}\n{draft.description}\n{draft.criterion}")
     done = _plain("\n".join(f"{signature(action)}\n{action.text}" for action in draft.solution))
-    # What an action says to others is asked for as well.
-    for rules, text in ((_RULES, asked), (_ACTED, f"{done}\n{asked}"), (_MODEL, done)):
+    # What a call passes on is said to somebody, who may be asked for anything there.
+    said = [_plain(text) for action in draft.solution for call in action.calls for text in _said(call.arguments)]
+    looked_at = (
+        (_RULES, (asked, *said)),
+        (_ACTED, (done, asked, *said)),
+        (_MODEL, (done,)),
+    )
+    for rules, texts in looked_at:
         for name, pattern in rules.items():
-            if found := pattern.search(text):
+            if found := next(filter(None, map(pattern.search, texts)), None):
                 return f"{name}: {found[0][:120]!r}"
     return ""
+
+
+def _said(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a call's arguments: each key, however deep, each value, and the values of one argument together, as
+    a text may be cut into a list."""
+    for name, value in arguments.items():
+        keys, values = [str(name)], list[str]()
+        open_ = [value]
+        while open_:
+            match open_.pop():
+                case Mapping() as inner:
+                    keys += map(str, inner)
+                    open_ += reversed(inner.values())
+                case list() | tuple() as inner:
+                    open_ += reversed(inner)
+                case leaf:
+                    values.append(str(leaf))
+        yield from (key.replace("_", " ") for key in keys)
+        yield from values
+        if len(values) > 1:
+            yield " ".join(values)
 
 
 _MODEL = {"instructions to a model": _RULES["instructions to a model"]}
