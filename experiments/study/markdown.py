@@ -40,9 +40,10 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
 def _heading(summary: Mapping[str, Any]) -> str:
     seeds = summary["seeds"]
     steps = " or ".join(map(str, summary["steps"]))
+    settings = ", ".join(f"`{name}={value}`" for name, value in summary["common_settings"].items())
     return (
         f"{len(seeds)} seeds ({', '.join(map(str, seeds))}), {steps} steps, success on {summary['tasks']} tasks of the "
-        f"split `{summary['split']}`, greedy. ± and brackets are 95 % intervals over seeds (Student); differences are "
+        f"split `{summary['split']}`, greedy; `experiments/desk.py` with {settings}. ± and brackets are 95 % intervals over seeds (Student); differences are "
         "paired by seed."
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import Estimate, estimate, paired
-from experiments.study.tables import ARMS, COMMON, Table
+from experiments.study.tables import ARMS, Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
 # What the pool at the end is like: the paper's task-set metrics.
@@ -47,7 +47,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "steps": sorted({record["steps"] for record in used}),
         "seeds": complete,
         "incomplete_seeds": [seed for seed in seeds if seed not in complete],
-        "common_settings": {name: used[0]["settings"].get(name, value) for name, value in COMMON.items()},
+        "common_settings": _common([record["settings"] for record in used]),
         "zero_shot": _estimate(zero_shot),
         # One warm start a seed: an arm that begins elsewhere was run with other code, or on another machine.
         "seeds_with_several_zero_shots": [
@@ -59,6 +59,11 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "differences": [_difference(one, other, finals) for one, other in table.differences],
         "made_with": _made_with(used),
     }  # fmt: skip
+
+
+def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all runs change of experiments/desk.py alike."""
+    return {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
 
 
 def _row(

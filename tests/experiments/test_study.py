@@ -288,6 +288,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     )  # fmt: skip
     found = summarise("pair", PAIR, (1, 2, 3), records)
     assert (found["seeds"], found["incomplete_seeds"], found["tasks"]) == ([1, 2], [3], 4)
+    assert found["common_settings"] == dict(COMMON)
     static, feedback = found["arms"]
     assert static["final"]["by_seed"] == {"1": 0.25, "2": 0.5}
     assert feedback["cross_table"] == {"kept": 1, "recovered": 2, "lost": 0, "never": 1}
