@@ -43,8 +43,8 @@ def _heading(summary: Mapping[str, Any]) -> str:
     settings = ", ".join(f"`{name}={value}`" for name, value in summary["common_settings"].items())
     return (
         f"{len(seeds)} seeds ({', '.join(map(str, seeds))}), {steps} steps, success on {summary['tasks']} tasks of the "
-        f"split `{summary['split']}`, greedy; `experiments/desk.py` with {settings}. ± and brackets are 95 % intervals over seeds (Student); differences are "
-        "paired by seed."
+        f"split `{summary['split']}`, greedy. ± and brackets are 95 % intervals over seeds (Student); differences are "
+        f"paired by seed. All runs: `experiments/desk.py` with {settings}."
     )
 
 
