@@ -15,6 +15,7 @@ from cojax.environment import Charted, Environment
 from cojax.evaluate import Score, evaluate, success_by
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.journal import Journal
+from cojax.explorer.llm import LLMExplorer
 from cojax.learner.optimizer import adamw
 from cojax.learner.step import Learner
 from cojax.loop import Loop
@@ -62,9 +63,9 @@ def parts(config: ConfigDict) -> Parts:
     check(config)
     for name in (config.explorer.name, initial_explorer(config)):
         choose(EXPLORERS, name, "explorer")
-    if "llm" in (config.explorer.name, initial_explorer(config)):
-        explorers.chat_settings(config)
+    explorers.check(config, {config.explorer.name, initial_explorer(config)})
     environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+    explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
     mesh = mesh_of(config)
@@ -125,16 +126,22 @@ def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
     """D_0 by unguided exploration; the same for the same settings and, where there is a mind, the same replies."""
     explores = explorer(config, made, initial_explorer(config))
-    return initial_tasks(
-        made.environment,
-        explores,
-        validation(config, made, explores),
-        config.initial_tasks,
-        seed=(config.seed, "initial"),
-        weights=popularity(made.environment),
-        per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
-        kin=Kin(config.validation.pool_similarity),
-    )
+    try:
+        return initial_tasks(
+            made.environment,
+            explores,
+            validation(config, made, explores),
+            config.initial_tasks,
+            seed=(config.seed, "initial"),
+            weights=popularity(made.environment),
+            per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
+            kin=Kin(config.validation.pool_similarity),
+        )
+    except ValueError:
+        # The same command tries again what failed: it may have been the endpoint's bad hour.
+        if isinstance(explores, LLMExplorer):
+            explores.mind.reopen()
+        raise
 
 
 def initial_explorer(config: ConfigDict) -> str:

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from cojax.environment import Actor, Charted
+from cojax.environment import Actor, Charted, EngineError, Environment, Episode
 from cojax.explorer import Explorer
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
-from cojax.explorer.mind import Mind
+from cojax.explorer.mind import Mind, Purse, check_limits
 from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
+from cojax.explorer.windows import Ending
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
-from cojax.types import Task
+from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
 from cojax.watch import Watched
-from experiments.settings import choose, settings
+from experiments.settings import JUDGES, attempts, choose, settings
 
 if TYPE_CHECKING:
     from experiments.assemble import Parts
 
-# How a judge's word counts: not asked for, noted, or enough to refuse a draft.
-JUDGES = {"off": None, "note": False, "veto": True}
+
+def check(config: ConfigDict, names: Collection[str]) -> None:
+    """The settings of explorers of these names. Raises ValueError for what cannot work."""
+    if "llm" in names:
+        chat_settings(config)
+    if "policy" in names:
+        check_limits(settings(config.llm))
+
+
+def check_ending(config: ConfigDict, environment: Environment) -> None:
+    """Raises ValueError where the environment has no such tool to end an episode: else it is found once paid for."""
+    Ending.of(environment, config.explorer.ending)
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -36,6 +47,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=Watched(made.limits.environment_deadline),
+        width=min(section.width, made.limits.concurrency),
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
     )
 
@@ -51,17 +63,19 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The policy that is being trained, on the engine that its rollouts come from."""
     from cojax.explorer.policy import PolicyMind
 
-    section = config.llm
+    section = settings(config.llm)
+    check_limits(section)
     mind = PolicyMind(
         made.engine,
         made.chat,
         name=Path(config.model.path).name or "self",
         journal=journal,
-        max_tokens=section.max_tokens,
-        temperature=section.temperature,
-        most_tokens=section.max_tokens_per_evolution,
-        most_requests=section.max_requests_per_evolution,
-        deadline=section.deadline,
+        max_tokens=section["max_tokens"],
+        temperature=section["temperature"],
+        most_tokens=section["max_tokens_per_evolution"],
+        most_requests=section["max_requests_per_evolution"],
+        deadline=section["deadline"],
+        engine_deadline=made.limits.engine_deadline,
     )
     return _by_mind(config, made, "policy", mind, made.limits.concurrency)
 
@@ -84,7 +98,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency
         separator=section.separator,
         shortest=section.shortest,
         window=section.window,
-        width=max(1, concurrency // section.runs),
+        width=max(section.width, concurrency // section.runs),
         # A mind has deadlines of its own, and waits for its turn and between attempts.
         play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
@@ -94,7 +108,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution asks the policy itself, so that its weights must stay as they are meanwhile."""
-    attempted = config.explorer.name == "llm" and config.validation.attempts > 0
+    attempted = config.explorer.name == "llm" and attempts(config) > 0
     return config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
 
 
@@ -107,13 +121,13 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     """What the explorer's drafts go through. A grammar's queries say all there is to know: attempts and opinions are
     for queries that a mind wrote."""
     section = config.validation
-    attempts, judge = None, None
+    attempted, judge = None, None
     play = Watched(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
         play = Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
-        if section.attempts:
+        if count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
-            attempts = Attempts(attempters, section.attempts, made.limits.max_turns)
+            attempted = Attempts(attempters, count, made.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
         judge = None if veto is None else Judge(explorer.mind, veto)
     return Validation(
@@ -121,7 +135,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         Exclusions.of(reserved, section.evaluation_similarity, section.evaluation_words),
         enabled=config.validate,
         play=play,
-        attempts=attempts,
+        attempts=attempted,
         judge=judge,
         safe=section.safe,
     )
@@ -144,8 +158,11 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
         sessions = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         try:
             yield [
-                PolicyActor(
-                    made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
+                _timely(
+                    PolicyActor(
+                        made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
+                    ),
+                    explorer.budget(),
                 )
                 for attempt, session in enumerate(sessions)
             ]
@@ -154,6 +171,17 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
                 made.engine.release(session)
 
     return attempters
+
+
+def _timely(act: Actor, purse: Purse) -> Actor:
+    """The actor, as long as the evolution it acts for goes on; it costs nothing but time."""
+
+    def timely(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if purse.closed or purse.seconds <= 0:
+            raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
+        return act(episode, messages)
+
+    return timely
 
 
 ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
-import math
 import os
 import random
 import threading
@@ -19,17 +17,24 @@ from urllib.parse import urlsplit
 
 import openai
 
-from cojax.explorer.journal import Journal
-from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply
+from cojax.explorer.journal import Journal, failed, finished, key_of, spoken
+from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply, check_limits
+from cojax.explorer.tally import Tally
 from cojax.explorer.transport import Completion, Refused, completion, most_tokens, post
-from cojax.types import Message, canonical
+from cojax.types import Message
 
 # Seconds between attempts, doubled each time up to the longest; an endpoint that asks for more patience is given up.
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
+# Seconds between two looks at a purse, while others hold all the room.
+_LOOK_EVERY = 0.05
 # So many calls failed one after another: the endpoint is down, and no other is tried in this evolution.
 _IN_A_ROW = 8
 # Optional parts of a request, and the words by which an endpoint says that it does not know them.
 _OPTIONAL = {"seed": ("seed",), "response_format": ("response_format", "json_schema", "schema", "grammar", "guided")}
+# Refusals in a row that do not say what they are about, after which an optional part is believed to be unknown.
+_REPEATED = 2
+# What a failure says of its call: the same call would fail again. The other kinds say something of the moment.
+_LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
 # A shorter key is a placeholder, and may be a common word.
 _SECRET = 8
 
@@ -71,21 +76,18 @@ class ChatSettings:
             )
         if not self.model:
             raise ValueError("llm.model is empty; name the model that the endpoint serves by --config.llm.model")
-        for name in (
-            "attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"
-        ):  # fmt: skip
-            if (value := dataclasses.asdict(self)[name]) < 1:
-                raise ValueError(f"llm.{name} is {value}; expected at least 1")
-        for name in ("timeout", "deadline"):
-            if not 0 < (seconds := dataclasses.asdict(self)[name]) < math.inf:
-                raise ValueError(f"llm.{name} is {seconds}; expected seconds above 0")
-        for name in ("temperature", "price_in", "price_out"):
-            if not 0 <= (amount := dataclasses.asdict(self)[name]) < math.inf:
-                raise ValueError(f"llm.{name} is {amount}; expected at least 0")
+        check_limits(dataclasses.asdict(self))
 
 
 class ChatClient:
-    """A `Mind`; any thread may call it. A finished call stands in the journal and is never made twice."""
+    """A `Mind`; any thread may call it.
+
+    A finished call stands in the journal and is never made twice. One that failed and cost something stands there for
+    its evolution: gone through once more, because the run was killed, the evolution pays for it again what it cost then
+    and has it fail again, so that it comes to the same end. But it is made again, on top of what it cost, where its
+    failure says nothing of it (the key was wrong, or time or budget were up) or where the evolution was given up
+    afterwards: the endpoint was down, or `reopen` was called. Another evolution knows nothing of it.
+    """
 
     def __init__(self, settings: ChatSettings, journal: Journal | None = None):
         self.settings, self.journal = settings, journal or Journal()
@@ -98,20 +100,28 @@ class ChatClient:
         )
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
+        self._tally = Tally()
         self._under_way: dict[str, threading.Lock] = {}
-        self._unknown: set[str] = set()  # optional parts that this endpoint turned out not to know
-        self._reset()
+        self._reset("")
 
-    def _reset(self) -> None:
+    def _reset(self, evolution: str) -> None:
+        self._tally.reset()
         with self._guard:
-            self._counts: collections.Counter[str] = collections.Counter()
-            self._failures: collections.Counter[str] = collections.Counter()
             self._in_a_row = 0
             self._over: ChatFailure | None = None
             self._under_way.clear()
+            self._unknown: set[str] = set()  # optional parts that this endpoint turned out not to know
+            self._doubts: collections.Counter[str] = collections.Counter()
+            self._evolution = evolution
+            # Records up to here are of earlier processes; failures up to there came before the evolution was given up.
+            self._begun, self._given_up = self.journal.length, self.journal.number(self._end)
 
-    def begin(self) -> Purse:
-        self._reset()
+    @property
+    def _end(self) -> str:
+        return key_of(["given up", self._evolution])
+
+    def begin(self, evolution: str = "") -> Purse:
+        self._reset(evolution)
         return Purse(
             self.settings.max_tokens_per_evolution,
             self.settings.max_requests_per_evolution,
@@ -119,19 +129,24 @@ class ChatClient:
             least=(8 * self.settings.max_tokens, 8),
         )
 
+    def reopen(self) -> None:
+        if self._evolution:
+            place = f"{self._evolution}/given up"
+            self.journal.add(self._end, failed(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
+
     def figures(self) -> dict[str, Any]:
         """Calls answered, of them `replayed` from the journal, with the tokens and the cost of them all; requests
-        sent by this process, of them `retries`, and the most tokens that those lost may have cost; failures by kind."""
-        with self._guard:
-            counts, failures = dict(self._counts), dict(self._failures)
-        named = ("calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost")
+        sent by this process, of them `retries`; the most tokens that requests which were lost may have cost, those of
+        earlier processes among them; failures by kind. Tokens in, out and lost are what the evolution has paid."""
+        named = self._tally.amounts(
+            "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
+        )  # fmt: skip
         prices = {"tokens_in": self.settings.price_in, "tokens_out": self.settings.price_out}
-        cost = sum(counts.get(name, 0) * price for name, price in prices.items()) / 1e6
-        return {**{name: counts.get(name, 0) for name in named}, "cost": cost, "failures": failures}
+        cost = sum(named[name] * price for name, price in prices.items()) / 1e6
+        return {**named, "cost": cost, "failures": self._tally.failures()}
 
     def failed(self, kind: FailureKind) -> None:
-        with self._guard:
-            self._failures[kind] += 1
+        self._tally.failed(kind)
 
     def reply(
         self,
@@ -145,8 +160,7 @@ class ChatClient:
     ) -> Reply:
         body: dict[str, Any] = {
             "model": self.settings.model,
-            # Half a surrogate pair is a Python string but no text that can be sent.
-            "messages": [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages],
+            "messages": spoken(messages),
             "temperature": self.settings.temperature if temperature is None else temperature,
             "max_tokens": self.settings.max_tokens,
             "seed": seed,
@@ -154,87 +168,133 @@ class ChatClient:
         if schema is not None:
             shape = {"name": str(schema.get("title", "reply")), "schema": dict(schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
-        try:
+        with self._tally.failing():
             return self._call(body, purse, place)
-        except ChatFailure as failure:
-            self.failed(failure.kind)
-            raise
 
     def _call(self, body: dict[str, Any], purse: Purse, place: str) -> Reply:
         """From the journal, which charges what the call cost then, or from the endpoint."""
         worst = most_tokens(body) + self.settings.max_tokens
         purse.check(worst)
-        key = hashlib.sha256(canonical(body).encode()).hexdigest()[:32]
+        key = key_of(body)
         with self._guard:
             once = self._under_way.setdefault(key, threading.Lock())
         with once:
+            lost = self._lost(body, purse)
             record = self.journal.find(key)
             if record is None:
-                record = self._fresh(body, purse, place, worst)
+                record = self._fresh(body, purse, place, worst, lost)
                 self.journal.add(key, record)
             else:
-                self._count(replayed=1)
+                self._tally.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
                 purse.pay(record["tokens"], record["requests"])
-        self._count(calls=1, tokens_in=record["usage"][0], tokens_out=record["usage"][1])
+        self._tally.count(calls=1, tokens_in=record["usage"][0], tokens_out=record["usage"][1])
         return Reply(record["text"], record["truncated"])
 
-    def _fresh(self, body: dict[str, Any], purse: Purse, place: str, worst: int) -> dict[str, Any]:
-        """The record of a call made now; `tokens` and `requests` count its lost attempts too."""
+    def _failure(self, body: Mapping[str, Any]) -> str:
+        """The key under which this evolution keeps that a call failed; empty for one that has no name."""
+        return key_of(["failed", self._evolution, body]) if self._evolution else ""
+
+    def _lost(self, body: Mapping[str, Any], purse: Purse) -> tuple[int, int]:
+        """Tokens and requests that earlier processes lost on a call which is to be made again.
+
+        Raises ChatFailure, for what it cost then, where a call failed and is not to be made again.
+        """
+        key = self._failure(body)
+        number = self.journal.number(key)
+        record = self.journal.find(key) if number else None
+        if record is None:
+            return 0, 0
+        if record["kind"] in _LASTING and number > self._given_up:
+            self._tally.count(tokens_lost=record["tokens"])
+            purse.pay(record["tokens"], record["requests"])
+            raise ChatFailure(record["kind"], record["reason"])
+        # What this process lost, it has paid.
+        return (record["tokens"], record["requests"]) if number <= self._begun else (0, 0)
+
+    def _fresh(
+        self, body: dict[str, Any], purse: Purse, place: str, worst: int, lost: tuple[int, int]
+    ) -> dict[str, Any]:
+        """The record of a call made now, which counts what was lost on it, by earlier processes too."""
         tokens, requests = purse.tokens, purse.requests
-        found, sent = self._persist(body, purse, worst)
-        return {
-            "place": place,
-            "model": self.settings.model,
-            "sent": sent,
-            "text": found.text,
-            "truncated": found.truncated,
-            "usage": [found.tokens_in, found.tokens_out],
-            "tokens": tokens - purse.tokens,
-            "requests": requests - purse.requests,
-        }
+        purse.pay(*lost)
+        self._tally.count(tokens_lost=lost[0])
+        try:
+            found, sent = self._persist(body, purse, worst)
+        except ChatFailure as failure:
+            cost = tokens - purse.tokens, requests - purse.requests
+            if self._evolution and any(cost):
+                record = failed(place, self.settings.model, body, failure.kind, failure.reason, cost)
+                self.journal.add(self._failure(body), record)
+                if self._over is not None:
+                    self.reopen()
+            raise
+        usage, cost = (found.tokens_in, found.tokens_out), (tokens - purse.tokens, requests - purse.requests)
+        return finished(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
 
     def _persist(self, body: dict[str, Any], purse: Purse, worst: int) -> tuple[Completion, dict[str, Any]]:
         """Attempts until a completion comes: it, and the request that brought it."""
-        dropped: set[str] = set()
+        dropped: dict[str, bool] = {}  # parts left out → whether their refusal named them
         attempt = 0
         while True:
             purse.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
-            sent = _without(body, self._unknown | dropped)
+            sent = _without(body, self._unknown | dropped.keys())
             try:
                 found = self._attempt(sent, purse, worst)
             except Refused as refusal:
-                if refusal.status in (400, 422) and (blamed := _blamed(refusal, sent)):
-                    dropped.add(blamed)
+                blamed, named = _blamed(refusal, sent) if refusal.status in (400, 422) else ("", False)
+                if blamed:
+                    dropped[blamed] = named
                     continue
                 attempt += 1
                 self._bear(refusal, attempt, purse)
                 continue
-            with self._guard:
-                self._in_a_row = 0
-                self._unknown |= dropped
+            self._believe(dropped, sent)
             return found, sent
+
+    def _believe(self, dropped: Mapping[str, bool], sent: Mapping[str, Any]) -> None:
+        """After a completion: the endpoint does not know a part whose refusal named it, or that was refused several
+        times in a row, when the same request went through without; it knows those that were sent."""
+        with self._guard:
+            self._in_a_row = 0
+            for part, named in dropped.items():
+                self._doubts[part] += _REPEATED if named else 1
+                if self._doubts[part] >= _REPEATED:
+                    self._unknown.add(part)
+            for part in _OPTIONAL:
+                if part in sent:
+                    self._doubts[part] = 0
+                    self._unknown.discard(part)
 
     def _attempt(self, sent: dict[str, Any], purse: Purse, worst: int) -> Completion:
         """One request. Raises Refused; one that was lost on the way is paid as if it had been answered in full."""
-        if not self._room.acquire(timeout=max(0.0, purse.seconds)):
-            raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
+        self._enter(purse)
         try:
-            self._count(requests=1)
+            self._tally.count(requests=1)
             purse.pay(0, 1)
             content = post(self._api, sent, min(self.settings.timeout, max(0.001, purse.seconds)))
             found = completion(self._struck(content.decode("utf-8", "replace")), worst - self.settings.max_tokens)
         except Refused as refusal:
             if refusal.lost:
                 purse.pay(worst, 0)
-                self._count(tokens_lost=worst)
+                self._tally.count(tokens_lost=worst)
             refusal.reason = self._struck(refusal.reason)
             raise
         finally:
             self._room.release()
         purse.pay(found.tokens_in + found.tokens_out, 0)
         return dataclasses.replace(found, text=self._struck(found.text))
+
+    def _enter(self, purse: Purse) -> None:
+        """Waits for room among the requests that go at once. Raises ChatFailure where time is up before."""
+        while not self._room.acquire(timeout=_LOOK_EVERY):
+            purse.check(0)
+        try:
+            purse.check(0)
+        except ChatFailure:
+            self._room.release()
+            raise
 
     def _bear(self, refusal: Refused, attempt: int, purse: Purse) -> None:
         """Waits for the next attempt. Raises ChatFailure where there is none to be made."""
@@ -252,12 +312,8 @@ class ChatClient:
                     reason = f"{self._in_a_row} calls failed one after another, the last by: {failure.reason}"
                     self._over = ChatFailure(failure.kind, reason)
             raise failure from None
-        self._count(retries=1)
+        self._tally.count(retries=1)
         purse.wait(pause)
-
-    def _count(self, **amounts: int) -> None:
-        with self._guard:
-            self._counts.update(amounts)
 
     def _struck(self, text: str) -> str:
         """The text without the key."""
@@ -270,14 +326,15 @@ def _without(body: Mapping[str, Any], parts: set[str]) -> dict[str, Any]:
     return {**sent, "max_completion_tokens": body["max_tokens"]} if "max_tokens" in parts else sent
 
 
-def _blamed(refusal: Refused, sent: Mapping[str, Any]) -> str:
-    """The part of a request that a refusal is about, else the schema where there is one; empty where none is left."""
+def _blamed(refusal: Refused, sent: Mapping[str, Any]) -> tuple[str, bool]:
+    """The part of a request that a refusal is about, and true where it names it; else the schema where there is one,
+    and false; empty where nothing is left to blame."""
     said = refusal.reason.casefold()
     if refusal.kind == "too_long":
-        return ""
+        return "", False
     if "max_completion_tokens" in said and "max_tokens" in sent:
-        return "max_tokens"
+        return "max_tokens", True
     for name, words in _OPTIONAL.items():
         if name in sent and any(word in said for word in words):
-            return name
-    return "response_format" if "response_format" in sent else ""
+            return name, True
+    return ("response_format" if "response_format" in sent else ""), False

@@ -77,7 +77,8 @@ class LLMExplorer:
         self.name = f"{self.kind}:{self.mind.name}@{version()}"
 
     def begin(self, evolution: tuple) -> None:
-        self.purse, self.place, self.evolution = self.mind.begin(), _path(evolution), _path(evolution)
+        self.place = self.evolution = _path(evolution)
+        self.purse = self.mind.begin(self.evolution)
 
     @contextlib.contextmanager
     def team(self, places: Sequence[tuple]) -> Iterator[list[Explorer]]:

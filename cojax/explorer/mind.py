@@ -144,8 +144,15 @@ class Mind(Protocol):
 
     name: str
 
-    def begin(self) -> Purse:
-        """A new evolution: its whole budget. The figures start at nothing."""
+    def begin(self, evolution: str = "") -> Purse:
+        """A new evolution: its whole budget. The figures start at nothing.
+
+        An evolution of the same name is the same one, gone through once more after the run was killed; one without a
+        name is always another.
+        """
+
+    def reopen(self) -> None:
+        """The evolution came to nothing: gone through once more, what failed in it is tried again."""
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far."""
@@ -167,6 +174,19 @@ class Mind(Protocol):
 
         `place` says in the journal what the call was for; `temperature` None is the mind's own. Raises ChatFailure.
         """
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """What any mind may spend and take, by the names of the section `llm`. Raises ValueError for what cannot work."""
+    for name in ("attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"):
+        if limits[name] < 1:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 1")
+    for name in ("timeout", "deadline"):
+        if not 0 < limits[name] < math.inf:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected seconds above 0")
+    for name in ("temperature", "price_in", "price_out"):
+        if not 0 <= limits[name] < math.inf:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 0")
 
 
 def seed_of(*parts: Any) -> int:

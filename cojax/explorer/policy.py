@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import collections
-import hashlib
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.journal import Journal
-from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply
+from cojax.explorer.journal import Journal, finished, key_of, spoken
+from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply, check_limits
+from cojax.explorer.tally import Tally
 from cojax.rollout.chat import Chat
-from cojax.rollout.engine import Engine, Sampling
-from cojax.types import Message, canonical
+from cojax.rollout.engine import Completion, Engine, Sampling
+from cojax.types import Message
+
+# Seconds between two looks at whether the purse was closed.
+_LOOK_EVERY = 0.2
 
 
 class PolicyMind:
     """A `Mind` that samples from whatever weights the engine holds; any thread may call it.
 
     A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens`, prompts included, and
-    `most_requests`, within `deadline` seconds. Schemas are asked for in words alone. What was said is kept in the
-    journal and never answered from it: the weights of tomorrow are others.
+    `most_requests`, within `deadline` seconds; one completion that takes longer than `engine_deadline` seconds, or than
+    what is left of these, is given up, as is one whose purse is closed. Schemas are asked for in words alone. What was
+    said is kept in the journal and never answered from it: the weights of tomorrow are others. Raises ValueError for
+    limits that cannot work.
     """
 
     def __init__(
@@ -37,31 +41,34 @@ class PolicyMind:
         temperature: float = 0.7,
         most_tokens: int = 2_000_000,
         most_requests: int = 4_000,
-        deadline: float = math.inf,
+        deadline: float = 3600.0,
+        engine_deadline: float = 600.0,
     ):
+        check_limits({
+            "attempts": 1, "concurrency": 1, "max_tokens": max_tokens, "max_tokens_per_evolution": most_tokens,
+            "max_requests_per_evolution": most_requests, "timeout": engine_deadline, "deadline": deadline,
+            "temperature": temperature, "price_in": 0.0, "price_out": 0.0,
+        })  # fmt: skip
         self.engine, self.chat, self.name, self.journal = engine, chat, name, journal or Journal()
         self.max_tokens, self.temperature = max_tokens, temperature
         self.most_tokens, self.most_requests, self.deadline = most_tokens, most_requests, deadline
-        self._guard = threading.Lock()
-        self._counts: collections.Counter[str] = collections.Counter()
-        self._failures: collections.Counter[str] = collections.Counter()
+        self.engine_deadline = engine_deadline
+        self._tally = Tally()
 
-    def begin(self) -> Purse:
-        with self._guard:
-            self._counts.clear()
-            self._failures.clear()
+    def begin(self, evolution: str = "") -> Purse:
+        self._tally.reset()
         least = (8 * self.max_tokens, 8)
         return Purse(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
 
+    def reopen(self) -> None:
+        """Nothing: whatever failed is asked again."""
+
     def figures(self) -> dict[str, Any]:
         """Calls and their tokens, failures by kind."""
-        with self._guard:
-            named = {name: self._counts[name] for name in ("calls", "tokens_in", "tokens_out")}
-            return {**named, "failures": dict(self._failures)}
+        return {**self._tally.amounts("calls", "tokens_in", "tokens_out"), "failures": self._tally.failures()}
 
     def failed(self, kind: FailureKind) -> None:
-        with self._guard:
-            self._failures[kind] += 1
+        self._tally.failed(kind)
 
     def reply(
         self,
@@ -73,11 +80,8 @@ class PolicyMind:
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> Reply:
-        try:
+        with self._tally.failing():
             return self._sampled(messages, purse, seed, place, self.temperature if temperature is None else temperature)
-        except ChatFailure as failure:
-            self.failed(failure.kind)
-            raise
 
     def _sampled(self, messages: Sequence[Message], purse: Purse, seed: int, place: str, temperature: float) -> Reply:
         prompt = self.chat.open(tuple(messages))
@@ -85,38 +89,45 @@ class PolicyMind:
         sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=(self.chat.end,))
         session = f"mind-{place}-{seed}-{threading.get_ident()}"
         purse.pay(0, 1)
-        try:
-            done = self.engine.generate(prompt, sampling, session=session, seed=(seed,))
-        except OutOfContext as error:
-            raise ChatFailure("too_long", str(error)) from None
-        except EngineError as error:
-            raise ChatFailure("server", str(error)[:300]) from None
-        finally:
-            self.engine.release(session)
-        purse.pay(len(prompt) + len(done.tokens), 0)
-        with self._guard:
-            self._counts.update(calls=1, tokens_in=len(prompt), tokens_out=len(done.tokens))
-        truncated = done.finish_reason == "length"
+        done = self._generated(prompt, sampling, session, seed, purse)
+        usage = len(prompt), len(done.tokens)
+        purse.pay(sum(usage), 0)
+        self._tally.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
         text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-        self._keep(messages, place, seed, done.weights_version, text, truncated, (len(prompt), len(done.tokens)))
+        sent = {"messages": spoken(messages), "seed": seed, "weights_version": done.weights_version}
+        key, truncated = key_of([sent, text]), done.finish_reason == "length"
+        if self.journal.find(key) is None:
+            self.journal.add(key, finished(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
         return Reply(text, truncated)
 
-    def _keep(
-        self,
-        messages: Sequence[Message],
-        place: str,
-        seed: int,
-        version: int,
-        text: str,
-        truncated: bool,
-        usage: tuple[int, int],
-    ) -> None:
-        sent = {
-            "messages": [{"role": message.role, "content": message.content} for message in messages],
-            "seed": seed,
-            "weights_version": version,
-        }
-        key = hashlib.sha256(canonical([sent, text]).encode()).hexdigest()[:32]
-        if self.journal.find(key) is None:
-            record = {"place": place, "model": self.name, "sent": sent, "text": text, "truncated": truncated}
-            self.journal.add(key, {**record, "usage": list(usage), "tokens": sum(usage), "requests": 1})
+    def _generated(
+        self, prompt: Sequence[int], sampling: Sampling, session: str, seed: int, purse: Purse
+    ) -> Completion:
+        """The engine's completion. Raises ChatFailure; one that is given up ends on its thread, as its session ends."""
+        answer: Future[Completion] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(self.engine.generate(prompt, sampling, session=session, seed=(seed,)))
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                self.engine.release(session)
+
+        threading.Thread(target=work, name="mind", daemon=True).start()
+        limit = min(self.engine_deadline, purse.seconds)
+        until = time.monotonic() + limit
+        while True:
+            try:
+                return answer.result(timeout=max(0.0, min(_LOOK_EVERY, until - time.monotonic())))
+            except OutOfContext as error:
+                raise ChatFailure("too_long", str(error)) from None
+            except EngineError as error:
+                raise ChatFailure("server", str(error)[:300]) from None
+            except TimeoutError:
+                if answer.done():  # the engine's own, not ours
+                    raise
+            if purse.closed or time.monotonic() >= until:
+                self.engine.release(session)
+                purse.check(0)
+                raise ChatFailure("timeout", f"the engine gave no completion within {limit:.3g} s")

@@ -31,7 +31,8 @@ class Ending:
         if tool not in tools:
             raise ValueError(
                 f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
-                f"it has {', '.join(tools)}. Name one of them as the explorer's ending."
+                f'it has {", ".join(tools)}. Name one of them by explorer.ending, or "" where an action without calls '
+                "ends it."
             )
         return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
 

@@ -12,7 +12,7 @@ from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.scripted import ScriptedExplorer
 from environments.bfcl.episode import SEPARATOR
-from experiments import assemble, bfcl, desk, explorers
+from experiments import appworld, assemble, bfcl, desk, explorers
 from experiments.settings import check, spelled_out
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +60,10 @@ def test_the_command_takes_the_short_spelling() -> None:
         ({"initial_explorer": "oracle"}, "explorer 'oracle' not found"),
         ({"explorer.name": "llm", "llm.base_url": ""}, "llm.base_url is ''; expected an address like http://HOST:PORT"),
         ({"initial_explorer": "llm", "llm.model": ""}, "llm.model is empty"),
+        ({"explorer.name": "policy", "llm.max_tokens": 0}, "llm.max_tokens is 0; expected at least 1"),
+        ({"initial_explorer": "policy", "llm.deadline": 0.0}, "llm.deadline is 0.0; expected seconds above 0"),
+        ({"explorer.ending": "done"}, "has no tool 'done' to end an episode; it has files_find, "),
+        ({"explorer.name": "llm", "explorer.ending": "Finish"}, "finish. Name one of them by explorer.ending"),
     ],
 )
 def test_what_an_explorer_lacks_is_named_before_anything_is_built(
@@ -78,23 +82,73 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"validation.attempts": -1}, "validation.attempts is -1; expected at least 0"),
         ({"explorer.shortest": 0}, "explorer.shortest is 0; expected at least 1"),
         ({"explorer.name": "policy", "warm_start.split": "initial"}, "set --config.initial_explorer=scripted"),
+        ({"explorer.width": 0}, "explorer.width is 0; expected at least 1"),
+        ({"explorer.cut": 1.5}, "explorer.cut is 1.5; expected a share from 0 to 1"),
+        ({"boundary.threshold": -0.1}, "boundary.threshold is -0.1; expected a share from 0 to 1"),
+        ({"forgetting.threshold": float("nan")}, "forgetting.threshold is nan; expected a share from 0 to 1"),
+        ({"validation.pool_similarity": float("nan")}, "validation.pool_similarity is nan; expected a cosine"),
+        ({"validation.evaluation_words": -1}, "validation.evaluation_words is -1; expected at least 0"),
+        ({"explorer.separator": "\n\n"}, "explorer.separator is '\\n\\n', which any query may hold"),
+        ({"explorer.shortest": 10}, "explorer.shortest is 10, but drafts have at most 9 actions"),
+        ({"explorer.shortest": 9, "explorer.ending": ""}, "drafts have at most 8 actions, as explorer.steps is 8"),
+        # What would silently not happen.
+        ({"validation.judge": "veto"}, "validation.judge is 'veto', but that is for queries that a mind words"),
+        ({"validation.attempts": 3}, "validation.attempts is 3, but that is for queries that a mind words"),
+        ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but that is for queries that a mind"),
+        ({"explorer.name": "llm", "initial_explorer": "scripted", "validation.judge": "veto", "validate": False},
+         "validation.judge is 'veto', but nothing is examined with validate=False"),
+        ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0},
+         "validation.attempter is 'policy', but validation.attempts is 0: none is made"),
+        ({"validation.judge": "maybe"}, "validation.judge 'maybe' not found; available: off, note, veto"),
+        ({"explorer.name": "llm", "validation.attempter": "nobody"}, "validation.attempter 'nobody' not found"),
+        # Before the policy has any weights.
+        ({"explorer.name": "llm", "validation.attempter": "policy", "warm_start.split": "initial"},
+         "the policy that it is to teach would have to attempt those tasks before"),
+        ({"initial_explorer": "llm", "validation.attempter": "policy", "warm_start.split": "initial"},
+         "set --config.initial_explorer=scripted or --config.validation.attempter=explorer"),
     ],
-)
+)  # fmt: skip
 def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, message: str) -> None:
     apply(config, change)
     with pytest.raises(ValueError, match=re.escape(message)):
         check(config)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"explorer.name": "llm", "initial_explorer": "scripted", "validation.judge": "veto"},
+        {"initial_explorer": "policy", "validation.judge": "note", "validation.attempts": 3},
+        {"explorer.name": "llm", "validation.attempts": 0},
+        {"validation.attempts": 0},
+        {"explorer.name": "llm", "validation.attempter": "policy", "warm_start.split": "initial",
+         "initial_explorer": "scripted"},
+        {"explorer.shortest": 9},
+        {"explorer.separator": SEPARATOR},
+        {"validate": False},
+    ],
+)  # fmt: skip
+def test_what_can_happen_may_be_asked_for(config: ConfigDict, change: dict) -> None:
+    apply(config, change)
+    check(config)
+
+
 def test_explorers_and_their_validation_are_built_from_the_configuration(config: ConfigDict) -> None:
     made = assemble.parts(config)
     scripted = assemble.explorer(config, made)
     assert isinstance(scripted, ScriptedExplorer)
+    assert scripted.width == 1
     plain = assemble.validation(config, made, scripted)
     # A grammar says all there is to know.
     assert (plain.attempts, plain.judge, plain.safe, plain.exclusions.similarity) == (None, None, True, 0.0)
 
+    config.explorer.width, config.limits.concurrency = 20, 16
+    wide = assemble.explorer(config, assemble.parts(config))
+    assert isinstance(wide, ScriptedExplorer)
+    assert wide.width == 16  # no more episodes than may go at once
+
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
+    config.explorer.width = 1
     config.validation.evaluation_similarity = 0.7
     llm = assemble.explorer(config, made, journal=Journal())
     assert isinstance(llm, LLMExplorer)
@@ -122,4 +176,5 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
 
 def test_bfcls_turns_are_parted_as_its_dialogues_part_them() -> None:
     assert bfcl.get_config().explorer.separator == SEPARATOR
+    assert bfcl.get_config().explorer.width == appworld.get_config().explorer.width == 4
     assert set(explorers.ATTEMPTERS) == {"explorer", "policy"}

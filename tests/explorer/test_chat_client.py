@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from chat_server import Answer, ChatServer, in_turn, says, serving
+from chat_server import Answer, ChatServer, in_turn, says, serving, soon
 from pydantic import BaseModel
 
 from cojax.explorer import chat_client
@@ -81,12 +81,12 @@ def test_a_reply_is_what_the_endpoint_said_and_costs_what_it_says() -> None:
         Answer(raw=b'{"choices": [{"message": null}]}'),
         Answer(raw=b"[" * 100_000),
         Answer(raw=b"\xff\xfe"),
-        Answer("late", stall=1.0),
+        Answer("late", stall=2.0),
     ],
 )
 def test_what_passes_is_tried_again(answer: Answer) -> None:
     with serving(in_turn(answer, answer, Answer("hi"))) as server:
-        mind = client(server, timeout=0.3)
+        mind = client(server, timeout=0.8)
         assert reply(mind).text == "hi"
         assert server.requests == 3
         assert mind.figures()["retries"] == 2
@@ -181,6 +181,59 @@ def test_a_request_refused_for_its_content_is_not_blamed_on_the_schema_for_good(
             structured(mind, (Message("user", "bad"),), Word, purse=purse, seed=1, place="p")
         assert structured(mind, HELLO, Word, purse=purse, seed=1, place="p").word == "hi"
         assert server.bodies[-1]["response_format"]["json_schema"]["schema"]["required"] == ["word"]
+
+
+def test_one_stray_refusal_does_not_turn_structured_output_off() -> None:
+    with serving(in_turn(Answer("bad gateway request", status=400), says({"word": "hi"}))) as server:
+        mind = client(server)
+        purse = mind.begin()
+        for seed in range(4):
+            assert structured(mind, HELLO, Word, purse=purse, seed=seed, place="p").word == "hi"
+        assert ["response_format" in body for body in server.bodies] == [True, False, True, True, True]
+
+
+def test_refusals_that_say_nothing_are_believed_once_they_come_again_and_doubted_after_a_success() -> None:
+    def script(body, server):
+        refuses = "response_format" in body and server.requests not in (3, 4)
+        return Answer("bad", status=400) if refuses else says({"word": "hi"})
+
+    with serving(script) as server:
+        mind = client(server)
+        purse = mind.begin("0/1")
+        for seed in range(6):
+            assert structured(mind, HELLO, Word, purse=purse, seed=seed, place="p").word == "hi"
+        # Refused; taken twice; refused twice in a row, and left out from then on.
+        sent = ["response_format" in body for body in server.bodies]
+        assert sent == [True, False, True, True, True, False, True, False, False]
+        # Another evolution finds out anew.
+        structured(mind, HELLO, Word, purse=mind.begin("0/2"), seed=7, place="p")
+        assert "response_format" in server.bodies[9]
+
+
+def test_a_part_that_is_taken_after_all_is_sent_again() -> None:
+    gate = threading.Event()
+
+    def script(body, server):
+        if "slow" in body["messages"][0]["content"]:
+            gate.wait(5)
+        elif "response_format" in body and server.requests <= 2:
+            return Answer("response_format is not known", status=400)
+        return says({"word": "hi"})
+
+    with serving(script) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        mind = client(server)
+        with mind.begin().shared(2) as purses:
+            slow = pool.submit(
+                structured, mind, (Message("user", "slow"),), Word, purse=purses[0], seed=1, place="p"
+            )  # fmt: skip
+            soon(lambda: server.requests == 1)
+            for seed in (2, 3):
+                structured(mind, HELLO, Word, purse=purses[1], seed=seed, place="p")
+            assert "response_format" not in server.bodies[-1]
+            gate.set()
+            slow.result()
+            structured(mind, HELLO, Word, purse=purses[1], seed=4, place="p")
+            assert "response_format" in server.bodies[-1]
 
 
 @pytest.mark.parametrize(
@@ -350,6 +403,120 @@ def test_a_finished_call_is_never_made_again(tmp_path) -> None:
         (record, *_) = Journal(path).read("0/test")
         assert record["sent"]["messages"] == [{"role": "user", "content": "hello"}]
         assert (record["text"], record["usage"], record["requests"]) == ("hi", [100, 10], 2)
+
+
+def accounts(mind: ChatClient, purse: Purse) -> tuple[int, int]:
+    """Tokens and requests that are paid; the figures add up to the tokens."""
+    figures = mind.figures()
+    paid = mind.settings.max_tokens_per_evolution - purse.tokens
+    assert figures["tokens_in"] + figures["tokens_out"] + figures["tokens_lost"] == paid
+    return paid, mind.settings.max_requests_per_evolution - purse.requests
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (Answer("late", stall=3.0), "timeout"),
+        (Answer("down", status=500), "server"),
+        (Answer(raw=b"{}"), "malformed"),
+        (Answer("no", status=400), "refused"),
+        (Answer("the maximum context length is 8", status=400), "too_long"),
+    ],
+)
+def test_an_evolution_that_goes_on_pays_for_what_failed_and_fails_alike(answer, kind, tmp_path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with serving(in_turn(answer)) as server:
+        first = client(server, Journal(path), timeout=0.1, attempts=2)
+        purse = first.begin("0/5")
+        assert failure(first, purse).kind == kind
+        paid = accounts(first, purse)
+        assert paid[1] == server.requests
+    (record,) = Journal(path).read("0/test")
+    assert (record["kind"], record["text"], record["tokens"], record["requests"]) == (kind, None, *paid)
+    with serving(in_turn(Answer("hi"))) as server:
+        again = client(server, Journal(path))
+        purse = again.begin("0/5")
+        assert failure(again, purse).kind == kind
+        assert accounts(again, purse) == paid
+        assert server.requests == 0
+        assert reply(again, purse, seed=2).text == "hi"
+        # Another evolution knows nothing of it, and the first one goes on as before.
+        purse = again.begin("0/10")
+        assert reply(again, purse).text == "hi"
+        assert accounts(again, purse) == (110, 1)
+        third = client(server, Journal(path))
+        purse = third.begin("0/5")
+        assert failure(third, purse).kind == kind
+        assert accounts(third, purse) == paid
+
+
+@pytest.mark.parametrize("end", ["down", "reopened"])
+def test_what_failed_before_an_evolution_was_given_up_is_tried_again_on_top_of_what_it_cost(end, tmp_path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with serving(in_turn(Answer("late", stall=3.0))) as server:
+        first = client(server, Journal(path), timeout=0.05, attempts=1)
+        purse = first.begin("0/initial")
+        for seed in range(8 if end == "down" else 3):
+            failure(first, purse, seed=seed)
+        lost = accounts(first, purse)
+        if end == "reopened":
+            first.reopen()
+    for seeds in (8 if end == "down" else 3,) * 2:  # the second time from the journal
+        with serving(in_turn(Answer("hi"))) as server:
+            again = client(server, Journal(path))
+            purse = again.begin("0/initial")
+            for seed in range(seeds):
+                assert reply(again, purse, seed=seed).text == "hi"
+            assert accounts(again, purse) == (lost[0] + 110 * seeds, lost[1] + seeds)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, "unauthorised"), (500, "budget")])
+def test_failures_that_say_nothing_of_the_call_are_charged_and_tried_again(status, kind, tmp_path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with serving(in_turn(Answer("no", status=status))) as server:
+        first = client(server, Journal(path), attempts=5, max_requests_per_evolution=3)
+        purse = first.begin("0/5")
+        assert failure(first, purse).kind == kind
+        _, sent = accounts(first, purse)
+        assert sent == server.requests
+    with serving(in_turn(Answer("hi"))) as server:
+        again = client(server, Journal(path), max_requests_per_evolution=3)
+        purse = again.begin("0/5")
+        if kind == "budget":  # nothing is left of it, in whatever process
+            assert failure(again, purse).kind == kind
+            assert server.requests == 0
+        else:
+            assert reply(again, purse).text == "hi"
+            assert accounts(again, purse)[1] == sent + 1
+        more = client(server, Journal(path), max_requests_per_evolution=9)
+        assert reply(more, more.begin("0/5")).text == "hi"
+
+
+def test_what_an_attempt_lost_is_among_the_figures_when_the_call_is_replayed(tmp_path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with serving(in_turn(Answer(raw=b"{}"), Answer("hi"))) as server:
+        first = client(server, Journal(path))
+        purse = first.begin("0/5")
+        reply(first, purse)
+        paid = accounts(first, purse)
+        again = client(server, Journal(path))
+        purse = again.begin("0/5")
+        reply(again, purse)
+        assert accounts(again, purse) == paid
+        assert server.requests == 2
+
+
+def test_an_endpoint_that_ignores_the_most_tokens_ends_the_budget_and_not_more() -> None:
+    huge = Answer("word " * 100_000, usage={"prompt_tokens": 10, "completion_tokens": 100_000})
+    with serving(in_turn(huge)) as server:
+        mind = client(server, max_tokens_per_evolution=50_000)
+        purse = mind.begin()
+        with purse.shared(2) as shares:
+            reply(mind, shares[0])
+            assert failure(mind, shares[0], seed=2).kind == "budget"
+        assert failure(mind, purse, seed=3).kind == "budget"
+        assert server.requests == 1
+        accounts(mind, purse)
 
 
 def test_a_damaged_record_is_paid_again(tmp_path) -> None:

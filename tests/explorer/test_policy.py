@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import threading
+import time
 
 import pytest
 from chat_server import Answer
@@ -137,3 +138,47 @@ def test_what_the_engine_refuses_is_a_failure_of_its_kind() -> None:
         with pytest.raises(ChatFailure, match=f"{kind}: {error}"):
             mind.reply([Message("user", "hi")], purse=mind.begin(), seed=0, place="p")
         assert mind.figures()["failures"] == {kind: 1}
+
+
+class Hanging(Taught):
+    """An engine that never answers, until its session is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def generate(self, prompt, sampling: Sampling, *, session: str, seed) -> Completion:
+        self.released.wait(10)
+        raise EngineError("released")
+
+    def release(self, session: str) -> None:
+        self.released.set()
+
+
+@pytest.mark.parametrize(
+    ("limits", "kind"),
+    [({"engine_deadline": 0.1}, "timeout"), ({"deadline": 0.1}, "deadline"), ({}, "stopped")],
+)
+def test_an_engine_that_hangs_is_given_up(limits: dict[str, float], kind: str) -> None:
+    engine = Hanging()
+    mind = PolicyMind(engine, CHAT, max_tokens=12, **limits)  # type: ignore[arg-type]
+    purse = mind.begin()
+    if kind == "stopped":
+        threading.Timer(0.1, purse.close).start()
+    began = time.monotonic()
+    with pytest.raises(ChatFailure, match=f"{kind}: "):
+        mind.reply([Message("user", "hi")], purse=purse, seed=0, place="p")
+    assert time.monotonic() - began < 3
+    assert engine.released.is_set()
+    assert mind.figures()["failures"] == {kind: 1}
+    assert purse.requests == 4_000 - 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [({"max_tokens": 0}, "llm.max_tokens is 0"), ({"deadline": 0.0}, "llm.deadline is 0.0"),
+     ({"most_requests": 0}, "llm.max_requests_per_evolution is 0")],
+)  # fmt: skip
+def test_limits_that_cannot_work_are_named(limits: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PolicyMind(Taught(), CHAT, **limits)  # type: ignore[arg-type]
