@@ -39,6 +39,7 @@ def get_config() -> ConfigDict:
     config.limits.concurrency = 64  # worlds at once
     config.limits.environment_deadline = 180.0  # a verdict makes all calls again
     config.explorer.ending = "supervisor.complete_task"
+    config.explorer.width = 4  # every episode is a process
     config.evaluation.split = "test_normal"
     config.evaluation.tasks = 168
     config.evaluation.dev_tasks = 57

@@ -7,6 +7,7 @@ the keyword it feeds.
 from __future__ import annotations
 
 from ml_collections import ConfigDict
+from ml_collections.config_dict import placeholder
 
 
 def get_config() -> ConfigDict:
@@ -147,7 +148,8 @@ def get_config() -> ConfigDict:
     # `name`: scripted | llm | policy; --config.explorer=NAME is short for --config.explorer.name=NAME. `ending` is the
     # tool that ends an episode, "" where an action without a call does. Of scripted alone: `stretch`, and `cut`, the
     # chance that a user turn ends after a step of a draft. Of the others: what stands between the user's turns of a
-    # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most.
+    # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most. `width`
+    # expeditions go at once, or as many as llm.concurrency has room for.
     config.explorer = ConfigDict(
         {
             "name": "scripted",
@@ -159,6 +161,7 @@ def get_config() -> ConfigDict:
             "separator": "",
             "shortest": 3,
             "window": 60_000,
+            "width": 1,
         }
     )
     config.initial_explorer = ""  # the one that finds D_0, e.g. scripted; "" is explorer.name
@@ -187,7 +190,7 @@ def get_config() -> ConfigDict:
     # at least `evaluation_words` words; 0 is whatever it holds. `safe` sets aside what a person should look at first.
     config.validation = ConfigDict(
         {
-            "attempts": 2,
+            "attempts": placeholder(int),  # None: 2 at drafts of a mind
             "attempter": "explorer",
             "judge": "off",
             "evaluation_similarity": 0.7,

@@ -35,6 +35,7 @@ def get_config() -> ConfigDict:
     config.learner.micro_rows = 1
     config.explorer.ending = ""  # a turn, and with the last one the episode, ends by an action without a call
     config.explorer.cut = 0.5
+    config.explorer.width = 4  # every episode is a process
     config.explorer.separator = "\n\n[next turn]\n\n"
     config.evaluation.tasks = 200
     config.evaluation.dev_tasks = 100

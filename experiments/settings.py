@@ -17,11 +17,16 @@ from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS, SELECTIONS
 from cojax.types import SignalKind
 
+# How a judge's word counts: not asked for, noted, or enough to refuse a draft.
+JUDGES = {"off": None, "note": False, "veto": True}
+# Who attempts a draft on its query alone, and how often where validation.attempts does not say.
+_ATTEMPTERS = ("explorer", "policy")
+_ATTEMPTS = 2
 # The least value of settings that count something. An advantage relative to a group needs a group of two.
 _BOUNDS = {
     "batch_size": 1, "group_size": 2, "evolve_every": 1, "initial_tasks": 1, "checkpoint_every": 1,
     "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
-    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "explorer.shortest": 1,
+    "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "explorer.shortest": 1, "explorer.width": 1,
     "explorer.window": 2_000, "validation.attempts": 0, "validation.evaluation_words": 0,
     "evaluation.tasks": 1,
     "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
@@ -38,6 +43,11 @@ _TIMES = (
     "limits.environment_deadline",
 )  # fmt: skip
 _LAST_PORT = 65_535
+
+# Shares.
+_SHARES = ("forgetting.threshold", "boundary.threshold", "explorer.cut", "fresh_fraction")
+# Explorers that have a mind.
+_MINDS = {"llm", "policy"}
 
 # What may be said for short on the command line: a leaf by its section, or by itself.
 SHORT = {"engine": "engine.name", "explorer": "explorer.name", "data": "environment.data"}
@@ -73,7 +83,7 @@ def check_bounds(config: ConfigDict) -> None:
     for name, least in _BOUNDS.items():
         section, _, leaf = name.rpartition(".")
         value = config[section][leaf] if section else config[leaf]
-        if value < least:
+        if value is not None and value < least:
             raise ValueError(f"{name} is {value}; expected at least {least}")
     for name in _TIMES:
         section, _, leaf = name.partition(".")
@@ -95,6 +105,66 @@ def _check_servers(section: ConfigDict) -> None:
         raise ValueError(f"sglang.flags is {section.flags!r}, which is no command line: {error}") from error
 
 
+def _check_validation(config: ConfigDict) -> None:
+    """That whatever a draft is to go through can happen. Raises ValueError."""
+    section = config.validation
+    for name in ("evaluation_similarity", "pool_similarity"):
+        if not 0.0 <= section[name] <= 1.0:
+            raise ValueError(f"validation.{name} is {section[name]}; expected a cosine from 0 (compares nothing) to 1")
+    choose(JUDGES, section.judge, "validation.judge")
+    choose(dict.fromkeys(_ATTEMPTERS), section.attempter, "validation.attempter")
+    asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
+    asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
+    asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
+    if asked and not config.validate:
+        raise ValueError(f"{asked[0]}, but nothing is examined with validate=False; set one of the two back")
+    if asked and not _MINDS & {config.explorer.name, config.initial_explorer or config.explorer.name}:
+        raise ValueError(
+            f"{asked[0]}, but that is for queries that a mind words, and both D_0 and what follows are of the explorer "
+            f"{config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
+            f"{', '.join(sorted(_MINDS))}, or take it back"
+        )
+    if section.attempter != "explorer" and not attempts(config):
+        raise ValueError(
+            f"validation.attempter is {section.attempter!r}, but validation.attempts is {section.attempts}: none is "
+            "made; raise it, or set --config.validation.attempter=explorer"
+        )
+
+
+def _check_explorers(config: ConfigDict) -> None:
+    """That explorers can find anything. Raises ValueError."""
+    section, first = config.explorer, config.initial_explorer or config.explorer.name
+    if section.separator and not section.separator.strip():
+        raise ValueError(
+            f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
+            'the turns of a dialogue alone, or "" where a query has one turn'
+        )
+    # What ends an episode by a call comes after the steps of an exploration.
+    if section.shortest > (longest := section.steps + bool(section.ending)):
+        raise ValueError(
+            f"explorer.shortest is {section.shortest}, but drafts have at most {longest} actions, as explorer.steps is "
+            f"{section.steps}; raise explorer.steps or lower explorer.shortest"
+        )
+    if config.warm_start.split != "initial":
+        return
+    if first == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
+            "set --config.initial_explorer=scripted"
+        )
+    if first in _MINDS and config.validation.attempter == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
+            "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
+            "--config.validation.attempter=explorer"
+        )
+
+
+def attempts(config: ConfigDict) -> int:
+    """At each draft of a mind, on its query alone."""
+    return _ATTEMPTS if config.validation.attempts is None else config.validation.attempts
+
+
 def check(config: ConfigDict) -> None:
     """Settings that only make sense together or within bounds. Raises ValueError."""
     choose(EVOLUTIONS, config.evolve, "evolve")
@@ -110,8 +180,11 @@ def check(config: ConfigDict) -> None:
         raise ValueError("workdir is empty; name a folder for the run")
     if config.sampling.temperature <= 0:
         raise ValueError(f"sampling.temperature is {config.sampling.temperature}; training samples need one above 0")
-    if not 0.0 <= config.fresh_fraction <= 1.0:
-        raise ValueError(f"fresh_fraction is {config.fresh_fraction}; expected a share from 0 to 1")
+    for name in _SHARES:
+        section, _, leaf = name.rpartition(".")
+        share = config[section][leaf] if section else config[leaf]
+        if not 0.0 <= share <= 1.0:  # not a number is neither
+            raise ValueError(f"{name} is {share}; expected a share from 0 to 1")
     if config.staleness not in (0, 1):
         raise ValueError(
             f"staleness is {config.staleness}; expected 0, or 1: episodes are played one step ahead of updates"
@@ -136,16 +209,8 @@ def check(config: ConfigDict) -> None:
             f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
             f"{config.warm_start.batch_size}"
         )
-    for name in ("evaluation_similarity", "pool_similarity"):
-        if not 0.0 <= config.validation[name] <= 1.0:
-            raise ValueError(
-                f"validation.{name} is {config.validation[name]}; expected a cosine from 0 (compares nothing) to 1"
-            )
-    if (config.initial_explorer or config.explorer.name) == "policy" and config.warm_start.split == "initial":
-        raise ValueError(
-            "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
-            "set --config.initial_explorer=scripted"
-        )
+    _check_validation(config)
+    _check_explorers(config)
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(
             "no policy: set --config.model.path to a folder in HF format, or choose a small one from scratch with "
