@@ -132,9 +132,13 @@ def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Itera
         "validation": exchanges.of_task(task),
     }
     for part, found in parts.items():
-        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {len(found)} calls to a model", "bold"))
+        yield Text.assemble(("\n" + "═" * 100 + "\n", "dim"), (f"{part}: {_calls(len(found))}", "bold"))
         for exchange in found:
             yield from _exchange(exchange)
+
+
+def _calls(count: int) -> str:
+    return f"{count} call{'' if count == 1 else 's'} to a model"
 
 
 def _exchange(exchange: Exchange) -> Iterator[Text]:

@@ -45,7 +45,7 @@ CALLS = [
     record("0/1/3/abstract/repair", "ABSTRACT", "runs", "not json", "again", text="\x1b[2Jdrafts\u202e"),
     record("0/1/4/reflect", "REFLECT", "of another expedition"),
     record("0/initial/3/run 0/turn 1", "SYSTEM", "survey of D_0"),
-    record(f"0/1/task {CHILD.id}/attempt 1/turn 1", "SOLVE", "query", text=None, failure="timeout"),
+    record(f"0/1/task {CHILD.id}/attempt 1/turn 1", "SOLVE", "query", text=None, kind="timeout", reason="no\nreply"),
     record(f"0/1/task {CHILD.id}/attempt 0/turn 1", "SOLVE", "query", text="done"),
     record(f"judge/{CHILD.id}", "JUDGE", "query and solution", text='{"consistent": true}'),
     record(f"judge/{REFUSED_ID}", "JUDGE", "of the refused draft", text='{"safe": false}'),
@@ -126,7 +126,7 @@ def test_a_validation_is_found_by_the_task(run: Path) -> None:
         ("attempt 0/turn 1", "done"),
         ("attempt 1/turn 1", None),
     ]
-    assert found[2].facts["failure"] == "timeout"
+    assert found[2].facts["kind"] == "timeout"
     assert [one.messages[1][1] for one in Exchanges(run / "journal.jsonl").of_expedition(0, 3)] == ["survey of D_0"]
 
 
@@ -165,7 +165,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     assert cut == f"{LONG[: texts.TEXT]} … [{len(LONG) - texts.TEXT:,} characters more]"
     assert len(held["texts"]) == len(set(held["texts"]))
     assert [row["text"] is None for row in held["tasks"][CHILD.id]] == [False, False, True]
-    assert "failure timeout" in held["tasks"][CHILD.id][2]["about"]
+    assert "kind timeout · reason no reply" in held["tasks"][CHILD.id][2]["about"]
 
 
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_a_draft_that_became_no_task_can_be_looked_up(run: Path, capsys: pytest.
         "draft      2/2  wipe it all",
         "set aside  destructive",
         "exploration: 7 calls to a model",
-        "validation: 1 calls to a model",
+        "validation: 1 call to a model",
         'received:\n  {"safe": false}',
     ):
         assert line in said, line
@@ -262,7 +262,7 @@ def test_a_run_without_journal_and_expeditions_is_told_as_before(run: Path, caps
     Log(run / "drafts.jsonl").truncate(0)
     Log(run / "drafts.jsonl").append(old)
     assert main([str(run), f"--task={CHILD.id}"]) == 0
-    assert "calls to a model" not in capsys.readouterr().out
+    assert "to a model" not in capsys.readouterr().out
     data = data_of(write_report(run).read_text())
     assert (data["tasks"][0]["expedition"], data["expeditions"]) == ("", {})
     assert data["exchanges"] == {"texts": [], "expeditions": {}, "tasks": {}}

@@ -22,7 +22,8 @@ BINS = 20  # of a histogram of cosines from 0 to 1
 def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
     """SR@k: mean cosine of each row to its k nearest other rows; lower is more diverse.
 
-    SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count.
+    SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count. Of one and
+    the same source it rises with N, as neighbours come closer: sets of about one size compare.
     """
     return within(embeddings, k)[0]
 

@@ -24,7 +24,7 @@ function exchangesOf(task, {exchanges}) {
   if (!texts.length) return null;
   const command = `python -m experiments.report WORKDIR --task=${task.id} prints them in full.`;
   if (!(task.id in tasks)) return h("p", {class: "small faint"}, `The page holds the texts of ${whole(Object.keys(tasks).length)} tasks, evenly spaced, and not of this one; ${command}`);
-  const part = (title, rows) => rows && rows.length > 0 && h("details", {}, h("summary", {}, `${title}: ${whole(rows.length)} calls to a model`), exchangeList(rows, texts));
+  const part = (title, rows) => rows && rows.length > 0 && h("details", {}, h("summary", {}, `${title}: ${whole(rows.length)} call${rows.length === 1 ? "" : "s"} to a model`), exchangeList(rows, texts));
   const found = [part("Exploration", expeditions[task.expedition]), part("Validation", tasks[task.id])].filter(Boolean);
   return [found.length ? found : h("p", {class: "small faint"}, "No call to a model is noted for it."), h("p", {class: "small faint", css: {"margin-top": "8px"}}, `Long texts are cut here; ${command}`)];
 }

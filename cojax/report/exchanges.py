@@ -149,4 +149,4 @@ def about(exchange: Exchange) -> str:
             if value not in (None, "", False) and exchange.settings.get(name) != value
         ),
     )
-    return " · ".join(part for part in parts if part)
+    return " ".join(" · ".join(part for part in parts if part).split())

@@ -17,7 +17,7 @@ function qualityCards(quality) {
   const shares = (counts) => { const all = sum(counts || []); return (counts || []).map((count) => (all ? count / all : null)); };
   const greatest = ["initial", "synthesized"].filter((set) => known(quality.greatest[set])).map((set) => `${SETS[set].name} ${quality.greatest[set].toFixed(2)}`).join(", ");
   return [
-    curve(`Diversity: SR@${quality.k ?? "k"}`, `mean cosine of a query to its ${quality.k ?? "k"} nearest; lower is more diverse (${by}${sampled})`, "sr_at_k", 0, short),
+    curve(`Diversity: SR@${quality.k ?? "k"}`, `mean cosine of a query to its ${quality.k ?? "k"} nearest; lower is more diverse, and a larger set is denser (${by}${sampled})`, "sr_at_k", 0, short),
     curve("Distance to the evaluation tasks: ED_rel", "energy distance between the queries and those evaluated, of the latter's mean pairwise distance; lower is closer", "ed_rel", null, (value) => percent(value, 1)),
     curve("Similarity to the nearest evaluation task", "mean over the tasks", "similarity", 0, short),
     bins ? card("Similarity to the nearest evaluation task, now", `share of the tasks by cosine; greatest: ${greatest}`, chart({x: bins.map((_, index) => (index / bins.length).toFixed(2)), unit: "cosine from", format: percent,
