@@ -93,7 +93,7 @@ def _said(arguments: Mapping[str, Any]) -> Iterator[str]:
             match open_.pop():
                 case Mapping() as inner:
                     keys += map(str, inner)
-                    open_ += reversed(inner.values())
+                    open_ += reversed(list(inner.values()))
                 case list() | tuple() as inner:
                     open_ += reversed(inner)
                 case leaf:
