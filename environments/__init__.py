@@ -17,6 +17,14 @@ def available() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _OTHERS)
 
 
+def reserved(name: str) -> tuple[str, ...]:
+    """The splits of which no task may be learned, whether or not it is evaluated: RESERVED in the environment's file.
+
+    None where it has no such line, as where splits are generated without end.
+    """
+    return tuple(vars(importlib.import_module(f"environments.{name}")).get("RESERVED", ()))
+
+
 def load(name: str, **settings: Any) -> Environment:
     """The environment of that name. Raises ValueError for an unknown one."""
     if name not in available():

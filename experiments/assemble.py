@@ -36,6 +36,8 @@ from experiments import engines, explorers, policies
 from experiments.settings import check, choose, kinds, settings
 
 ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
+# More tasks than any split has that has an end.
+_ALL = 100_000
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
     "scripted": explorers.scripted,
     "llm": explorers.llm,
@@ -255,5 +257,15 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
-    """Tasks that must never be trained on."""
-    return (*made.evaluation, *made.development, *made.challenge)
+    """Tasks that must never be trained on: those that the run evaluates and, where splits have an end, all others of
+    their splits and of those that the environment keeps for evaluations, so that the pool suits any of them.
+
+    Of splits that are generated without end, the desk's, only what the run evaluates.
+    """
+    loaded = (*made.evaluation, *made.development, *made.challenge)
+    splits: tuple[str, ...] = environments.reserved(config.environment.name)
+    if splits:
+        held_out = config.evaluation
+        splits = (*splits, held_out.split, held_out.dev_split, held_out.challenge_split)
+    whole = (task for split in dict.fromkeys(splits) for task in made.environment.tasks(split, _ALL))
+    return tuple({task.id: task for task in (*loaded, *whole)}.values())

@@ -116,8 +116,6 @@ def _check_validation(config: ConfigDict) -> None:
     asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
     asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if asked and not config.validate:
-        raise ValueError(f"{asked[0]}, but nothing is examined with validate=False; set one of the two back")
     if asked and not _MINDS & {config.explorer.name, config.initial_explorer or config.explorer.name}:
         raise ValueError(
             f"{asked[0]}, but that is for queries that a mind words, and both D_0 and what follows are of the explorer "

@@ -37,6 +37,8 @@ SPLITS = roots.SPLITS
 _JUDGED = 25.0
 # What an evaluation of all splits is of.
 EVALUATION = ("test_normal", "test_challenge")
+# Of which nothing may be learned.
+RESERVED = ("dev", *EVALUATION)
 
 
 def make(

@@ -95,8 +95,6 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"validation.judge": "veto"}, "validation.judge is 'veto', but that is for queries that a mind words"),
         ({"validation.attempts": 3}, "validation.attempts is 3, but that is for queries that a mind words"),
         ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but that is for queries that a mind"),
-        ({"explorer.name": "llm", "initial_explorer": "scripted", "validation.judge": "veto", "validate": False},
-         "validation.judge is 'veto', but nothing is examined with validate=False"),
         ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0},
          "validation.attempter is 'policy', but validation.attempts is 0: none is made"),
         ({"validation.judge": "maybe"}, "validation.judge 'maybe' not found; available: off, note, veto"),
@@ -125,7 +123,8 @@ def test_settings_out_of_bounds_are_named(config: ConfigDict, change: dict, mess
          "initial_explorer": "scripted"},
         {"explorer.shortest": 9},
         {"explorer.separator": SEPARATOR},
-        {"validate": False},
+        # The ablation, of whatever is examined.
+        {"explorer.name": "llm", "validation.judge": "veto", "validate": False},
     ],
 )  # fmt: skip
 def test_what_can_happen_may_be_asked_for(config: ConfigDict, change: dict) -> None:
