@@ -52,7 +52,8 @@ def signals(arms: Arms) -> Figure | None:
         for kind in SIGNALS:
             curves = [list(zip(record["curves"]["step"], record["signals"][kind], strict=True)) for record in arms[arm]]
             band(axes, curves, KINDS[kind], kind, _SMOOTH)
-        axes.set(title=titles([arm])[0], xlabel="step", ylabel="signals a step", ylim=(0, None))
+        axes.set_title(titles([arm])[0], fontsize=9)
+        axes.set(xlabel="step", ylabel="signals a step", ylim=(0, None))
     panels[0].legend(fontsize=8, frameon=False)
     return made
 
@@ -60,15 +61,15 @@ def signals(arms: Arms) -> Figure | None:
 def task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; the later added, the darker."""
     made, panels = figure(len(arms), 0.4 + 2.7 * len(arms), 3.2)
-    for axes, (arm, records) in zip(panels, arms.items(), strict=True):
-        tasks = records[0]["tasks"]
-        x, y, step = (np.asarray(tasks[name]) for name in ("x", "y", "step"))
+    placed = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
+              for arm, records in arms.items()}  # fmt: skip
+    limits = [_limits([found[axis] for found in placed.values()]) for axis in (0, 1)]
+    for axes, (arm, (x, y, step)) in zip(panels, placed.items(), strict=True):
         axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
-        later = step > 0
-        axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=records[0]["steps"],
-                     linewidth=0)  # fmt: skip
+        later, last = step > 0, arms[arm][0]["steps"]
+        axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{titles([arm])[0]}\n{len(x)} tasks", fontsize=8)
-        axes.set(xticks=[], yticks=[], aspect="equal")
+        axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
     return made
 
 
@@ -173,6 +174,13 @@ def draw(arms: Arms, folder: Path) -> list[str]:
             part.replace(folder / f"{name}.png")
             drawn.append(name)
     return drawn
+
+
+def _limits(columns: Sequence[np.ndarray]) -> tuple[float, float]:
+    """One scale for all panels."""
+    low, high = (float(end(np.concatenate(columns))) for end in (np.min, np.max))
+    margin = 0.05 * (high - low) or 1.0
+    return low - margin, high + margin
 
 
 def _guided(arms: Arms) -> list[str]:
