@@ -64,6 +64,9 @@ ARMS: Mapping[str, Arm] = {
         "F = 20", {"evolve": "feedback", "evolve_every": 20, "synthesis.contexts": 80, "synthesis.budget": 80}
     ),
     "rest": Arm("ReST: imitates its successes on D_0", {"evolve": "none", "learner.advantage": "success"}),
+    "curriculum": Arm("learnability curriculum on D_0", {"evolve": "none", "curriculum": "learnability"}),
+    "learnability": Arm("feedback + learnability curriculum", {"evolve": "feedback", "curriculum": "learnability"}),
+    "unmastered": Arm("feedback, mastered tasks retired", {"evolve": "feedback", "curriculum": "unmastered"}),
     "confident": Arm("feedback, confident signals", {"evolve": "feedback", "synthesis.select": "confident"}),
 }
 
@@ -110,13 +113,20 @@ TABLES: Mapping[str, Table] = {
     ),
     "adaptive": Table(
         "Other ways to learn from one's own episodes",
-        ("static", "rest", "feedback"),
-        (("rest", "static"), ("feedback", "rest")),
+        ("static", "curriculum", "rest", "feedback"),
+        (("curriculum", "static"), ("rest", "static"), ("feedback", "curriculum"), ("feedback", "rest")),
     ),
-    "selection": Table(
-        "Which signals are followed",
-        ("control", "feedback", "confident"),
-        (("confident", "feedback"), ("confident", "control")),
+    "own": Table(
+        "Arms of our own, against the control and against feedback",
+        ("control", "feedback", "confident", "learnability", "unmastered"),
+        (
+            ("confident", "control"),
+            ("learnability", "control"),
+            ("unmastered", "control"),
+            ("confident", "feedback"),
+            ("learnability", "feedback"),
+            ("unmastered", "feedback"),
+        ),
     ),
 }
 
