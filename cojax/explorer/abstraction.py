@@ -10,16 +10,19 @@ from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
 from cojax.explorer.answers import unfounded, unshown
+from cojax.explorer.fitting import fitted, paired, shortened
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import seed_of, structured
 from cojax.explorer.windows import Ending
-from cojax.explorer.wording import bullets, data, fill, parts, prompt, shortened
+from cojax.explorer.wording import bullets, data, fill, parts, prompt
 from cojax.types import Action, Call, ExplorationContext, Task, TaskDraft, Triplet, normalise
 
 if TYPE_CHECKING:
     from cojax.explorer.llm import LLMExplorer
 
 _LONGEST_QUERY = 4_000
+# Characters of the headings of an action and its result.
+_HEADINGS = 24
 _FIELDS = {
     "answer": '"answer": "", ',
     "later": '"later": [{"query": "a further request", "steps": [3]}], ',
@@ -65,16 +68,20 @@ def abstracted(
     words = parts("abstract")
     conversation = not ending.tool and bool(explorer.separator)
     runs = sorted({step.run for step in actions.values()})
+    quarter = explorer.window // 4
+    offered = shortened(_offered(environment), quarter)
+    purpose, taken = _purpose(task, context, quarter)
     messages = prompt(
         "abstract",
         shortest=str(explorer.shortest),
+        counted=words["counted" if ending.tool else "not_counted"],
         ending=words["ending_turn" if conversation else "ending_tool"],
         data_rule=parts("data")["rule"],
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
-        purpose=_purpose(task, context),
-        opening=data(shortened(_offered(environment), explorer.window // 4)),
+        purpose=purpose,
+        opening=data(offered),
         runs=f"{len(runs)} runs, each from a fresh start",
-        record=_record(actions, explorer.window),
+        record=_record(actions, explorer.window - len(offered) - taken),
         limit=str(limit),
     )
     place = f"{explorer.place}/abstract"
@@ -190,12 +197,16 @@ def _spelled_out(draft: Draft, found: Sequence[Triplet]) -> str:
     return next((f"{name}(" for name in sorted(names) if re.search(rf"(?<!\w){re.escape(name)}\s*\(", said)), "")
 
 
-def _purpose(task: Task, context: ExplorationContext | None) -> str:
+def _purpose(task: Task, context: ExplorationContext | None, room: int) -> tuple[str, int]:
+    """What the tasks are for, and how many of its characters are untrusted: at most `room`."""
     words = parts("abstract")
     if context is None:
-        return words["unguided"]
-    focus = data(", ".join(context.focus_patterns) or "all of it")
-    return fill(words["guided"], task=data(task.query), focus=focus, objectives=data(bullets(context.objectives)))
+        return words["unguided"], 0
+    # The task comes last, as what is last gives way last.
+    texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", task.query]
+    objectives, focus, query = (text or "" for text in fitted(texts, room))
+    told = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
+    return told, len(objectives) + len(focus) + len(query)
 
 
 def _offered(environment: Environment) -> str:
@@ -204,16 +215,14 @@ def _offered(environment: Environment) -> str:
     return "\n".join(f"{function['name']}: {function.get('description', '')}" for function in functions)
 
 
-def _record(actions: Mapping[int, Triplet], window: int) -> str:
-    """The actions that worked, by run, in full as far as the window goes; failed ones leave a gap in the numbers."""
+def _record(actions: Mapping[int, Triplet], room: int) -> str:
+    """The actions that worked, by run, in full as far as there is room; failed ones, and the first where there is too
+    little room, leave a gap in the numbers."""
     worked = {number: step for number, step in actions.items() if step.observation.ok}
-    share = window // max(1, len(worked))
-    blocks: list[str] = []
-    for run in sorted({step.run for step in worked.values()}):
-        lines = [
-            f"[{number}] {shortened(signature(step.action), share)}\n    → {shortened(step.observation.text, share)}"
-            for number, step in worked.items()
-            if step.run == run
-        ]
-        blocks.append(f"Run {run}:\n{data(chr(10).join(lines))}")
-    return "\n\n".join(blocks)
+    texts = [(signature(step.action), step.observation.text) for step in worked.values()]
+    shown = paired(texts, room, _HEADINGS)
+    numbers = list(worked)[len(texts) - len(shown) :]
+    lines: dict[int, list[str]] = {}
+    for number, (action, result) in zip(numbers, shown, strict=True):
+        lines.setdefault(worked[number].run, []).append(f"[{number}] {action}\n    → {result}")
+    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(told))}" for run, told in sorted(lines.items()))

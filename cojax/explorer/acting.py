@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pydantic import AliasChoices, BaseModel, Field
 
 from cojax.environment import EnvironmentFailure, Episode, ask
+from cojax.explorer.fitting import fitted, paired, shortened
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
 from cojax.explorer.wording import bullets, data, fill, parts
@@ -26,7 +27,10 @@ _INSISTS = 2
 # Seconds that an environment may take to say what it offers. A mind may think longer than that, so that whoever watches
 # the episode would not notice in time.
 _PATIENCE = 60.0
-_LEFT_OUT = "[left out here to save room]"
+# The parts of the window that the first words of an episode, and actions that would work, may take.
+_OPENING, _HINTS = 3, 6
+# Characters of an action that would work.
+_HINT = 300
 
 
 class Move(BaseModel):
@@ -40,8 +44,9 @@ class Move(BaseModel):
 @dataclasses.dataclass(frozen=True)
 class Brief:
     """What an actor is told: `open` words the first two messages around how to act, what the episode says and some
-    actions that would work, `next` what comes after an action. `window` is how many characters of conversation it is
-    shown at most, `hints` how many actions that would work."""
+    actions that would work, `next` what comes after an action. `window` is how many characters it is shown at most
+    besides our own words, the tools' documentation and the newest exchange; `open` itself takes `told` of them. `hints`
+    is how many actions that would work it is shown at most."""
 
     open: Callable[[str, str, str], tuple[Message, Message]]
     next: str
@@ -50,6 +55,7 @@ class Brief:
     window: int
     avoided: tuple[str, ...] = ()
     hints: int = 0
+    told: int = 0
 
 
 class MindActor:
@@ -63,46 +69,56 @@ class MindActor:
         self.mind, self.brief, self.purse, self.seed, self.place = mind, brief, purse, seed, place
         self.avoided = {_sameness(line) for line in brief.avoided}
         self.head: tuple[Message, ...] = ()
-        self.tail: list[tuple[Message, Message]] = []  # what it did, what came back
-        self.done: Message | None = None
+        self.tail: list[tuple[str, str]] = []  # what it did, what came back
+        self.done: str | None = None
+        self.room = brief.window
         self.speaks = False
         self.turns = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        said = data("\n".join(message.content for message in messages))
+        said = "\n".join(message.content for message in messages)
         if not self.head:
-            tools = within(_PATIENCE, episode.tools)
-            self.speaks = not tools
-            # Where actions are text, calls that would work are not how they are written.
-            count = 0 if self.speaks else self.brief.hints
-            hints = hints_of(episode, count, self.seed) if count else ""
-            self.head = self.brief.open(how_to_act(tools, self.brief.ending), said, hints)
+            self.head = self._opened(episode, said)
         elif self.done is not None:
-            left = str(self.brief.steps - self.turns)
-            self.tail.append((self.done, Message("user", fill(self.brief.next, observation=said, left=left))))
+            self.tail.append((self.done, said))
         action = self._chosen()
         self.turns += 1
         return Turn(action)
+
+    def _opened(self, episode: Episode, said: str) -> tuple[Message, ...]:
+        """The first two messages. What they show takes from the room that is left to the conversation."""
+        tools = within(_PATIENCE, episode.tools)
+        self.speaks = not tools
+        # Where actions are text, calls that would work are not how they are written.
+        count = 0 if self.speaks else self.brief.hints
+        hints = hints_of(episode, count, self.seed) if count else []
+        fits = [hint for hint in fitted(hints[::-1], self.brief.window // _HINTS, 3) if hint is not None]
+        opening = shortened(said, self.brief.window // _OPENING)
+        works = bullets(fits[::-1]) if fits else ""
+        self.room = self.brief.window - self.brief.told - len(opening) - len(works)
+        acting = how_to_act(tools, self.brief.ending)
+        return self.brief.open(acting, data(opening) if opening.strip() else "", data(works) if works else "")
 
     def _chosen(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
         more: tuple[Message, ...] = ()
         for insists in range(_INSISTS + 1):
             place = f"{self.place}/turn {self.turns + 1}" + f"/again {insists}" * bool(insists)
-            action, self.done = self._asked((*self._conversation(), *more), place, (*self.seed, self.turns, insists))
+            action, done = self._asked((*self._conversation(), *more), place, (*self.seed, self.turns, insists))
             if _sameness(signature(action)) not in self.avoided:
+                self.done = done
                 return action
-            more = (*more, self.done, Message("user", parts("explore")["refused"]))
+            more = (*more, Message("assistant", done), Message("user", parts("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
 
-    def _asked(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, Message]:
+    def _asked(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
         """The action of one reply, and how the mind put it."""
         if self.speaks:
             text = self._written(messages, place, seed)
-            return Action(text), Message("assistant", text)
+            return Action(text), text
         move = structured(self.mind, messages, Move, purse=self.purse, seed=seed_of(*seed), place=place)
         calls = (Call(move.tool, move.arguments),) if move.tool else ()
-        return Action(calls=calls), Message("assistant", json.dumps(move.model_dump(), ensure_ascii=False))
+        return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
 
     def _written(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
         """An action in free text: one that is empty or cut off may be written again, once."""
@@ -119,15 +135,19 @@ class MindActor:
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     def _conversation(self) -> tuple[Message, ...]:
-        """All that was said; where it grows too long, the oldest results are left out, never the actions."""
-        room = self.brief.window - sum(len(message.content) for message in self.head)
-        shown: list[Message] = []
-        for done, came in reversed(self.tail):
-            room -= len(done.content) + len(came.content)
-            # The newest result is always shown in full: the next action rests on it.
-            fits = room >= 0 or not shown
-            shown += [came if fits else Message("user", _LEFT_OUT), done]
-        return (*self.head, *reversed(shown))
+        """All that was said. Where that is too long, the newest exchange is in full all the same, as the next action
+        rests on it; of the others long texts are cut, and the oldest left out."""
+        shown = [*paired(self.tail[:-1], self.room), *self.tail[-1:]]
+        head = self.head
+        if missing := len(self.tail) - len(shown):
+            note = fill(parts("act")["left_out"], count=str(missing))
+            head = (*head[:-1], Message(head[-1].role, f"{head[-1].content}\n\n{note}"))
+        told: list[Message] = []
+        for number, (done, came) in enumerate(shown, start=missing + 1):
+            left = str(self.brief.steps - number)
+            told.append(Message("assistant", done))
+            told.append(Message("user", fill(self.brief.next, observation=data(came), left=left)))
+        return (*head, *told)
 
 
 def _sameness(line: str) -> tuple[str, ...]:
@@ -153,7 +173,7 @@ def within(seconds: float, call: Callable[[], _T]) -> _T:
         raise EnvironmentFailure(f"what it offers was not said within {seconds:g} s{ADVICE}") from None
 
 
-def hints_of(episode: Episode, count: int, seed: tuple) -> str:
+def hints_of(episode: Episode, count: int, seed: tuple) -> list[str]:
     """At most `count` of the actions that would work now, as many tools among them as can be."""
     rng = random.Random(repr(("hints", seed)))
     by_tool: dict[str, list[Action]] = {}
@@ -161,14 +181,14 @@ def hints_of(episode: Episode, count: int, seed: tuple) -> str:
         if action.calls:
             by_tool.setdefault(action.calls[0].name, []).append(action)
     tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
-    return data(bullets([signature(rng.choice(by_tool[tool])) for tool in tools])) if tools else ""
+    return [shortened(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
 
 
 def how_to_act(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
     """How actions are written: as calls of these tools or, where there are none, as the environment says."""
     words = parts("act")
     if not tools:
-        return words["text"]
+        return fill(words["text"], ending=f" {fill(words['ending_text'], tool=ending)}" if ending else "")
     end = f" {fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
     documented = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
     return fill(words["tools"], tools=documented, ending=end)

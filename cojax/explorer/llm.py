@@ -19,10 +19,11 @@ from cojax.environment import Environment
 from cojax.explorer import Exploration, Explorer
 from cojax.explorer.abstraction import abstracted
 from cojax.explorer.acting import Brief, MindActor
+from cojax.explorer.fitting import fitted, paired, shortened
 from cojax.explorer.guidance import context_of, signature
 from cojax.explorer.mind import Mind, Purse, seed_of, structured
 from cojax.explorer.windows import documented
-from cojax.explorer.wording import bullets, data, fill, parts, prompt, shortened, version
+from cojax.explorer.wording import bullets, data, fill, parts, prompt, version
 from cojax.replay import Play
 from cojax.types import ExplorationContext, Message, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -32,6 +33,10 @@ _LINE, _LINES = 600, 8
 _POPULAR = 10
 # Actions that would work, shown to an explorer before its first one: some environments list nothing.
 _HINTS = 16
+# Actions known to fail that a prompt names, and the characters of one: all of them are refused.
+_REMINDERS, _REMINDER = 20, 200
+# Characters of the headings of an action and its result, and of what says how many are left out.
+_HEADINGS, _NOTE = 48, 60
 
 
 class Reflection(BaseModel):
@@ -52,9 +57,10 @@ class LLMExplorer:
     `ending` is the tool that ends an episode, "" where an action without calls ends it or the user's turn; `separator`
     stands between the user's turns of a query, "" where a query has one. A draft has at least `shortest` actions (3 in
     the paper), a call that ends the episode counted, handing back to the user not. `window` is how many characters a
-    prompt holds at most, but for the tools' documentation and the newest result. `width` expeditions go at once. An
-    attempt on a query alone takes
-    `attempt_turns` actions at most. `name` is kind, model and version of the prompts, as a task's lineage has it.
+    prompt shows at most of what others wrote, and of the mind's own actions; our own words, the tools' documentation
+    where they are offered, the newest exchange of a conversation, and what a repair repeats come on top. `width`
+    expeditions go at once. An attempt on a query alone takes `attempt_turns` actions at most. `name` is kind, model
+    and version of the prompts, as a task's lineage has it.
     """
 
     mind: Mind
@@ -99,16 +105,21 @@ class LLMExplorer:
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
         """Raises ChatFailure. What failed in the trajectory is on the list of what not to repeat in any case."""
         known = context_of(trajectory, kind, signal, self.ending)
-        reason = parts("reflect")[kind] + (f" Evidence: {signal.evidence}" if signal else "")
+        words, sixth = parts("reflect"), self.window // 6
+        evidence = shortened(signal.evidence, sixth) if signal else ""
         checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
         verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
+        verdict = shortened(f"{verdict}\n{checks}".strip(), sixth)
+        query = shortened(trajectory.task.query, sixth)
+        room = self.window - len(evidence) - len(verdict) - len(query)
         messages = prompt(
             "reflect",
             data_rule=parts("data")["rule"],
-            reason=reason,
-            task=data(trajectory.task.query),
-            verdict=data(f"{verdict}\n{checks}".strip()),
-            record=data(self._record(trajectory)),
+            reason=words[kind],
+            evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}" if evidence else "",
+            task=data(query),
+            verdict=data(verdict),
+            record=data(_record(trajectory, room)),
         )
         place = f"{self.place}/reflect"
         told = structured(self.mind, messages, Reflection, purse=self.budget(), seed=seed_of(place), place=place)
@@ -198,40 +209,63 @@ class LLMExplorer:
             # No tool is popular where weights say nothing: uniform over tools.
             known = sorted(weights or {}, key=lambda tool: -(weights or {})[tool])[:_POPULAR]
             popular = f"Users mostly want: {', '.join(known)}." if known else "Every function is of equal interest."
-            guidance, told = "Purpose: a survey.", fill(words["unguided"], popular=popular)
+            guidance, told, shown = "Purpose: a survey.", fill(words["unguided"], popular=popular), 0
         else:
-            real = documented(environment)
-            focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
-            guidance = words[context.kind]
-            told = fill(
-                words["guided"],
-                task=data(task.query),
-                summary=data(context.summary),
-                failure_cause=data(context.failure_cause or "nothing"),
-                instability_pattern=data(context.instability_pattern or "nothing known"),
-                focus=data(", ".join(focus) or "all of it"),
-                objectives=data(bullets(context.objectives)),
-                do_not_repeat=data(bullets(context.do_not_repeat)),
-            )
+            known_of = self._known(environment, task, context)
+            guidance, shown = words[context.kind], sum(map(len, known_of.values()))
+            told = fill(words["guided"], **{name: data(text) for name, text in known_of.items()})
 
         def open(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
             steps, rule = str(self.steps), parts("data")["rule"]
             system = fill(words["system"], guidance=guidance, steps=steps, acting=acting, data_rule=rule)
-            shown = f"\n{fill(words['hints'], actions=hints)}\n" if hints else ""
-            user = fill(words["user"], brief=told, opening=opening, hints=shown)
-            return Message("system", system), Message("user", user)
+            said = fill(words["opening"], opening=opening) if opening else words["silent"]
+            works = f"\n{fill(words['hints'], actions=hints)}\n" if hints else ""
+            return Message("system", system), Message(
+                "user", fill(words["user"], brief=told, opening=said, hints=works)
+            )
 
         avoided = context.do_not_repeat if context else ()
-        return Brief(open, words["next"], self.steps, self.ending, self.window, avoided, _HINTS)
+        return Brief(open, words["next"], self.steps, self.ending, self.window, avoided, _HINTS, shown)
 
-    def _record(self, trajectory: Trajectory) -> str:
-        """The actions and what came back, in full as far as the window goes, alike for all beyond."""
-        share = self.window // max(1, len(trajectory.turns))
-        return "\n\n".join(
-            f"Action {place}: {shortened(signature(turn.action) or '(nothing)', share)}\n"
-            f"Result ({'worked' if turn.observation.ok else 'failed'}): {shortened(turn.observation.text, share)}"
-            for place, turn in enumerate(trajectory.turns, start=1)
-        )
+    def _known(self, environment: Environment, task: Task, context: ExplorationContext) -> dict[str, str]:
+        """What the guided prompt tells of a context, in a third of the window."""
+        real = documented(environment)
+        focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
+        # The last ones give way last.
+        texts = {
+            "do_not_repeat": bullets(_reminders(context.do_not_repeat, focus)),
+            "instability_pattern": context.instability_pattern or "nothing known",
+            "summary": context.summary,
+            "failure_cause": context.failure_cause or "nothing",
+            "focus": ", ".join(focus) or "all of it",
+            "objectives": bullets(context.objectives),
+            "task": task.query,
+        }
+        told = fitted(list(texts.values()), self.window // 3)
+        return {
+            name: "(left out)"[: self.window // 3] if text is None else text
+            for name, text in zip(texts, told, strict=True)
+        }
+
+
+def _record(trajectory: Trajectory, room: int) -> str:
+    """The actions and what came back, in full as far as there is room; where there is too little, the newest."""
+    turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
+    shown = paired(turns, room - _NOTE, _HEADINGS)
+    first = len(turns) - len(shown)
+    blocks = [f"[the first {first} actions are left out]"] if first else []
+    for place, (action, result) in enumerate(shown, start=first):
+        how = "worked" if trajectory.turns[place].observation.ok else "failed"
+        blocks.append(f"Action {place + 1}: {action}\nResult ({how}): {result}")
+    return "\n\n".join(blocks)
+
+
+def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
+    """Of actions that are known to fail those that a prompt names: about the focus first, and the newest first."""
+    newest = [shortened(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
+    newest.sort(key=lambda line: line.partition("(")[0] not in focus)
+    more = len(newest) - _REMINDERS
+    return [*newest[:_REMINDERS], *([f"(and {more} more)"] if more > 0 else [])]
 
 
 def _path(seed: tuple) -> str:

@@ -49,8 +49,3 @@ def data(text: str) -> str:
 
 def bullets(lines: tuple[str, ...] | list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines) or "- (nothing)"
-
-
-def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of the text, and how many are left out."""
-    return text if len(text) <= limit else f"{text[:limit]}\n[{len(text) - limit} characters left out]"

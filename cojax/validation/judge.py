@@ -6,9 +6,10 @@ import dataclasses
 
 from pydantic import BaseModel
 
+from cojax.explorer.fitting import shortened
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
-from cojax.explorer.wording import bullets, data, parts, prompt, shortened
+from cojax.explorer.wording import bullets, data, parts, prompt
 from cojax.types import Task, TaskDraft
 
 
