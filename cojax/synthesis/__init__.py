@@ -46,7 +46,8 @@ def synthesize(
 
     Raises Interrupted soon after `stop` turns true.
     """
-    harvest = Harvest(explorer.name, step, budget, kin)
+    # An evolution that is not brought to its end leaves nothing in the kin of the pool.
+    harvest = Harvest(explorer.name, step, budget, Kin(0.0) if kin is None else kin.beside())
     if isinstance(explorer, Metered):
         explorer.begin(seed)
 
@@ -55,7 +56,7 @@ def synthesize(
 
     numbered = enumerate(_unbroken(expeditions, harvest.counts))
     while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, harvest.left)))):
-        wave = Wave(environment, validate, taken, kin, min(per_context, harvest.left))
+        wave = Wave(environment, validate, taken, harvest.kin, min(per_context, harvest.left))
         for outing in wave.outings(explorer, chosen, seed, stop):
             harvest.take(outing)
     return harvest.gathered(explorer.figures() if isinstance(explorer, Metered) else {})

@@ -62,12 +62,13 @@ class Synthesis:
 
 @dataclasses.dataclass
 class Harvest:
-    """What was found so far, of at most `budget` tasks. No outing is under way while it changes."""
+    """What was found so far, of at most `budget` tasks; `kin` learns the wording of each. No outing is under way while
+    it changes."""
 
     explorer: str
     step: int
     budget: int
-    kin: Kin | None
+    kin: Kin
     tasks: dict[str, Task] = dataclasses.field(default_factory=dict)
     drafts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     expeditions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -98,8 +99,7 @@ class Harvest:
                 about = lineage(expedition, draft, verdict, self.explorer, self.step)
                 task = dataclasses.replace(task, origin=expedition.origin, lineage=about)
                 self.tasks[task.id] = task
-                if self.kin is not None:
-                    self.kin.add(task)
+                self.kin.add(task)
             self.drafts.append(draft_record(expedition, draft, verdict, task, self.step, outing.number))
         counts["failures"] += sum(isinstance(error, EnvironmentFailure) for error in outing.errors)
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in outing.errors)
@@ -116,4 +116,4 @@ class Harvest:
             return f"duplicate of task {task.id}"
         if self.left <= 0:
             return f"one too many: the {self.budget} tasks wanted were found before it"
-        return self.kin.why(task) if self.kin is not None else ""
+        return self.kin.why(task)

@@ -25,6 +25,8 @@ Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict,
 
 # Seconds between two looks at whether to stop.
 _POLL = 0.05
+# Seconds for what is told to stop.
+_GRACE = 1.0
 _NOTHING = Exploration()
 
 
@@ -51,7 +53,7 @@ class Wave:
     environment: Environment
     validate: Validate
     taken: Callable[[str], bool]
-    kin: Kin | None
+    kin: Kin
     wanted: int
 
     def outings(
@@ -61,13 +63,13 @@ class Wave:
         not every one is accepted.
 
         Raises Interrupted soon after `stop` turns true; what is under way then ends at its next action or model call,
-        and is not waited for.
+        and is not waited for longer than a moment.
         """
         places = [(*seed, number) for number, _ in expeditions]
         with contextlib.ExitStack() as under_way:
             team = under_way.enter_context(_team(explorer, places))
-            under_way.enter_context(_closing(explorer))
             results: list[Future[Outing]] = []
+            under_way.enter_context(_closing(explorer, results))
             for member, (number, expedition), place in zip(team, expeditions, places, strict=True):
                 work = functools.partial(self._made, member, number, expedition, place, stop)
                 results.append(under_way.enter_context(beside(f"outing {number}", work)))
@@ -104,6 +106,7 @@ class Wave:
     ) -> Iterator[tuple[TaskDraft, Verdict, Task | None]]:
         """The drafts with their verdicts. What is worded like another task is not run."""
         own: dict[str, Task] = {}
+        kin = self.kin.beside()
 
         def taken(id: str) -> bool:
             return id in own or self.taken(id)
@@ -111,21 +114,23 @@ class Wave:
         for draft in drafts:
             if over():
                 raise Interrupted
-            verdict, task = self._alike(draft, taken, tuple(own.values())), None
+            verdict, task = _alike(draft, taken, kin), None
             if verdict is None:
                 verdict, task = self.validate(draft, taken, explorer)
             if task is not None:
                 own[task.id] = task
+                kin.add(task)
             yield draft, verdict, task
             if len(own) == self.wanted:
                 return
 
-    def _alike(self, draft: TaskDraft, taken: Callable[[str], bool], own: Sequence[Task]) -> Verdict | None:
-        if self.kin is None or draft.objections:
-            return None
-        task = Task(draft.environment, draft.query, draft.setup, draft.solution)
-        reason = "" if taken(task.id) else self.kin.why(task, own)
-        return Verdict("discarded", (reason,)) if reason else None
+
+def _alike(draft: TaskDraft, taken: Callable[[str], bool], kin: Kin) -> Verdict | None:
+    if draft.objections:
+        return None
+    task = Task(draft.environment, draft.query, draft.setup, draft.solution)
+    reason = "" if taken(task.id) else kin.why(task)
+    return Verdict("discarded", (reason,)) if reason else None
 
 
 def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
@@ -136,13 +141,14 @@ def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractCon
 
 
 @contextlib.contextmanager
-def _closing(explorer: Explorer) -> Iterator[None]:
-    """Where the block is left early, nothing more is paid for what is still under way."""
+def _closing(explorer: Explorer, outings: Sequence[Future[Outing]]) -> Iterator[None]:
+    """Where the block is left early, nothing more is paid for what is still under way; it has a moment to end."""
     try:
         yield
     except BaseException:
         if isinstance(explorer, Metered):
             explorer.budget().close()
+        wait(outings, _GRACE)
         raise
 
 

@@ -46,8 +46,9 @@ class Kin:
     `threshold` is the cosine above which two queries on one setup count as the same; 0 compares nothing.
     """
 
-    def __init__(self, threshold: float):
-        self.threshold = threshold
+    def __init__(self, threshold: float, elder: Kin | None = None):
+        """What `elder` knows, this one knows as well."""
+        self.threshold, self.elder = threshold, elder
         self._queries: dict[str, dict[str, str]] = {}  # setup → task id → query
         self._seen = 0
 
@@ -63,13 +64,13 @@ class Kin:
         if self.threshold:
             self._queries.setdefault(_where(task), {})[task.id] = normalise(task.query)
 
-    def why(self, task: Task, others: Iterable[Task] = ()) -> str:
-        """Which task is worded alike, `others` among them, in one line; empty where none is."""
-        if not self.threshold:
-            return ""
-        where = _where(task)
-        beside = {other.id: normalise(other.query) for other in others if _where(other) == where}
-        known = [*self._queries.get(where, {}).items(), *beside.items()]
+    def beside(self) -> Kin:
+        """Another one that knows what this one knows, and learns for itself alone."""
+        return Kin(self.threshold, self)
+
+    def why(self, task: Task) -> str:
+        """Which task is worded alike, in one line; empty where none is."""
+        known = self._known(_where(task)) if self.threshold else []
         if not known:
             return ""
         cosines = _cosines(normalise(task.query), [query for _, query in known])
@@ -77,6 +78,11 @@ class Kin:
         if cosines[best] <= self.threshold:
             return ""
         return f"near duplicate of task {known[best][0]}: similarity {cosines[best]:.2f}, above {self.threshold:g}"
+
+    def _known(self, where: str) -> list[tuple[str, str]]:
+        """Ids and queries of the tasks on this setup."""
+        older = self.elder._known(where) if self.elder is not None else []
+        return [*older, *self._queries.get(where, {}).items()]
 
 
 def paragraphs(text: str) -> list[str]:
