@@ -97,6 +97,8 @@ def finish(
         record = {**record, "tasks": len(state.pool), **told(evolution)}
     with loop.clock("evaluation"):
         record = {**record, **({"dev": score} if (score := loop.score(state.step)) else {})}
+        if "evolution" in record and (quality := loop.quality(state.pool)):
+            record["evolution"] = {**record["evolution"], "quality": quality}
     observe(dict(record))
     state = dataclasses.replace(state, record=None)
     if state.step % loop.checkpoint_every == 0 or state.step == loop.steps or aside or stop():

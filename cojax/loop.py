@@ -48,6 +48,8 @@ class Loop:
     drawn from the newest tasks (0 is the paper), the others by `curriculum`, an entry of `curriculum.CURRICULA`, from
     what the detector `visits` remembers; None draws all alike (the paper).
 
+    `quality` is what the record of an evolution says of the pool after it.
+
     `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
     groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
     `evolve_beside`, an evolution runs while the next step trains, and its tasks come one step later; at the last step,
@@ -83,6 +85,7 @@ class Loop:
     select: Select = even
     kin: Kin = dataclasses.field(default_factory=lambda: Kin(0.0))
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
+    quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 
     def __post_init__(self) -> None:
         if self.staleness not in (0, 1):

@@ -33,6 +33,7 @@ from cojax.types import Group, Task
 from cojax.validation import Validation
 from cojax.validation.similarity import Kin
 from experiments import engines, explorers, policies
+from experiments.quality import quality
 from experiments.settings import check, choose, kinds, settings
 
 ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
@@ -239,6 +240,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         limits=made.limits,
         clock=clock,
         score=score,
+        quality=quality(config, made.evaluation),
         seed=config.seed,
         steps=config.steps,
         batch_size=config.batch_size,

@@ -254,6 +254,7 @@ def summarise(
             for status in ("accepted", "retained", "discarded")
         },
         "added": added,
+        "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},

@@ -150,6 +150,11 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     assert summary["tasks_final"] == len(lines(reference / "tasks.jsonl")) > 12
     assert summary["outcomes"].keys() <= {"finished", "truncated"}
     assert summary["logprob_mismatch"] < 1e-4
+    last = [record["evolution"] for record in lines(reference / "metrics.jsonl") if "evolution" in record][-1]
+    assert summary["quality"] == last["quality"]
+    assert last["quality"]["tasks"] == summary["tasks_final"]
+    assert last["quality"]["initial"]["tasks"] == 12
+    assert last["quality"].keys() >= {"sr_at_k", "ed_rel", "max_similarity", "turns", "synthesized"}
     assert (reference / "report.html").stat().st_size > 10_000
 
 
