@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
+from cojax.environment import EngineError
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.scripted import ScriptedExplorer
@@ -164,7 +165,13 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     own = assemble.explorer(config, made, journal=Journal())
     assert isinstance(own, LLMExplorer)
     assert own.name.startswith("policy:self@")
-    assert assemble.validation(config, made, own).attempts is not None
+    attempts = assemble.validation(config, made, own).attempts
+    assert attempts is not None
+    with attempts.attempters(own, made.evaluation[0], 1) as (act,):
+        own.budget().close()
+        # The policy costs nothing, but no attempt outlasts its evolution.
+        with pytest.raises(EngineError, match="the evolution is over"):
+            act(made.environment.start(made.evaluation[0]), ())
     assert isinstance(assemble.explorer(config, made, "scripted"), ScriptedExplorer)
     for wrong in ({"attempter": "nobody"}, {"judge": "maybe"}):
         config.validation.update(wrong)
