@@ -80,7 +80,7 @@ def abstracted(
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
         opening=data(offered),
-        runs=f"{len(runs)} runs, each from a fresh start",
+        runs=str(len(runs)),
         record=_record(actions, explorer.window - len(offered) - taken),
         limit=str(limit),
     )

@@ -116,7 +116,7 @@ class LLMExplorer:
             "reflect",
             data_rule=parts("data")["rule"],
             reason=words[kind],
-            evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}" if evidence else "",
+            evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}\n" if evidence else "",
             task=data(query),
             verdict=data(verdict),
             record=data(_record(trajectory, room)),
