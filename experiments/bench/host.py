@@ -14,7 +14,7 @@ from cojax.policy.transformer import initialize
 from cojax.replay import follow
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
-from cojax.signals import SIGNALS, apply, detect, init
+from cojax.signals import SIGNALS, Detector, apply, detect, init
 from cojax.types import Action, Call, Group, Observation, Task, Trajectory, Turn
 from experiments.bench import machine
 from experiments.bench.results import Row, timed
@@ -28,7 +28,7 @@ def signals(*, trajectories: Sequence[int] = (10_000, 30_000, 100_000), repeats:
         steps = _groups(count)
 
         def run(steps: Sequence[list[Group]] = steps) -> None:
-            detectors = {kind: detector() for kind, detector in SIGNALS.items()}
+            detectors: dict[str, Detector] = {kind: detector() for kind, detector in SIGNALS.items()}
             memory = init(detectors)
             for groups in steps:
                 changes, _ = detect(detectors, memory, groups)
