@@ -55,5 +55,6 @@ def test_doing_nothing_goes_through_all_turns_of_a_dialogue() -> None:
     make = [Action(calls=(Call("touch", {"file_name": name}),)) for name in ("plans", "notes")]
     verdict = examined(bfcl, place, "", query, make[0], END, make[1], END)
     assert verdict.status == "accepted", verdict
-    assert sum(line.startswith("negative control: fails") for line in verdict.evidence) == 2
+    # Handing back to the user between the two is one of the three.
+    assert sum(line.startswith("negative control: fails") for line in verdict.evidence) == 3
     assert examined(bfcl, place, "", query, END, END).evidence[-1].startswith("no effect")
