@@ -81,7 +81,7 @@ def parts(config: ConfigDict) -> Parts:
         mesh,
         engine,
         Limits(**settings(config.limits)),
-        environment.tasks(held_out.split, held_out.tasks),
+        environment.tasks(held_out.split, held_out.tasks, held_out.seed),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
         environment.tasks(held_out.challenge_split, held_out.challenge_tasks),
     )

@@ -207,6 +207,7 @@ def get_config() -> ConfigDict:
         {
             "split": "eval",
             "tasks": 1000,
+            "seed": 0,  # of a split that is generated, the desk's: which tasks
             "temperature": 0.0,
             "dev_split": "dev",
             "dev_tasks": 200,

@@ -172,7 +172,8 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[
         held_out.dev_split: held_out.dev_tasks,
         held_out.split: held_out.tasks,
     }
-    tasks = environment.tasks(split, counts.get(split, held_out.tasks))
+    seed = held_out.seed if split == held_out.split else 0
+    tasks = environment.tasks(split, counts.get(split, held_out.tasks), seed)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
     return tuple({task.id: task for task in tasks}.values())

@@ -216,7 +216,8 @@ def _held_out(config: ConfigDict, environment: Environment) -> Exclusions:
 
     What is part of a task may be part of another: both are the benchmark's.
     """
-    return Exclusions.of(environment.tasks(config.evaluation.split, config.evaluation.tasks), words=0)
+    held_out = config.evaluation
+    return Exclusions.of(environment.tasks(held_out.split, held_out.tasks, held_out.seed), words=0)
 
 
 def _train(
