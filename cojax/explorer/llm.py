@@ -37,6 +37,7 @@ _HINTS = 16
 _REMINDERS, _REMINDER = 20, 200
 # Characters of the headings of an action and its result, and of what says how many are left out.
 _HEADINGS, _NOTE = 48, 60
+_GIVEN_UP = "(left out)"
 
 
 class Reflection(BaseModel):
@@ -241,11 +242,8 @@ class LLMExplorer:
             "objectives": bullets(context.objectives),
             "task": task.query,
         }
-        told = fitted(list(texts.values()), self.window // 3)
-        return {
-            name: "(left out)"[: self.window // 3] if text is None else text
-            for name, text in zip(texts, told, strict=True)
-        }
+        told = fitted(list(texts.values()), self.window // 3 - len(texts) * len(_GIVEN_UP))
+        return {name: _GIVEN_UP if text is None else text for name, text in zip(texts, told, strict=True)}
 
 
 def _record(trajectory: Trajectory, room: int) -> str:
