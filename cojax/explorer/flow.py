@@ -67,7 +67,11 @@ class Flow:
         self.asks = self.shows = False
         self.visits = self.depth = self.under = 0
         self.returns: list[list[tuple[Value, bool]]] = []
-        self.outer: list[set[str]] = [set()]  # names that a function declares to be global
+        # Names that a function declares to be global, and to be of the function around it.
+        self.outer: list[set[str]] = [set()]
+        self.around: list[set[str]] = [set()]
+        self.active: list[ast.AST] = []  # functions that are being gone through
+        self.left: dict[str, Value] = {}  # the names of the last one
 
     def through(self, tree: ast.Module) -> tuple[list[Answer], list[str], bool]:
         """The answers that a block gives, the constants that it prints, and whether it may show anything else.
@@ -132,6 +136,8 @@ class Flow:
                     self._name((alias.asname or alias.name).partition(".")[0], NEITHER)
             case ast.Global():
                 self.outer[-1].update(node.names)
+            case ast.Nonlocal():
+                self.around[-1].update(node.names)
             case ast.ClassDef():
                 self._name(node.name, NEITHER)
             case ast.Match():
@@ -222,7 +228,10 @@ class Flow:
                 frame[name] = how(frame[name], value) if name in frame else value
 
     def _name(self, name: str, value: Value) -> None:
-        self.frames[0 if name in self.outer[-1] else -1][name] = value
+        frame = self.frames[0 if name in self.outer[-1] else -1]
+        if name in self.around[-1]:
+            frame = next((around for around in reversed(self.frames[:-1]) if name in around), frame)
+        frame[name] = value
 
     def _store(self, target: ast.expr, value: Value) -> None:
         self._visit()
@@ -321,6 +330,8 @@ class Flow:
         return total(one, other) if isinstance(op, ast.Add) else made(one, other)
 
     def _boolean(self, values: Sequence[Value], any_of: bool) -> Value:
+        if not any_of and not values[-1].rests and not scalar(values[0]):
+            return values[-1]  # what a condition lets through, as it was written
         if not all(map(scalar, values)):
             return made(*values)
         found = values[0]
@@ -368,6 +379,7 @@ class Flow:
     def _comprehended(self, generators: Sequence[ast.comprehension], *kept: ast.expr) -> Value:
         self.frames.append({})
         self.outer.append(set())
+        self.around.append(set())
         try:
             parts: list[Value] = []
             for generator in generators:
@@ -378,6 +390,7 @@ class Flow:
         finally:
             self.frames.pop()
             self.outer.pop()
+            self.around.pop()
 
     # Calls.
 
@@ -407,7 +420,9 @@ class Flow:
             self._asked(called.path, positional, named, rest, node)
             return WORKED
         if isinstance(called.function, _FUNCTIONS):
-            return self._inside(called, positional, named, rest)
+            result = self._inside(called, positional, named, rest)
+            self._filled(called.function.args, node.args)
+            return result
         if isinstance(node.func, ast.Attribute):
             return self._method(node.func, positional, every)
         return made(called, *every)
@@ -475,6 +490,8 @@ class Flow:
     ) -> Value:
         """What a function of the code's own returns for these arguments."""
         node, arguments = called.function, called.function.args
+        if self.active.count(node) > 1:
+            return self._recurred(node, [*given, *named.values(), *rest])
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         every = [*names, *(argument.arg for argument in arguments.kwonlyargs)]
         missing = made(*rest)
@@ -487,6 +504,8 @@ class Flow:
         before = self.frames, self.under, self.depth
         self.frames, self.under, self.depth = [*(called.frames or []), frame], 0, self.depth + _CALL_DEPTH
         self.outer.append(set())
+        self.around.append(set())
+        self.active.append(node)
         self.returns.append([])
         self._visit()
         if isinstance(node, ast.Lambda):
@@ -495,6 +514,9 @@ class Flow:
             self.body(node.body)
         found = self.returns.pop()
         self.outer.pop()
+        self.around.pop()
+        self.active.pop()
+        self.left = frame
         self.frames, self.under, self.depth = before
         if not found:
             return NONE
@@ -502,3 +524,21 @@ class Flow:
         for value, _ in found[1:]:
             result = either(result, value, chosen)
         return result
+
+    def _recurred(self, node: ast.AST, given: Sequence[Value]) -> Value:
+        """What a function that calls itself returns in the end. Raises Unclear for one that may end the episode."""
+        for inner in ast.walk(node):
+            self._visit()
+            match inner:
+                case ast.Attribute(attr=name) | ast.Name(id=name) | ast.Constant(value=name) if name == self.ending:
+                    raise Unclear("a function that calls itself ends the episode")
+        return made(*given)
+
+    def _filled(self, arguments: ast.arguments, given: Sequence[ast.expr]) -> None:
+        """Containers that a function was given and has put worked-out things into."""
+        left = self.left
+        for argument, node in zip((*arguments.posonlyargs, *arguments.args), given, strict=False):
+            if isinstance(node, ast.Name) and argument.arg in left and left[argument.arg].rests:
+                known = self._named(node.id)
+                if not (scalar(known) or known.rests or known.path):
+                    self._changed(node, WORKED)

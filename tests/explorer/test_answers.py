@@ -81,6 +81,20 @@ WRITTEN = [
     f"{END}(answer='Ann');print('Ann')",
     f"print(apis.x.y())\nprint('Ann')\n{END}(answer='Ann')",
     f"{END}(answer='')",
+    f"{END}(answer=r and 'Ann')",
+    f"{END}(answer=None or 'Ann')",
+    "def o():\n    x = r\n    def i():\n        nonlocal x\n        x = 'Ann'\n    i()\n    return x\n"
+    f"{END}(answer=o())",
+    f"def f():\n    global r\n    r = 'Ann'\nf()\n{END}(answer=r)",
+    f"def f(x):\n    x = apis.a.b()\na = 'Ann'\nf(a)\n{END}(answer=a)",
+    f"def f(x, n):\n    if n == 0:\n        {END}(answer=x)\n    f('Ann', n - 1)\nf(r, 9)",
+    f"class A:\n    name = 'Ann'\n{END}(answer=A.name)",
+    f"match 1:\n    case 1:\n        x = 'Ann'\n{END}(answer=x)",
+    f"import base64\n{END}(answer=base64.b64decode('QW5u').decode())",
+    f"def g():\n    yield 'Ann'\n{END}(answer=next(g()))",
+    f"d = {{}}\nd.update(answer='Ann')\n{END}(**d)",
+    f"{END}.__call__(answer='Ann')",
+    f"{END}(answer=len(r))\n{END}(answer='Ann')",
 ]
 
 
@@ -134,6 +148,13 @@ FOUNDED = [
     f"if r:\n    {END}(answer=r[0]['artist'])\nelse:\n    {END}()",
     f"(first, *others) = r\n{END}(answer=len(others))",
     f"if (top := max(r, key=lambda s: s['plays'])):\n    {END}(answer=top['artist'])",
+    f"def walk(n):\n    return [] if not n else [n] + walk(n['child'])\n{END}(answer=len(walk(r[0])))",
+    f"def collect(out):\n    for s in apis.a.b():\n        out.append(s)\nx = []\ncollect(x)\n{END}(answer=len(x))",
+    f"page = 0\nsongs = []\ndone = False\nwhile not done:\n    got = apis.a.b(page_index=page)\n    songs += got\n"
+    f"    page += 1\n    done = len(got) == 0\n{END}(answer=', '.join(s['t'] for s in songs))",
+    "from collections import defaultdict\nd = defaultdict(int)\nfor s in r:\n    d[s['a']] += 1\n"
+    f"{END}(answer=sorted(d.items(), key=lambda t: -t[1])[0][0])",
+    f"{END}(answer=f'{{sum(s[1] for s in r):.2f}}')",
     f"x = None\nif x is None:\n    x = apis.a.b()\n{END}(answer=x)",
 ]
 
