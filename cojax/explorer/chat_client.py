@@ -33,6 +33,8 @@ _IN_A_ROW = 8
 _OPTIONAL = {"seed": ("seed",), "response_format": ("response_format", "json_schema", "schema", "grammar", "guided")}
 # Refusals in a row that do not say what they are about, after which an optional part is believed to be unknown.
 _REPEATED = 2
+# After so many completions without such a part one request has it again, after several times as many the next one.
+_AGAIN, _RARER = 16, 4
 # What a failure says of its call: the same call would fail again. The other kinds say something of the moment.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
 # A shorter key is a placeholder, and may be a common word.
@@ -110,7 +112,9 @@ class ChatClient:
             self._in_a_row = 0
             self._over: ChatFailure | None = None
             self._under_way.clear()
-            self._unknown: set[str] = set()  # optional parts that this endpoint turned out not to know
+            # Optional parts that this endpoint turned out not to know → completions before one is sent again.
+            self._unknown: dict[str, int] = {}
+            self._patience: dict[str, int] = {}
             self._doubts: collections.Counter[str] = collections.Counter()
             self._evolution = evolution
             # Records up to here are of earlier processes; failures up to there came before the evolution was given up.
@@ -239,7 +243,7 @@ class ChatClient:
             purse.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
-            sent = _without(body, self._unknown | dropped.keys())
+            sent = _without(body, self._left_out() | dropped.keys())
             try:
                 found = self._attempt(sent, purse, worst)
             except Refused as refusal:
@@ -261,11 +265,22 @@ class ChatClient:
             for part, named in dropped.items():
                 self._doubts[part] += _REPEATED if named else 1
                 if self._doubts[part] >= _REPEATED:
-                    self._unknown.add(part)
+                    self._patience[part] = self._patience.get(part, _AGAIN // _RARER) * _RARER
+                    self._unknown[part] = self._patience[part]
             for part in _OPTIONAL:
                 if part in sent:
                     self._doubts[part] = 0
-                    self._unknown.discard(part)
+                    self._unknown.pop(part, None)
+                elif part in self._unknown and part not in dropped:
+                    self._unknown[part] -= 1
+
+    def _left_out(self) -> set[str]:
+        """The parts that a request goes without; one is tried again when its time has come."""
+        with self._guard:
+            due = {part for part, left in self._unknown.items() if left <= 0}
+            # Others wait for what comes of it.
+            self._unknown.update(dict.fromkeys(due, _AGAIN))
+            return self._unknown.keys() - due
 
     def _attempt(self, sent: dict[str, Any], purse: Purse, worst: int) -> Completion:
         """One request. Raises Refused; one that was lost on the way is paid as if it had been answered in full."""

@@ -2,10 +2,12 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import email.utils
 import gzip
 import json
 import logging
+import socket
 import threading
 import time
 
@@ -125,6 +127,25 @@ def test_what_does_not_pass_is_a_failure_of_its_kind_and_never_content(answer, k
         assert list(mind.journal.read()) == []
 
 
+def test_a_reply_whose_head_never_ends_is_given_up() -> None:
+    over = threading.Event()
+
+    def dribble(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.sendall(b"HTTP/1.1 200 OK\r\nX-Filler: ")
+            while not over.wait(0.05):
+                peer.sendall(b"x")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=dribble, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        mind = ChatClient(ChatSettings(url, "m", timeout=0.4, attempts=1, max_tokens=50))
+        began = time.monotonic()
+        assert failure(mind).kind == "timeout"
+        assert time.monotonic() - began < 2
+        over.set()
+
+
 def test_nobody_listens() -> None:
     with serving(in_turn(Answer())) as server:
         pass
@@ -208,6 +229,29 @@ def test_refusals_that_say_nothing_are_believed_once_they_come_again_and_doubted
         # Another evolution finds out anew.
         structured(mind, HELLO, Word, purse=mind.begin("0/2"), seed=7, place="p")
         assert "response_format" in server.bodies[9]
+
+
+def test_what_was_left_out_is_tried_again_ever_more_rarely() -> None:
+    knows = threading.Event()
+
+    def script(body, server):
+        refuses = "response_format" in body and not knows.is_set()
+        return Answer("response_format is not known", status=400) if refuses else says({"word": "hi"})
+
+    def tried(server: ChatServer) -> list[int]:
+        return [place for place, body in enumerate(server.bodies) if "response_format" in body]
+
+    with serving(script) as server:
+        mind = client(server)
+        purse = mind.begin()
+        for seed in range(60):
+            structured(mind, HELLO, Word, purse=purse, seed=seed, place="p")
+        assert tried(server) == [0, 18]
+        knows.set()
+        for seed in range(60, 120):
+            structured(mind, HELLO, Word, purse=purse, seed=seed, place="p")
+        # From where it is taken it is sent with every request.
+        assert tried(server)[2:] == list(range(84, server.requests))
 
 
 def test_a_part_that_is_taken_after_all_is_sent_again() -> None:
