@@ -157,6 +157,9 @@ def _told(score: Score, by: Mapping[str, float], tasks: Mapping[str, float]) -> 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
     """Step 0: D_0, which `found` gives, and the first checkpoint."""
     directory.begin()
+    with loop.clock("sync"):
+        # An explorer may ask the policy, whose engine rests since the rehearsal.
+        loop.engine.load(loop.learner.weights(learned, 0))
     with loop.clock("feedback"):
         initial = found()
         directory.add_evolution(initial)
