@@ -83,9 +83,9 @@ def test_what_proves_nothing_is_discarded(validation: Validation, solution: tupl
 
 def test_one_control_is_drawn_by_the_draft(validation: Validation) -> None:
     one = dataclasses.replace(validation, controls=1)
-    verdict, _ = one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)
-    assert sum(line.startswith("negative control") for line in verdict.evidence) == 1
-    assert one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER) == (verdict, one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)[1])
+    found = one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)
+    assert sum(line.startswith("negative control") for line in found[0].evidence) == 1
+    assert one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER) == found
 
 
 def test_a_failing_run_that_earns_reward_is_retained_and_makes_no_task() -> None:
