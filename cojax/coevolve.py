@@ -10,6 +10,7 @@ from typing import Any
 
 from cojax import signals as signs
 from cojax.loop import Loop, State
+from cojax.metrics import plain
 from cojax.overlap import beside
 from cojax.rollout.collect import collect, count_outcomes
 from cojax.run_directory import RunDirectory
@@ -81,7 +82,8 @@ def finish(
 ) -> State:
     """The end of a step: its evolution, where there is one that nothing runs beside, its record and its checkpoint.
 
-    An evolution that is stopped is left, and begun again when the run goes on.
+    An evolution that is stopped is left, and begun again when the run goes on; the record then knows the seconds that
+    the step took before.
     """
     evolves = due(loop, state)
     aside = evolves and loop.evolve_beside and state.step < loop.steps
@@ -90,11 +92,11 @@ def finish(
             with loop.clock("feedback"):
                 evolution = prepared(loop, state, directory)(stop)
         except Interrupted:
-            state = dataclasses.replace(state, record=record)
+            state = dataclasses.replace(state, record=plain({**record, "seconds": loop.clock.lap()}))
             save(loop, state, directory)
             return state
         state = grown(loop, state, evolution, directory)
-        record = {**record, "tasks": len(state.pool), **told(evolution)}
+        record = {**record, "tasks": len(state.pool), **told(evolution, state.step)}
     with loop.clock("evaluation"):
         record = {**record, **({"dev": score} if (score := loop.score(state.step)) else {})}
         if "evolution" in record and (quality := loop.quality(state.pool)):
@@ -273,15 +275,16 @@ def describe(
         **figures,
     }
     for evolution in evolutions:
-        record |= told(evolution)
+        record |= told(evolution, state.evolved)
     return record
 
 
-def told(evolution: Synthesis) -> dict[str, Any]:
-    """What the record of a step says of an evolution."""
+def told(evolution: Synthesis, step: int) -> dict[str, Any]:
+    """What the record of a step says of an evolution, which looked at what was seen up to `step`."""
     origins = [task.origin for task in evolution.tasks]
     return {
         "evolution": {
+            "step": step,
             **evolution.counts,
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": evolution.figures} if evolution.figures else {}),

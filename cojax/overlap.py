@@ -1,14 +1,17 @@
-"""Work beside a block: on a thread of its own, waited for when the block is left."""
+"""Work beside a block: on a thread of its own, whose result is asked for before the block is left."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
 _T = TypeVar("_T")
+_BEGUN: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @contextlib.contextmanager
@@ -26,8 +29,21 @@ def beside(name: str, work: Callable[[Callable[[], bool]], _T]) -> Iterator[Futu
         except BaseException as error:
             found.set_exception(error)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    _BEGUN.add(thread)
+    thread.start()
     try:
         yield found
     finally:
         unwanted.set()
+
+
+def settle(seconds: float) -> bool:
+    """Waits, for at most so long, until no work is under way that was begun here; whether that is so.
+
+    What nobody waits for any more may still be in the middle of a call that is paid for: this lets it note the reply.
+    """
+    deadline = time.monotonic() + seconds
+    for thread in list(_BEGUN):
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not any(thread.is_alive() for thread in _BEGUN)

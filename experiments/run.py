@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 
 from cojax import signals as signs
 from cojax.checkpoint import CheckpointError
-from cojax.coevolve import coevolve, save
+from cojax.coevolve import coevolve, save, told
 from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.evaluate import Score
@@ -38,6 +38,7 @@ from cojax.learner.step import Learner
 from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.loop import Loop, State
 from cojax.metrics import Clock, Metrics, Wandb
+from cojax.overlap import settle
 from cojax.pool import TaskPool
 from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
@@ -122,6 +123,8 @@ def run(config: ConfigDict) -> int:
         state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
+            # A model's call under way is paid for: its reply goes into the journal.
+            settle(config.llm.timeout)
             return _stopped(stop, config, state.step)
         with clock("evaluation"):
             final, by, tasks = assemble.held_out_score(config, made, "evaluation")
@@ -163,6 +166,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
     with loop.clock("feedback"):
         initial = found()
         directory.add_evolution(initial)
+        write_json(directory.folder / "initial.json", told(initial, 0)["evolution"])
     state = State(0, learned, TaskPool.of(initial.tasks), signs.init(loop.detectors))
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
@@ -205,7 +209,8 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
     loop.clock.lap()
 
     def observe(record: dict[str, Any]) -> None:
-        record["seconds"] = loop.clock.lap()
+        before, lap = record.get("seconds", {}), loop.clock.lap()
+        record["seconds"] = {part: before.get(part, 0.0) + lap.get(part, 0.0) for part in {**before, **lap}}
         spent.append(record["seconds"]["total"])
         with loop.clock("checkpoint"):
             metrics.write(record)
@@ -257,12 +262,19 @@ def summarise(
             for status in ("accepted", "retained", "discarded")
         },
         "added": added,
+        "initial": _initial(directory),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
         "logprob_mismatch": mismatch / trained if trained else 0.0,
     }
+
+
+def _initial(directory: RunDirectory) -> dict[str, Any]:
+    """What finding D_0 came to: counts, and what it cost where a model explored."""
+    path = directory.folder / "initial.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _sum(counts: Any) -> dict[str, int]:

@@ -92,6 +92,10 @@ def check_bounds(config: ConfigDict) -> None:
     _check_servers(config.sglang)
 
 
+# Settings that are addresses of servers.
+_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router")
+
+
 def _check_servers(section: ConfigDict) -> None:
     """What servers are launched with. Raises ValueError."""
     if section.port > (last := _LAST_PORT - section.servers + 1):
@@ -174,6 +178,11 @@ def check(config: ConfigDict) -> None:
     )
     kinds(config)
     check_bounds(config)
+    for name in _ADDRESSES:
+        section, _, leaf = name.partition(".")
+        if any("@" in address or "?" in address for address in str(config[section][leaf]).split(",")):
+            # Whether it is used or not: the configuration is written down, shown and sent on.
+            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     if config.sampling.temperature <= 0:

@@ -1,6 +1,7 @@
 """Evolutions beside the step that follows, and evolutions that are told to stop."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from cojax.coevolve import coevolve, save
 from cojax.explorer import Exploration
 from cojax.loop import Loop, State
 from cojax.metrics import Clock
+from cojax.overlap import beside, settle
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.collect import Limits
@@ -122,6 +124,11 @@ class Run:
         logs = self.directory.logs
         return [list(logs[name].read()) for name in ("metrics", "tasks", "drafts", "expeditions")]
 
+    def untimed(self) -> list[list]:
+        return [
+            [{key: value for key, value in line.items() if key != "seconds"} for line in log] for log in self.left()
+        ]
+
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_an_evolution_that_is_stopped_is_left_and_the_run_goes_on_to_the_same_end(beside, tmp_path):
@@ -143,7 +150,7 @@ def test_an_evolution_that_is_stopped_is_left_and_the_run_goes_on_to_the_same_en
         first.directory._lock.close()
         again = Run(folder, beside)
         assert again.go().step == STEPS
-        assert again.left() == straight.left(), met
+        assert again.untimed() == straight.untimed(), met
         again.directory._lock.close()
 
 
@@ -161,6 +168,7 @@ def test_an_evolution_beside_runs_while_the_next_step_trains(tmp_path):
     # That of step 2 comes with step 3, that of step 4 with step 5; no step follows the sixth, which ends with its own.
     assert [record["step"] for record in records if "evolution" in record] == [3, 5, 6]
     assert [record["tasks"] for record in records] == [2, 2, 4, 4, 6, 8]
+    assert [record["evolution"]["step"] for record in records if "evolution" in record] == [2, 4, 6]
     assert [task["lineage"]["step"] for task in run.left()[1][2:]] == [2, 2, 4, 4, 6, 6]
 
 
@@ -170,3 +178,30 @@ def test_an_evolution_that_fails_beside_ends_the_step(tmp_path):
 
     with pytest.raises(KeyError):
         Run(tmp_path, True, exploring).go()
+
+
+def test_what_is_under_way_is_waited_for_but_not_for_ever():
+    free = threading.Event()
+    with beside("stalled", lambda unwanted: free.wait(10)):
+        pass
+    began = time.monotonic()
+    assert not settle(0.1)
+    assert time.monotonic() - began < 5
+    free.set()
+    assert settle(10)
+
+
+def test_a_step_stopped_in_its_evolution_keeps_the_seconds_it_took(tmp_path):
+    stopped = threading.Event()
+    first = Run(tmp_path, False, stopped.set)
+    state = first.go(stopped.is_set)
+    assert (state.step, state.evolved) == (2, 0)
+    assert state.record is not None
+    assert state.record["seconds"]["total"] > 0
+    first.directory._lock.close()
+    again = Run(tmp_path, False)
+    again.go()
+    records = again.left()[0]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert records[1]["seconds"] == state.record["seconds"]
+    assert records[1]["evolution"]["step"] == 2

@@ -43,21 +43,31 @@ def evolutions(run: Run) -> list[Json]:
     records: list[Json] = []
     detected: Counter[str] = Counter()
     for row in run.metrics:
-        detected.update(row.get("signals", {}))
-        if "evolution" in row:
-            added = row["evolution"]["added"]
+        evolution = row.get("evolution")
+        # One that ran beside this step has not seen its signals.
+        beside = evolution is not None and evolved(row) < row["step"]
+        if not beside:
+            detected.update(row.get("signals", {}))
+        if evolution is not None:
             records.append(
                 {
-                    "step": row["step"],
+                    "step": evolved(row),
                     "signals": dict(detected),
-                    "verdicts": _verdicts(row["evolution"]),
-                    "added": added,
+                    "verdicts": _verdicts(evolution),
+                    "added": evolution["added"],
                 }
             )
             detected.clear()
+        if beside:
+            detected.update(row.get("signals", {}))
     if detected:  # not explored, or not yet
         records.append({"step": run.metrics[-1]["step"], "signals": dict(detected), "open": True})
     return records
+
+
+def evolved(row: Json) -> int:
+    """Up to which step the evolution that a row tells of had seen signals."""
+    return row["evolution"].get("step", row["step"])
 
 
 def pool(run: Run) -> Json:

@@ -40,7 +40,7 @@ def record_of(job: Job, place: Path) -> Record:
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(place / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
     environment = environments.load(config["config"]["environment"]["name"])
-    targets = environment.tasks(evaluation["split"], evaluation["tasks"])
+    targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     return {
         "arm": job.arm,
         "seed": job.seed,

@@ -26,7 +26,7 @@ COMMON: Settings = {
     "batch_size": 16,
     "optimizer.decay_steps": 80,
     "engine.lanes": 1,
-    # Not the tasks that the README's results were evaluated on: nobody has looked at these.
+    # Another draw than the one that the README's results were evaluated on: nobody has looked at it.
     "evaluation.seed": 2026,
     "evaluation.tasks": 500,
     "evaluation.dev_tasks": 200,
