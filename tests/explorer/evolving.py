@@ -1,7 +1,8 @@
 """One evolution of a small desk by a scripted model, over real HTTP."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from chat_server import ChatServer, Script, serving
@@ -15,7 +16,7 @@ from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.replay import follow
 from cojax.synthesis import EVOLUTIONS, Expedition, Quarry, Synthesis, synthesize
-from cojax.types import Signal, Task, Verdict
+from cojax.types import Signal, Task, Trajectory, Verdict
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.similarity import Kin
 
@@ -27,6 +28,7 @@ SIGNALS = [
     Signal(kind, PARENT.id, "3-x-0", f"{kind} here", ("files_move",))  # type: ignore[arg-type]
     for kind in ("boundary", "forgetting", "rare")
 ]
+ACTING = MappingProxyType({"steps": len(TOUR)})
 
 
 @dataclasses.dataclass
@@ -50,8 +52,11 @@ def evolve(
     *,
     signals: list[Signal] = SIGNALS[:1],
     environment: Any = OFFICE,
+    episode: Trajectory = EPISODE,
+    acting: Mapping[str, Any] = ACTING,
     runs: int = 2,
     attempts: int = 1,
+    controls: int | None = None,
     judge: bool | None = None,
     exclusions: Exclusions = Exclusions(),  # noqa: B008
     budget: int = 20,
@@ -63,20 +68,22 @@ def evolve(
     expeditions: list[Expedition] | None = None,
     **settings: Any,
 ) -> Evolved:
+    """`signals` are of `episode`, `acting` is how the explorer acts there, and `settings` are those of the client."""
     journal = journal or Journal()
     with serving(script) as server:
         mind = ChatClient(
             ChatSettings(server.url, "m", **{"timeout": 5.0, "attempts": 2, "max_tokens": 200, **settings}), journal
         )
-        explorer = LLMExplorer(mind, runs=runs, steps=len(TOUR), width=width, attempt_turns=6)
+        explorer = LLMExplorer(mind, runs=runs, width=width, attempt_turns=6, **acting)
         validate = Validation(
             environment,
             exclusions,
+            controls,
             attempts=Attempts(LLMExplorer.attempters, attempts, 6) if attempts else None,
             judge=None if judge is None else Judge(mind, judge),
             safe=True,
         )
-        quarry = Quarry(environment, explorer, signals, ["3-x-0"], lambda id: EPISODE, OFFICE.popularity(), 8, (0, 9))
+        quarry = Quarry(environment, explorer, signals, ["3-x-0"], lambda id: episode, OFFICE.popularity(), 8, (0, 9))
         result = synthesize(
             EVOLUTIONS["feedback"](quarry) if expeditions is None else expeditions,
             environment,

@@ -20,7 +20,7 @@ import httpx
 import pytest
 from chat_server import Answer, ChatServer, asked, says, serving, soon
 from evolving import EPISODE, OFFICE, PARENT, SIGNALS
-from models import model, move, stage, told, turn, wanderer
+from models import move, stage, told, turn, wanderer
 
 import environments
 from cojax.environment import Environment
@@ -219,71 +219,6 @@ def spelled(body: dict[str, Any], words: str) -> dict[str, Any]:
     pairs = dict(part.split("=", 1) for part in inside.split(", ") if "=" in part)
     return move(tool, {name: json.loads(text) if text.lstrip("-").replace(".", "").isdigit() else text
                        for name, text in pairs.items()})  # fmt: skip
-
-
-def test_bfcl_functions_that_are_withheld_fail_and_make_no_task() -> None:
-    bfcl = environments.load("bfcl")
-    parent = next(task for task in bfcl.tasks("miss_func", 200) if task.setup.get("withheld"))
-    (hidden, *_) = next(iter(parent.setup["withheld"].values()))
-    place = dataclasses.replace(parent, query="", solution=())
-    draft = {"query": "Please do what only the withheld function can do, twice over", "steps": [1, 2]}
-    script = model([draft], [(hidden, {})])
-    result, server = explored(bfcl, script, [Expedition(place, "uniform")], Exclusions(), ending="", separator=NEXT)
-    assert result.tasks == ()
-    assert f'"name": "{hidden}"' not in asked(server.bodies[0])
-    assert all(run["ok"] == 0 for run in result.expeditions[0]["runs"])
-
-
-LOGIN = (
-    "accounts = apis.supervisor.show_account_passwords()\n"
-    'password = [a["password"] for a in accounts if a["account_name"] == "simple_note"][0]\n'
-    'email = apis.supervisor.show_profile()["email"]\n'
-    'token = apis.simple_note.login(username=email, password=password)["access_token"]\nprint("logged in")'
-)
-CODE = [
-    'print(apis.supervisor.show_profile()["first_name"])',
-    LOGIN,
-    "print(apis.simple_note.no_such_api())",
-    'print(apis.simple_note.create_note(title="Groceries 12", content="oat milk", access_token=token)["message"])',
-    "apis.supervisor.complete_task()",
-]
-
-
-def test_appworld_is_explored_in_code() -> None:
-    world = environments.load("appworld", data="tiny", skills=False)
-    blocks = [f"Next:\n```python\n{code}\n```" for code in CODE]
-    query = "Write a note titled 'Groceries 12' that says 'oat milk'."
-    drafts = [
-        {"query": query, "steps": [2, 4, 5]},
-        {"query": f"{query} ", "steps": [2, 4]},
-        {"query": "Log in to my notes", "steps": [1, 2, 5]},
-        {"query": "Call something that is not there", "steps": [2, 3, 5]},
-        {"query": "Note it without logging in", "steps": [1, 4, 5]},
-    ]
-
-    def script(body: dict[str, Any], server: ChatServer) -> Answer:
-        match stage(body):
-            case "explore":
-                return Answer(blocks[turn(body)])
-            case "abstract":
-                return says({"drafts": drafts})
-        solution = [blocks[1], blocks[3], blocks[4]]
-        return Answer(solution[min(turn(body), 2)] if "Groceries 12" in told(body) else blocks[4])
-
-    (place,) = fresh_places(world, "seed", 1, (1,))
-    trips = [Expedition(place, "uniform")]
-    result, server = explored(world, script, trips, Exclusions(), ending="supervisor.complete_task")
-    assert [task.query for task in result.tasks] == [query], str((result.drafts, result.expeditions))
-    assert [action.text for action in result.tasks[0].solution] == [blocks[1], blocks[3], blocks[4]]
-    assert result.expeditions[0]["runs"][0] == {"run": 0, "actions": 5, "ok": 4}
-    reasons = [record["verdict"]["evidence"] for record in result.drafts]
-    assert len(reasons) == 4  # the same words twice are one draft
-    assert "no effect" in reasons[1][-1]
-    assert "did not succeed" in " ".join(reasons[2])
-    assert "run fails: action 2" in " ".join(reasons[3])
-    explored_by = next(body for body in server.bodies if stage(body) == "explore")
-    assert "You act by writing" in asked(explored_by)
-    world.close()
 
 
 @pytest.fixture(scope="module")
