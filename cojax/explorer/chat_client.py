@@ -5,51 +5,42 @@ The key comes from the environment variable OPENAI_API_KEY alone, and is struck 
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import openai
-
+from cojax.explorer.capabilities import Capabilities, without
 from cojax.explorer.journal import Journal, failed, finished, key_of, spoken
 from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply, check_limits
 from cojax.explorer.tally import Tally
-from cojax.explorer.transport import Completion, Refused, completion, most_tokens, post
+from cojax.explorer.transport import Completion, Refused, completion, connect, most_tokens, post, struck
 from cojax.types import Message
 
 # Seconds between attempts, doubled each time up to the longest; an endpoint that asks for more patience is given up.
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # Seconds between two looks at a purse, while others hold all the room.
 _LOOK_EVERY = 0.05
-# So many calls failed one after another: the endpoint is down, and no other is tried in this evolution.
-_IN_A_ROW = 8
-# Optional parts of a request, and the words by which an endpoint says that it does not know them.
-_OPTIONAL = {"seed": ("seed",), "response_format": ("response_format", "json_schema", "schema", "grammar", "guided")}
-# Refusals in a row that do not say what they are about, after which an optional part is believed to be unknown.
-_REPEATED = 2
-# After so many completions without such a part one request has it again, after several times as many the next one.
-_AGAIN, _RARER = 16, 4
+# So many calls failed one after another, for so many seconds: the endpoint is down, and no other is tried in this
+# evolution. Few in a row may be the fault of what they ask; many may go at once, and fail by one moment's trouble.
+_IN_A_ROW, _DOWN = 8, 60.0
 # What a failure says of its call: the same call would fail again. The other kinds say something of the moment.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
-# A shorter key is a placeholder, and may be a common word.
-_SECRET = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatSettings:
     """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
 
-    `timeout` bounds one request and `deadline` an evolution, in seconds; a reply takes at most `attempts` requests and
-    has at most `max_tokens` tokens; `concurrency` requests go at once. An evolution spends at most
-    `max_tokens_per_evolution`, prompts included, and `max_requests_per_evolution`: a request that could exceed them is
-    not sent. `price_in` and `price_out` are per million tokens, in any currency. Raises ValueError for settings that
-    cannot work.
+    `timeout` bounds one request and `deadline` an evolution, in seconds; a reply takes at most `attempts` requests,
+    besides those refused for an optional part that the endpoint does not know, and has at most `max_tokens` tokens;
+    `concurrency` requests go at once. An evolution spends at most `max_tokens_per_evolution`, prompts included, and
+    `max_requests_per_evolution`: a request that could exceed them is not sent. `price_in` and `price_out` are per
+    million tokens, in any currency. Raises ValueError for settings that cannot work.
     """
 
     base_url: str
@@ -88,18 +79,19 @@ class ChatClient:
     its evolution: gone through once more, because the run was killed, the evolution pays for it again what it cost then
     and has it fail again, so that it comes to the same end. But it is made again, on top of what it cost, where its
     failure says nothing of it (the key was wrong, or time or budget were up) or where the evolution was given up
-    afterwards: the endpoint was down, or `reopen` was called. Another evolution knows nothing of it.
+    afterwards: the endpoint was down, or `reopen` was called. Another evolution knows nothing of it. `clock` tells
+    seconds, by which an endpoint is down for long.
     """
 
-    def __init__(self, settings: ChatSettings, journal: Journal | None = None):
+    def __init__(
+        self, settings: ChatSettings, journal: Journal | None = None, clock: Callable[[], float] = time.monotonic
+    ):
         self.settings, self.journal = settings, journal or Journal()
         self.name = settings.model
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
-        self._api = openai.OpenAI(
-            api_key=self._key or "none", base_url=settings.base_url, timeout=settings.timeout, max_retries=0
-        )
+        self._api, self._clock = connect(settings.base_url, self._key), clock
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
         self._tally = Tally()
@@ -109,13 +101,11 @@ class ChatClient:
     def _reset(self, evolution: str) -> None:
         self._tally.reset()
         with self._guard:
-            self._in_a_row = 0
+            # Calls that failed since the last completion, and when the first of them did.
+            self._in_a_row, self._since = 0, 0.0
             self._over: ChatFailure | None = None
             self._under_way.clear()
-            # Optional parts that this endpoint turned out not to know → completions before one is sent again.
-            self._unknown: dict[str, int] = {}
-            self._patience: dict[str, int] = {}
-            self._doubts: collections.Counter[str] = collections.Counter()
+            self._capabilities = Capabilities()
             self._evolution = evolution
             # Records up to here are of earlier processes; failures up to there came before the evolution was given up.
             self._begun, self._given_up = self.journal.length, self.journal.number(self._end)
@@ -243,44 +233,21 @@ class ChatClient:
             purse.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
-            sent = _without(body, self._left_out() | dropped.keys())
+            sent = without(body, self._capabilities.unknown() | dropped.keys())
             try:
                 found = self._attempt(sent, purse, worst)
             except Refused as refusal:
-                blamed, named = _blamed(refusal, sent) if refusal.status in (400, 422) else ("", False)
+                blamed, named = self._capabilities.blamed(refusal, sent)
                 if blamed:
                     dropped[blamed] = named
                     continue
                 attempt += 1
                 self._bear(refusal, attempt, purse)
                 continue
-            self._believe(dropped, sent)
+            with self._guard:
+                self._in_a_row = 0
+            self._capabilities.learn(dropped, sent)
             return found, sent
-
-    def _believe(self, dropped: Mapping[str, bool], sent: Mapping[str, Any]) -> None:
-        """After a completion: the endpoint does not know a part whose refusal named it, or that was refused several
-        times in a row, when the same request went through without; it knows those that were sent."""
-        with self._guard:
-            self._in_a_row = 0
-            for part, named in dropped.items():
-                self._doubts[part] += _REPEATED if named else 1
-                if self._doubts[part] >= _REPEATED:
-                    self._patience[part] = self._patience.get(part, _AGAIN // _RARER) * _RARER
-                    self._unknown[part] = self._patience[part]
-            for part in _OPTIONAL:
-                if part in sent:
-                    self._doubts[part] = 0
-                    self._unknown.pop(part, None)
-                elif part in self._unknown and part not in dropped:
-                    self._unknown[part] -= 1
-
-    def _left_out(self) -> set[str]:
-        """The parts that a request goes without; one is tried again when its time has come."""
-        with self._guard:
-            due = {part for part, left in self._unknown.items() if left <= 0}
-            # Others wait for what comes of it.
-            self._unknown.update(dict.fromkeys(due, _AGAIN))
-            return self._unknown.keys() - due
 
     def _attempt(self, sent: dict[str, Any], purse: Purse, worst: int) -> Completion:
         """One request. Raises Refused; one that was lost on the way is paid as if it had been answered in full."""
@@ -289,17 +256,16 @@ class ChatClient:
             self._tally.count(requests=1)
             purse.pay(0, 1)
             content = post(self._api, sent, min(self.settings.timeout, max(0.001, purse.seconds)))
-            found = completion(self._struck(content.decode("utf-8", "replace")), worst - self.settings.max_tokens)
+            found = completion(struck(content.decode("utf-8", "replace"), self._key), worst - self.settings.max_tokens)
         except Refused as refusal:
             if refusal.lost:
                 purse.pay(worst, 0)
                 self._tally.count(tokens_lost=worst)
-            refusal.reason = self._struck(refusal.reason)
             raise
         finally:
             self._room.release()
         purse.pay(found.tokens_in + found.tokens_out, 0)
-        return dataclasses.replace(found, text=self._struck(found.text))
+        return dataclasses.replace(found, text=struck(found.text, self._key))
 
     def _enter(self, purse: Purse) -> None:
         """Waits for room among the requests that go at once. Raises ChatFailure where time is up before."""
@@ -322,34 +288,15 @@ class ChatClient:
         pause = max(pause, refusal.wait)
         if attempt >= self.settings.attempts or pause > _LONGEST_WAIT or pause >= purse.seconds:
             with self._guard:
+                now = self._clock()
+                self._since = self._since if self._in_a_row else now
                 self._in_a_row += 1
-                if self._in_a_row >= _IN_A_ROW:
-                    reason = f"{self._in_a_row} calls failed one after another, the last by: {failure.reason}"
+                if self._in_a_row >= _IN_A_ROW and (lasted := now - self._since) >= _DOWN:
+                    reason = (
+                        f"{self._in_a_row} calls failed one after another, for {lasted:.0f} s, the last by: "
+                        f"{failure.reason}"
+                    )
                     self._over = ChatFailure(failure.kind, reason)
             raise failure from None
         self._tally.count(retries=1)
         purse.wait(pause)
-
-    def _struck(self, text: str) -> str:
-        """The text without the key."""
-        return text.replace(self._key, "[key]") if len(self._key) >= _SECRET else text
-
-
-def _without(body: Mapping[str, Any], parts: set[str]) -> dict[str, Any]:
-    """The request without these parts; the bound on the reply has another name where it is not known by this one."""
-    sent = {name: value for name, value in body.items() if name not in parts}
-    return {**sent, "max_completion_tokens": body["max_tokens"]} if "max_tokens" in parts else sent
-
-
-def _blamed(refusal: Refused, sent: Mapping[str, Any]) -> tuple[str, bool]:
-    """The part of a request that a refusal is about, and true where it names it; else the schema where there is one,
-    and false; empty where nothing is left to blame."""
-    said = refusal.reason.casefold()
-    if refusal.kind == "too_long":
-        return "", False
-    if "max_completion_tokens" in said and "max_tokens" in sent:
-        return "max_tokens", True
-    for name, words in _OPTIONAL.items():
-        if name in sent and any(word in said for word in words):
-            return name, True
-    return ("response_format" if "response_format" in sent else ""), False

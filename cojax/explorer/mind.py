@@ -41,7 +41,7 @@ class ChatFailure(EngineError):
     budget, deadline   not sent: the evolution's budget or time does not cover it
     stopped            not sent: whoever gave the purse has closed it
     refused            the endpoint would not take the request
-    unauthorised       neither this request nor any other: the key or the model is wrong
+    unauthorised       neither this request nor any other: the address, the key or the model is wrong
     unreachable, timeout, server, rate, malformed   what the last of several attempts ended in
     too_long           the prompt does not fit the mind
     empty, truncated, invalid   there was a reply, and it could not be used

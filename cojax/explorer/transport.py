@@ -7,10 +7,12 @@ import dataclasses
 import email.utils
 import json
 import math
+import re
 import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any
 
 import openai
@@ -19,7 +21,12 @@ from cojax.explorer.mind import FailureKind
 
 # Bytes of a reply: far above what any number of tokens asked for gives.
 _MOST_BYTES = 8 * 2**20
-_REASON = 300
+# Bytes of what comes instead of a reply: more is no message. Characters that are told of it.
+_MOST_SAID, _REASON = 64 * 2**10, 300
+# A shorter key is a placeholder, and may be a common word.
+_SECRET = 8
+# Of `time.monotonic`: when the request that this thread makes is given up.
+_UNTIL: ContextVar[float] = ContextVar("until")
 # Tokens that a chat template may add to a message.
 _TEMPLATE = 16
 
@@ -41,6 +48,26 @@ class Completion:
     truncated: bool
     tokens_in: int
     tokens_out: int
+
+
+def connect(base_url: str, key: str) -> openai.OpenAI:
+    """A client of the endpoint, for `post`."""
+
+    def refuse(response: Any) -> None:
+        # Here, before anything is read: openai reads what comes with an error whatever its length and time.
+        if not response.is_success:
+            raise _refusal(response, key)
+
+    # Whoever is sent elsewhere reads what comes with that likewise, and would take the key along.
+    http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [refuse]})
+    return openai.OpenAI(api_key=key or "none", base_url=base_url, max_retries=0, http_client=http)
+
+
+def struck(text: str, key: str) -> str:
+    """The text without the key, white space within it or not."""
+    if len(key) < _SECRET:
+        return text
+    return re.sub(r"\s*".join(re.escape(character) for character in key), lambda _: "[key]", text)
 
 
 def most_tokens(body: Mapping[str, Any]) -> int:
@@ -69,51 +96,79 @@ def post(api: openai.OpenAI, body: Mapping[str, Any], seconds: float) -> bytes:
         return answer.result(timeout=seconds)
     except (TimeoutError, openai.APITimeoutError):
         raise Refused("timeout", late, lost=True) from None
-    except openai.APIStatusError as error:
-        raise _of_status(error) from None
     except Refused as refusal:
         raise refusal from None
     except Exception as error:
+        if isinstance(error.__cause__, Refused):  # older releases of openai wrap what `connect` raises
+            raise error.__cause__ from None
         # Not openai's own errors alone: those of the HTTP library pass through while a body is read.
-        reason = f"{type(error).__name__}: {error.__cause__ or error}"[:_REASON]
+        reason = _told(f"{type(error).__name__}: {error.__cause__ or error}", api.api_key)
         raise Refused("unreachable", reason, lost=not isinstance(error, openai.APIConnectionError)) from None
 
 
 def _read(api: openai.OpenAI, body: Mapping[str, Any], until: float) -> bytes:
-    content = bytearray()
+    _UNTIL.set(until)
     with api.chat.completions.with_streaming_response.create(
         **body, timeout=max(0.001, until - time.monotonic())
     ) as response:
-        for piece in response.iter_bytes():
-            content += piece
-            if len(content) > _MOST_BYTES:
-                raise Refused("malformed", f"the reply is longer than {_MOST_BYTES:,} bytes", lost=True)
-            if time.monotonic() > until:
-                raise TimeoutError
+        content = _received(response, _MOST_BYTES)
+    if content is None:
+        raise Refused("malformed", f"the reply is longer than {_MOST_BYTES:,} bytes", lost=True)
+    return content
+
+
+def _received(response: Any, most: int) -> bytes | None:
+    """What comes, or None where it is more than `most` bytes. Raises TimeoutError once time is up."""
+    content = bytearray()
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) > most:
+            return None
+        if time.monotonic() > _UNTIL.get():
+            raise TimeoutError
     return bytes(content)
 
 
-def _of_status(error: openai.APIStatusError) -> Refused:
-    status = error.status_code
-    reason = f"HTTP {status}: {_said(error)}"
+def _refusal(response: Any, key: str) -> Refused:
+    """What a status other than success says, with what comes with it."""
+    status = response.status_code
+    if response.has_redirect_location:
+        elsewhere = _told(response.headers["location"], key)
+        reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set llm.base_url to where it is"
+        return Refused("unauthorised", reason, status=status)
+    content = _received(response, _MOST_SAID)
+    # Of what is cut off nothing is told: half a key is not known for one.
+    said = f"it says more than {_MOST_SAID:,} bytes" if content is None else _told(_message(content), key)
+    reason = f"HTTP {status}: {said or 'it says nothing'}"
     if status in (401, 403, 404):
         return Refused("unauthorised", f"{reason}. Check OPENAI_API_KEY, llm.base_url and llm.model", status=status)
     if status in (408, 409, 429) or status >= 500:
         kind: FailureKind = "rate" if status == 429 else "server"
-        return Refused(kind, reason, status=status, wait=_wait(error))
+        return Refused(kind, reason, status=status, wait=_wait(response.headers))
     too_long = any(words in reason.casefold() for words in ("context length", "context_length", "maximum context"))
     return Refused("too_long" if too_long else "refused", reason, status=status)
 
 
-def _said(error: openai.APIStatusError) -> str:
-    body = error.body
-    message = body.get("message", body) if isinstance(body, dict) else body
-    return " ".join(str(message or error.message).split())[:_REASON]
+def _message(content: bytes) -> str:
+    """The message of an error as OpenAI words it; all that came, where it is none."""
+    text = content.decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else text
 
 
-def _wait(error: openai.APIStatusError) -> float:
+def _told(text: str, key: str) -> str:
+    """One short line. The key is struck out of it before it is cut: half of it would pass."""
+    return " ".join(struck(text, key).split())[:_REASON].encode("utf-8", "replace").decode()
+
+
+def _wait(headers: Mapping[str, str]) -> float:
     """Seconds that Retry-After asks for, in seconds or as a date; 0 where it says nothing sensible."""
-    asked = error.response.headers.get("retry-after", "")
+    asked = headers.get("retry-after", "")
     try:
         seconds = float(asked)
     except ValueError:

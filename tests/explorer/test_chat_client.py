@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import email.utils
 import gzip
+import itertools
 import json
 import logging
 import socket
@@ -161,16 +162,35 @@ def test_a_wrong_key_is_not_tried_on_every_call() -> None:
         assert server.requests == 1
 
 
-def test_an_endpoint_that_is_down_is_given_up() -> None:
+def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
+    clock = itertools.count(0.0, 4.0)  # seconds between failures
     with serving(in_turn(Answer("down", status=500))) as server:
-        mind = client(server, attempts=1)
+        mind = ChatClient(ChatSettings(server.url, "m", timeout=5.0, attempts=1), clock=lambda: next(clock))
         purse = mind.begin()
-        for seed in range(20):
-            failure(mind, purse, seed=seed)
-        assert server.requests == 8
+        for seed in range(16):
+            assert "one after another" not in str(failure(mind, purse, seed=seed))
+        found = failure(mind, purse, seed=16)
+        assert "server: 16 calls failed one after another, for 60 s, the last by: HTTP 500: down" in str(found)
+        assert server.requests == 16
         mind.begin()
         failure(mind)
-        assert server.requests == 9
+        assert server.requests == 17
+
+
+def test_many_that_fail_at_once_are_one_moment_s_trouble() -> None:
+    clock = itertools.chain([100.0] * 20, [104.0] * 5, [200.0] * 9)
+    answers = [Answer("down", status=500)] * 25 + [Answer("hi")] + [Answer("down", status=500)]
+    with serving(in_turn(*answers)) as server:
+        mind = ChatClient(ChatSettings(server.url, "m", timeout=5.0, attempts=1), clock=lambda: next(clock))
+        whole = mind.begin()
+        with concurrent.futures.ThreadPoolExecutor(8) as pool, whole.shared(25) as purses:
+            kinds = list(pool.map(lambda n: failure(mind, purses[n], seed=n).kind, range(25)))
+        assert kinds == ["server"] * 25
+        assert reply(mind, whole, seed=25).text == "hi"
+        # It counts from there.
+        for seed in range(26, 35):
+            failure(mind, whole, seed=seed)
+        assert server.requests == 35
 
 
 def test_a_schema_or_seed_that_is_not_known_is_left_out_for_good() -> None:
@@ -497,8 +517,10 @@ def test_an_evolution_that_goes_on_pays_for_what_failed_and_fails_alike(answer, 
 @pytest.mark.parametrize("end", ["down", "reopened"])
 def test_what_failed_before_an_evolution_was_given_up_is_tried_again_on_top_of_what_it_cost(end, tmp_path) -> None:
     path = tmp_path / "journal.jsonl"
+    clock = itertools.count(0.0, 10.0)
     with serving(in_turn(Answer("late", stall=3.0))) as server:
-        first = client(server, Journal(path), timeout=0.05, attempts=1)
+        settings = ChatSettings(server.url, "m", max_tokens=50, timeout=0.05, attempts=1)
+        first = ChatClient(settings, Journal(path), clock=lambda: next(clock))
         purse = first.begin("0/initial")
         for seed in range(8 if end == "down" else 3):
             failure(first, purse, seed=seed)
