@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
@@ -118,15 +118,14 @@ class PolicyMind:
         limit = min(self.engine_deadline, purse.seconds)
         until = time.monotonic() + limit
         while True:
-            try:
-                return answer.result(timeout=max(0.0, min(_LOOK_EVERY, until - time.monotonic())))
-            except OutOfContext as error:
-                raise ChatFailure("too_long", str(error)) from None
-            except EngineError as error:
-                raise ChatFailure("server", str(error)[:300]) from None
-            except TimeoutError:
-                if answer.done():  # the engine's own, not ours
-                    raise
+            # A TimeoutError of `result` could be the engine's own.
+            if wait([answer], max(0.0, min(_LOOK_EVERY, until - time.monotonic()))).done:
+                try:
+                    return answer.result()
+                except OutOfContext as error:
+                    raise ChatFailure("too_long", str(error)) from None
+                except EngineError as error:
+                    raise ChatFailure("server", str(error)[:300]) from None
             if purse.closed or time.monotonic() >= until:
                 self.engine.release(session)
                 purse.check(0)

@@ -12,6 +12,7 @@ from evolving import EPISODE, OFFICE, SIGNALS
 from models import MAIL, TWO, model
 
 from cojax.environment import EngineError, OutOfContext
+from cojax.explorer import policy
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.mind import ChatFailure
@@ -172,6 +173,43 @@ def test_an_engine_that_hangs_is_given_up(limits: dict[str, float], kind: str) -
     assert engine.released.is_set()
     assert mind.figures()["failures"] == {kind: 1}
     assert purse.requests == 4_000 - 1
+
+
+def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    come = threading.Event()
+
+    class Late(Taught):
+        def generate(self, prompt, sampling: Sampling, *, session: str, seed) -> Completion:
+            time.sleep(0.1)
+            return Completion(CHAT.encode_action(Action("hi")), (), 7, "stop")
+
+        def release(self, session: str) -> None:
+            come.set()
+
+    class Slow(policy.Future):  # type: ignore[type-arg]
+        """It comes between the end of a wait for it and the next look."""
+
+        def result(self, timeout: float | None = None):
+            try:
+                return super().result(timeout)
+            except TimeoutError:
+                come.wait(5)
+                raise
+
+    monkeypatch.setattr(policy, "Future", Slow)
+    monkeypatch.setattr(policy, "_LOOK_EVERY", 0.01)
+    mind = PolicyMind(Late(), CHAT, max_tokens=12)
+    assert mind.reply([Message("user", "hi")], purse=mind.begin(), seed=0, place="p").text == "hi"
+
+
+def test_a_timeout_of_the_engine_s_own_is_no_time_that_is_up() -> None:
+    class Broken(Taught):
+        def generate(self, *_: object, **__: object) -> Completion:
+            raise TimeoutError("inside")
+
+    mind = PolicyMind(Broken(), CHAT)
+    with pytest.raises(TimeoutError, match="inside"):
+        mind.reply([Message("user", "hi")], purse=mind.begin(), seed=0, place="p")
 
 
 @pytest.mark.parametrize(
