@@ -5,11 +5,18 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
-from cojax.environment import Abandoned, Actor, Environment, Progress, play
+from cojax.environment import Abandoned, Actor, Environment, EnvironmentFailure, Progress, ask, play
 from cojax.types import Task, Trajectory
 
+_T = TypeVar("_T")
+
+# Seconds that an environment may take to say what it offers. An actor that asks may be one that thinks longer than
+# that, so that whoever watches the episode would not notice in time.
+PATIENCE = 60.0
 ADVICE = "; run this environment isolated in a worker, where it can be killed"
 
 
@@ -57,3 +64,19 @@ class Watched:
         if isinstance(result[0], BaseException):
             raise result[0]
         return result[0]
+
+
+def within(seconds: float, call: Callable[[], _T]) -> _T:
+    """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
+    answer: Future[_T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask(call))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="asked", daemon=True).start()
+    if not wait([answer], seconds).done:
+        raise EnvironmentFailure(f"what it offers was not said within {seconds:g} s{ADVICE}")
+    return answer.result()

@@ -5,32 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-import threading
+import re
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from cojax.environment import EnvironmentFailure, Episode, ask
+from cojax.environment import Episode
 from cojax.explorer.fitting import fitted, paired, shortened
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
 from cojax.explorer.wording import bullets, data, fill, parts
-from cojax.types import Action, Call, Message, Turn, normalise
-from cojax.watch import ADVICE
-
-_T = TypeVar("_T")
+from cojax.types import Action, Call, Message, Turn
+from cojax.watch import PATIENCE as _PATIENCE
+from cojax.watch import within
 
 # How often in one turn a mind may insist on an action that is known to fail.
 _INSISTS = 2
-# Seconds that an environment may take to say what it offers. A mind may think longer than that, so that whoever watches
-# the episode would not notice in time.
-_PATIENCE = 60.0
 # The parts of the window that the first words of an episode, and actions that would work, may take.
 _OPENING, _HINTS = 3, 6
 # Characters of an action that would work.
 _HINT = 300
+# A call, and one of its arguments, in a line. Where a value holds brackets, it may be code that goes on after the call.
+_NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
 class Move(BaseModel):
@@ -151,26 +148,13 @@ class MindActor:
 
 
 def _sameness(line: str) -> tuple[str, ...]:
-    """What two lines `tool(name=value, …)` for the same action share, in whatever order the arguments stand."""
-    tool, _, arguments = normalise(line).removesuffix(")").partition("(")
-    return (tool, *sorted(arguments.split(", ")))
-
-
-def within(seconds: float, call: Callable[[], _T]) -> _T:
-    """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
-    answer: Future[_T] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(ask(call))
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=work, name="asked", daemon=True).start()
-    try:
-        return answer.result(timeout=seconds)
-    except TimeoutError:
-        raise EnvironmentFailure(f"what it offers was not said within {seconds:g} s{ADVICE}") from None
+    """What two lines for the same action share: whatever is not white space and, where a line reads
+    `tool(name=value, …)`, nothing of the order of its arguments."""
+    line = " ".join(line.split())
+    if (call := _NAMED.fullmatch(line)) is None:
+        return (line,)
+    arguments = call[2].split(", ")
+    return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (line,)
 
 
 def hints_of(episode: Episode, count: int, seed: tuple) -> list[str]:

@@ -20,6 +20,7 @@ from cojax.validation import safety
 from cojax.validation.attempts import Attempts
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.judge import Judge
+from cojax.watch import PATIENCE, within
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 
@@ -132,7 +133,7 @@ class Validation:
         offered: list[Action] = []
 
         def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            offered.extend(world.affordances(episode)[-1:])
+            offered.extend(within(PATIENCE, episode.affordances)[-1:])
             return Turn(Action())
 
         trajectory = self.play(self.environment, task, look, max_turns=1)

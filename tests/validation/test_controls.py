@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 from broken_desks import BrokenDesk
 from records import DESK, call
+from shelf import hang
 
 import environments
+from cojax import validation
 from cojax.environment import Environment
 from cojax.explorer.scripted import ScriptedExplorer
 from cojax.types import Action, Evaluation, Message, Observation, Task, TaskDraft, Verdict
 from cojax.validation import Validation
+from cojax.watch import Watched
 
 MOVE = call("files_move", file="report", folder="taxes")
 READ = call("files_read", file="report")
@@ -184,6 +188,24 @@ def test_code_that_only_looks_and_ends_is_nothing(ending: str, solution: tuple[s
     verdict = examined(Ledger(), {}, *map(Action, solution), ending=ending)
     assert verdict.status == "discarded"
     assert verdict.evidence[-1] == "no effect: ends in the same state as doing nothing, and gives no answer"
+
+
+def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Ledger):
+        def start(self, task: Task) -> LedgerEpisode:
+            episode = super().start(task)
+            episode.affordances = lambda: hang()  # type: ignore[assignment, method-assign]
+            return episode
+
+    monkeypatch.setattr(validation, "PATIENCE", 0.1)
+    # As where drafts are a mind's, which may think for an hour.
+    examine = Validation(Hanging(), play=Watched(5.0, thinking=3600.0))
+    draft = TaskDraft("ledger", {}, "by hand", "do it", (Action("set rent 7\ndone"),), "same end")
+    began = time.monotonic()
+    verdict, task = examine(draft, lambda id: False, ScriptedExplorer(ending=""))
+    assert time.monotonic() - began < 3
+    assert (verdict.status, task) == ("discarded", None)
+    assert "environment failed: act: what it offers was not said within 0.1 s" in verdict.evidence[-1]
 
 
 def test_doing_nothing_hands_back_each_turn_of_a_dialogue() -> None:
