@@ -142,7 +142,11 @@ class LLMExplorer:
         seed: tuple,
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
-        """A run whose mind fails keeps what it did before; what it failed by is among the failures."""
+        """A run whose mind fails keeps what it did before; what it failed by is among the failures.
+
+        Raises ChatFailure where nothing may be asked any more.
+        """
+        self.budget().check(1)
         place = dataclasses.replace(task, solution=())
         brief = self._brief(environment, task, context, weights)
         with self.budget().shared(self.runs) as purses, ThreadPoolExecutor(self.runs) as pool:

@@ -12,6 +12,7 @@ from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, told, turn
 from records import DESK, call
 
 from cojax.explorer import chat_client
+from cojax.explorer.mind import ChatFailure
 from cojax.explorer.wording import version
 from cojax.synthesis import Expedition
 from cojax.types import Evaluation
@@ -201,3 +202,27 @@ def test_attempts_that_the_mind_breaks_prove_nothing() -> None:
     verdict = done.verdict(MAIL["query"])
     assert (verdict.status, verdict.difficulty) == ("discarded", None)
     assert verdict.evidence[-1] == "no attempt on the query alone came to an end: server: HTTP 500: down"
+
+
+@pytest.mark.parametrize("kind", ["budget", "deadline", "stopped"])
+def test_no_episode_is_started_where_nothing_may_be_asked_any_more(kind: str) -> None:
+    class Closed(BrokenDesk):
+        def start(self, task: Any) -> Any:
+            raise AssertionError("an episode is started")
+
+    explorer = evolve(model(), expeditions=[]).explorer
+    purse = explorer.budget()
+    match kind:
+        case "budget":
+            purse.pay(purse.tokens, 0)
+        case "deadline":
+            purse.until = 0.0
+        case "stopped":
+            purse.close()
+    with pytest.raises(ChatFailure, match=f"{kind}: "):
+        explorer.explore(Closed(), PARENT, None, (0, 1))
+    # Of an evolution it is the expedition's error, and its budget counts.
+    place = dataclasses.replace(PARENT, query="", solution=())
+    done = evolve(model(), expeditions=[Expedition(place, "unguided")], environment=Closed(), deadline=1e-9)
+    assert done.result.expeditions[0]["error"].startswith("deadline: ")
+    assert done.result.counts["explorer_failures"] == 1

@@ -7,6 +7,7 @@ import pytest
 
 from cojax.explorer import wording
 from cojax.explorer.acting import how_to_act
+from cojax.explorer.fitting import shortened
 from cojax.explorer.wording import data, fill, parts, prompt
 
 FILES = sorted(path.stem for path in (Path(wording.__file__).parent / "prompts").glob("*.md"))
@@ -52,3 +53,11 @@ def test_evidence_and_verdict_stand_between_marks() -> None:
     assert {"evidence", "verdict", "task", "record", "data_rule", "reason"} == set(names)
     said = prompt("reflect", **{**dict.fromkeys(names, "-"), "evidence": evidence})[1].content
     assert f"\n{hostile}\n</data " in said
+
+
+def test_actions_that_the_record_shows_cut_are_not_to_be_copied() -> None:
+    assert shortened("x" * 500, 200).endswith("\n[326 characters left out]")
+    rule = (
+        "copied exactly as the record writes them; leave out any of which the record says that characters are left out"
+    )
+    assert rule in parts("reflect")["system"]
