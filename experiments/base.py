@@ -149,7 +149,7 @@ def get_config() -> ConfigDict:
     # tool that ends an episode, "" where an action without a call does. Of scripted alone: `stretch`, and `cut`, the
     # chance that a user turn ends after a step of a draft. Of the others: what stands between the user's turns of a
     # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most. `width`
-    # expeditions go at once, or as many as llm.concurrency has room for.
+    # expeditions go at once, and know nothing of what the others find meanwhile.
     config.explorer = ConfigDict(
         {
             "name": "scripted",
@@ -161,7 +161,7 @@ def get_config() -> ConfigDict:
             "separator": "",
             "shortest": 3,
             "window": 60_000,
-            "width": 1,
+            "width": placeholder(int),  # None: 1, or 2 of an explorer with a mind
         }
     )
     config.initial_explorer = ""  # the one that finds D_0, e.g. scripted; "" is explorer.name

@@ -27,6 +27,10 @@ from experiments.settings import JUDGES, attempts, choose, settings
 if TYPE_CHECKING:
     from experiments.assemble import Parts
 
+# Expeditions of a mind that go at once where explorer.width does not say: what it is, decides which tasks result, so
+# that no setting which a run may change on its way has a part in it.
+_WIDTH = 2
+
 
 def check(config: ConfigDict, names: Collection[str]) -> None:
     """The settings of explorers of these names. Raises ValueError for what cannot work."""
@@ -47,7 +51,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=Watched(made.limits.environment_deadline),
-        width=min(section.width, made.limits.concurrency),
+        width=1 if section.width is None else section.width,
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
     )
 
@@ -56,7 +60,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The model of llm.model at llm.base_url."""
     from cojax.explorer.chat_client import ChatClient
 
-    return _by_mind(config, made, "llm", ChatClient(chat_settings(config), journal), config.llm.concurrency)
+    return _by_mind(config, made, "llm", ChatClient(chat_settings(config), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
@@ -77,7 +81,7 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         deadline=section["deadline"],
         engine_deadline=made.limits.engine_deadline,
     )
-    return _by_mind(config, made, "policy", mind, made.limits.concurrency)
+    return _by_mind(config, made, "policy", mind)
 
 
 def chat_settings(config: ConfigDict) -> Any:
@@ -88,7 +92,7 @@ def chat_settings(config: ConfigDict) -> Any:
     return ChatSettings(**settings(config.llm))
 
 
-def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency: int) -> LLMExplorer:
+def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind) -> LLMExplorer:
     section = config.explorer
     return LLMExplorer(
         mind,
@@ -98,7 +102,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency
         separator=section.separator,
         shortest=section.shortest,
         window=section.window,
-        width=max(section.width, concurrency // section.runs),
+        width=_WIDTH if section.width is None else section.width,
         # A mind has deadlines of its own, and waits for its turn and between attempts.
         play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
@@ -108,7 +112,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind, concurrency
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution asks the policy itself, so that its weights must stay as they are meanwhile."""
-    attempted = config.explorer.name == "llm" and attempts(config) > 0
+    attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
     return config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
 
 

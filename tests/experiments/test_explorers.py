@@ -142,17 +142,11 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     # A grammar says all there is to know.
     assert (plain.attempts, plain.judge, plain.safe, plain.exclusions.similarity) == (None, None, True, 0.0)
 
-    config.explorer.width, config.limits.concurrency = 20, 16
-    wide = assemble.explorer(config, assemble.parts(config))
-    assert isinstance(wide, ScriptedExplorer)
-    assert wide.width == 16  # no more episodes than may go at once
-
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
-    config.explorer.width = 1
     config.validation.evaluation_similarity = 0.7
     llm = assemble.explorer(config, made, journal=Journal())
     assert isinstance(llm, LLMExplorer)
-    assert (llm.runs, llm.width, llm.ending, llm.kind) == (2, 4, "finish", "llm")
+    assert (llm.runs, llm.width, llm.ending, llm.kind) == (2, 2, "finish", "llm")
     assert llm.name.startswith("llm:m@")
     full = assemble.validation(config, made, llm)
     assert full.attempts is not None
@@ -178,6 +172,37 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
         with pytest.raises(ValueError, match=f"validation.{next(iter(wrong))} '.*' not found; available"):
             assemble.validation(config, made, own)
         config.validation.update({"attempter": "policy", "judge": "off"})
+
+
+@pytest.mark.parametrize(("name", "width"), [("scripted", 1), ("llm", 2), ("policy", 2)])
+def test_how_many_expeditions_go_at_once_is_said_by_one_setting_alone(
+    config: ConfigDict, name: str, width: int
+) -> None:
+    """It decides which tasks result, and the others may differ between two starts of a run."""
+    config.explorer.name = name
+    for concurrency in (1, 64):
+        config.llm.concurrency = config.limits.concurrency = concurrency
+        made = assemble.parts(config)
+        for set_to, expected in ((None, width), (1, 1), (20, 20)):
+            config.explorer.width = set_to
+            assert assemble.explorer(config, made, journal=Journal()).width == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "asked"),
+    [
+        ({"explorer.name": "policy"}, True),
+        ({"explorer.name": "policy", "validate": False}, True),
+        ({"explorer.name": "llm"}, False),
+        ({"explorer.name": "llm", "validation.attempter": "policy"}, True),
+        ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0}, False),
+        ({"explorer.name": "llm", "validation.attempter": "policy", "validate": False}, False),
+        ({"validation.attempter": "policy"}, False),
+    ],
+)
+def test_the_policy_stays_as_it_is_where_an_evolution_asks_it(config: ConfigDict, change: dict, asked: bool) -> None:
+    apply(config, change)
+    assert explorers.samples_policy(config) is asked
 
 
 def test_bfcls_turns_are_parted_as_its_dialogues_part_them() -> None:
