@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
-from cojax.explorer.answers import unfounded, unshown
+from cojax.explorer.answers import unfounded
 from cojax.explorer.fitting import fitted, paired, shortened
 from cojax.explorer.guidance import signature
 from cojax.explorer.mind import seed_of, structured
@@ -67,6 +67,7 @@ def abstracted(
     ending = Ending.of(environment, explorer.ending)
     words = parts("abstract")
     conversation = not ending.tool and bool(explorer.separator)
+    over = words["ending_turn"] if conversation else words["ending_tool"]
     runs = sorted({step.run for step in actions.values()})
     quarter = explorer.window // 4
     offered = shortened(_offered(environment), quarter)
@@ -75,7 +76,7 @@ def abstracted(
         "abstract",
         shortest=str(explorer.shortest),
         counted=words["counted" if ending.tool else "not_counted"],
-        ending=words["ending_turn" if conversation else "ending_tool"],
+        ending=f"{over} {words['answered']}" if ending.parameter else over,
         data_rule=parts("data")["rule"],
         fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
@@ -116,10 +117,11 @@ def task_draft(
         solution += [actions[step].action for step in steps if step in actions]
         if not ending.tool and not (over and place == len(turns)):
             solution.append(Action())
+    answer = (draft.answer or "").strip() if ending.parameter and not over else ""
     if ending.tool and not over:
-        answer = (draft.answer or "").strip()
-        solution.append(Action(calls=(Call(ending.tool, _answered(ending, answer)),)))
-    against += _unanswered(solution, found, ending) if ending.tool else unfounded(found, "", None)
+        given = {ending.parameter: answer} if ending.parameter and answer else {}
+        solution.append(Action(calls=(Call(ending.tool, given),)))
+    against += unfounded(found, ending.tool, ending.parameter, answer)
     if len(turns) > 1 and not separator:
         against.append("it has several user turns, which this environment has not")
     if separator and any(normalise(separator) in normalise(query) for query, _ in turns):
@@ -168,26 +170,6 @@ def _idle(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> lis
     if all(worked) or len(turns) == 1:
         return []
     return [f"user turn {worked.index(False) + 1} of {len(turns)} has no action that worked"]
-
-
-def _answered(ending: Ending, answer: str) -> dict[str, str]:
-    return {ending.parameter: answer} if ending.parameter and answer else {}
-
-
-def _unanswered(solution: Sequence[Action], found: Sequence[Triplet], ending: Ending) -> list[str]:
-    """Answers that nothing proves right, as a replay compares them with themselves; see answers.py."""
-    against: list[str] = []
-    for action in solution:
-        given = [value for call in action.calls if call.name == ending.tool for value in call.arguments.values()]
-        shown = [step for step in found if step.action is not action]
-        against += [line for value in given for part in _texts(value) for line in unshown(part, shown)]
-    return against + unfounded(found, ending.tool, ending.parameter)
-
-
-def _texts(value: Any) -> list[str]:
-    """The values that an argument holds, as text."""
-    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else None
-    return [str(value)] if inner is None else [text for one in inner for text in _texts(one)]
 
 
 def _spelled_out(draft: Draft, found: Sequence[Triplet]) -> str:

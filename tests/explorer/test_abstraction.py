@@ -1,6 +1,8 @@
 """What a draft of a mind must hold, turn by turn."""
 
 import pytest
+from evolving import ACTING, evolve
+from models import model
 
 from cojax.explorer.abstraction import Draft, task_draft
 from cojax.explorer.windows import Ending
@@ -81,3 +83,27 @@ def test_an_answer_in_code_is_looked_through() -> None:
         for x in ("", "n = 7", "n = '8'")
     ]  # fmt: skip
     assert made == [(), (), ("no step shows the answer '8'",)]
+
+
+def test_an_answer_of_the_reply_is_shown_by_what_does_not_print_it_itself() -> None:
+    def objections(look: str, answer: str) -> tuple[str, ...]:
+        record = {
+            place: Triplet(Action(f"```python\n{code}\n```"), Observation((Message("user", told),)), 0)
+            for place, (code, told) in enumerate([("print(apis.a.b())", "7"), (look, "42")], start=1)
+        }
+        proposed = Draft(query="how many?", steps=[1, 2], answer=answer)
+        return task_draft(proposed, record, PLACE, Ending("supervisor.complete_task", "answer"), "", 3).objections
+
+    assert objections('print("42")', "42") == ("no step shows the answer '42'",)
+    assert objections('print("42")', "7") == objections("print(apis.c.d())", "42") == ()
+
+
+def test_the_prompt_speaks_of_an_answer_only_where_there_is_a_place_for_one() -> None:
+    def asked(**acting: object) -> str:
+        (body,) = evolve(model([]), acting={**ACTING, **acting}).bodies("abstract")
+        return "".join(message["content"] for message in body["messages"])
+
+    assert "put it in `answer`" in asked()
+    for silent in (asked(ending=""), asked(ending="", separator=NEXT)):
+        assert "`answer`" not in silent
+        assert '"answer"' not in silent

@@ -1,4 +1,4 @@
-"""Answers in code: worked out from calls, shown by a step before, or refused; and code that would break its reader."""
+"""Answers that were written down: shown by a step before, or refused; and code that would break its reader."""
 
 import time
 
@@ -28,7 +28,10 @@ def session(*blocks: tuple[str, str], fenced: bool = True) -> list[str]:
 
 def after(last: str) -> list[str]:
     """What speaks against a last block, after one that showed Bob, 7 and a few more."""
-    return session((ASK, '[{"artist": "Bob", "plays": 7, "share": 0.5}, {"artist": "Eve Adams"}]'), (last, ""))
+    return session(
+        (ASK, '[{"artist": "Bob", "plays": 7, "share": 0.5, "sum": 1,234}, {"artist": "Eves Adams", "new": false}]'),
+        (last, ""),
+    )
 
 
 WRITTEN = [
@@ -40,128 +43,124 @@ WRITTEN = [
     f"name = 'n'\n{END}(answer=f'An{{name}}')",
     f"{END}(answer='An' + 'n')",
     f"x = 'An'\nx += 'n'\n{END}(answer=x)",
-    f"{END}(answer=''.join(['A', 'nn']))",
+    f"{END}(answer='%s' % 'Ann')",
+    f"{END}(answer='%(a)s' % {{'a': 'Ann'}})",
     f"{END}(answer=['Bob', 'Ann'])",
+    f"{END}(answer=['Ann', r[0]['artist']])",
     f"{END}(answer={{'name': 'Ann'}})",
-    f"d = {{'name': 'Ann'}}\n{END}(answer=d['name'])",
+    f"{END}(answer={{'first': ('Bob', ['Ann'])}})",
     f"{END}(**{{'answer': 'Ann'}})",
-    f"k = dict(answer='Ann')\n{END}(**k)",
-    f"k = {{}}\nk['answer'] = 'Ann'\n{END}(**k)",
-    f"{END}(**{{'ans' + 'wer': 'Ann'}})",
+    f"{END}(**{{'ans' + 'wer': 'Ann', 'status': r}})",
+    f"k = {{'answer': 'Ann'}}\n{END}(**k)",
     f"{END}('Ann')",
+    f"{END}(*['Ann'])",
     f"f = {END}\nf(answer='Ann')",
-    "s = apis.supervisor\ns.complete_task(answer='Ann')",
+    "s = apis.supervisor\ns.complete_task('Ann')",
     "getattr(apis.supervisor, 'complete_task')(answer='Ann')",
-    "apis['supervisor']['complete_task'](answer='Ann')",
-    f"def done(a):\n    {END}(answer=a)\ndone('Ann')",
-    f"def name():\n    return 'Ann'\n{END}(answer=name())",
-    f"(lambda a: {END}(answer=a))('Ann')",
-    f"{END}(answer='Ann' if True else r)",
-    f"r2 = r\nif True:\n    r2 = 'Ann'\n{END}(answer=r2)",
+    f"def done():\n    x = 'Ann'\n    {END}(answer=x)\ndone()",
+    f"def done():\n    {END}(answer=x)\nx = 'Ann'\ndone()",
     f"r = 'Ann'\n{END}(answer=r)",
     f"if r:\n    {END}(answer='Ann')",
     f"if r:\n    x = 'Ann'\n{END}(answer=x)",
-    f"for _ in range(1):\n    x = 'Ann'\n{END}(answer=x)",
-    f"try:\n    x = 'Ann'\nexcept Exception:\n    x = r\n{END}(answer=x)",
-    f"{END}(answer='nnA'[::-1])",
-    f"{END}(answer=str('Ann').strip())",
-    f"{END}(answer=chr(65) + 'nn')",
-    f"{END}(answer='%s' % 'Ann')",
-    f"{END}(answer='{{}}'.format('Ann'))",
-    f"{END}(answer=f'{{7:>9}}')",
+    f"x = None\nfor _ in range(1):\n    x = 'Ann'\n{END}(answer=x)",
+    f"import functools\nfunctools.partial({END}, answer='Ann')()",
+    f"{END}(answer='Ann');print('Ann')",
+    f"{END}(answer='')",
+    f"{END}(answer=' ')",
     f"{END}(answer=42)",
     f"{END}(answer=40 + 2)",
-    f"{END}(answer=-7.5)",
-    f"n = 0\nfor _ in range(7):\n    n += 1\n{END}(answer=n)",
-    f"{END}(answer=len([1, 2, 3, 4, 5, 6, 7]))",
-    f"import random\n{END}(answer=random.choice(['Bob']))",
-    f"exec(\"r = 'Ann'\")\n{END}(answer=r)",
-    f"import functools\nfunctools.partial({END}, answer='Ann')()",
-    f"list(map({END}, ['Ann']))",
-    f"{END}(answer='Ann');print('Ann')",
-    f"print(apis.x.y())\nprint('Ann')\n{END}(answer='Ann')",
-    f"{END}(answer='')",
-    f"{END}(answer=r and 'Ann')",
-    f"{END}(answer=None or 'Ann')",
-    "def o():\n    x = r\n    def i():\n        nonlocal x\n        x = 'Ann'\n    i()\n    return x\n"
-    f"{END}(answer=o())",
-    f"def f():\n    global r\n    r = 'Ann'\nf()\n{END}(answer=r)",
-    f"def f(x):\n    x = apis.a.b()\na = 'Ann'\nf(a)\n{END}(answer=a)",
-    f"def f(x, n):\n    if n == 0:\n        {END}(answer=x)\n    f('Ann', n - 1)\nf(r, 9)",
-    f"class A:\n    name = 'Ann'\n{END}(answer=A.name)",
-    f"match 1:\n    case 1:\n        x = 'Ann'\n{END}(answer=x)",
-    f"import base64\n{END}(answer=base64.b64decode('QW5u').decode())",
-    f"def g():\n    yield 'Ann'\n{END}(answer=next(g()))",
-    f"d = {{}}\nd.update(answer='Ann')\n{END}(**d)",
-    f"{END}.__call__(answer='Ann')",
-    f"{END}(answer=len(r))\n{END}(answer='Ann')",
+    f"{END}(answer=-7)",
+    f"{END}(answer=int('42'))",
+    f"{END}(answer=str(42))",
+    f"{END}(answer=float('0.25'))",
+    f"{END}(answer=5)",  # of 0.5
+    f"{END}(answer='Eve')",  # of Eves
+    f"{END}(answer=True)",
+    f"{END}(answer='x' * 0 + 'Bob')\n{END}(answer='Ann')",
 ]
 
 
 @pytest.mark.parametrize("last", WRITTEN)
-def test_an_answer_that_was_merely_written_down_is_refused(last: str) -> None:
-    assert after(last)
+def test_a_written_answer_that_no_step_shows_is_refused(last: str) -> None:
+    (against,) = after(last)
+    assert against.startswith("no step shows the answer '")
 
 
-@pytest.mark.parametrize("said", ["print('Ann')", "x = 'Ann'\nprint(x)", "print(apis.a.b())\nprint('Ann')", "'Ann'"])
-def test_what_code_says_of_itself_shows_nothing(said: str) -> None:
-    assert session((said, "Ann"), (f"{END}(answer='Ann')", ""))
-
-
-FOUNDED = [
+SHOWN = [
     f"{END}()",
     f"{END}(answer=None)",
+    f"{END}(answer=[])",
     f"{END}(status='fail')",
     f"{END}(answer='Bob')",
     f"x = 'Bob'\n{END}(answer=x)",
-    f"{END}(answer='Eve' + ' Adams')",
-    f"{END}(answer=f'Eve {{\"Adams\"}}')",
+    f"{END}(answer='Eves' + ' Adams')",
+    f"{END}(answer=f'Eves {{\"Adams\"}}')",
     f"{END}(answer=7)",
-    f"{END}(answer=0.5)",
-    f"{END}(answer=['Bob', 'Eve Adams'])",
+    f"{END}(answer=int('7'))",
+    f"{END}(answer='7.0')",
+    f"{END}(answer=f'{{7:>9}}')",
+    f"{END}(answer=.50)",
+    f"{END}(answer=1234)",
+    f"{END}(answer='1,234.0')",
+    f"{END}(answer=234)",  # 1,234 may be two numbers
+    f"{END}(answer=['Bob', 'Eves Adams'])",
+    f"{END}(answer=False)",
+    f"{END}(answer='False')",
+]
+WORKED_OUT = [
     f"{END}(answer=r[0]['artist'])",
     f"{END}(answer=len(r))",
     f"{END}(answer=apis.spotify.show_songs()[0]['title'])",
     f"{END}(answer=f'{{len(r)}} songs')",
+    f"{END}(answer='%d songs' % len(r))",
     f"{END}(**{{'answer': r[0]}})",
     f"total = 0\nfor s in r:\n    total += s['plays']\n{END}(answer=total)",
     f"n = 0\nfor s in r:\n    if s['plays'] > 3:\n        n += 1\n{END}(answer=n)",
+    f"n = 0\nfor s in r:\n    n = n + 1\n{END}(answer=n)",
+    f"n = 0\ndef count(s):\n    global n\n    n += 1\nfor s in r:\n    count(s)\n{END}(answer=n)",
     f"best = None\nfor s in r:\n    if best is None or s['plays'] > best['plays']:\n        best = s\n"
     f"{END}(answer=best['artist'])",
-    f"found = []\npage = 0\nwhile True:\n    got = apis.spotify.library(page_index=page)\n    if not got:\n"
-    f"        break\n    found.extend(got)\n    page += 1\n{END}(answer=len(found))",
-    f"found = []\nfor page in range(10):\n    found += apis.spotify.library(page_index=page)\n"
-    f"{END}(answer=', '.join(sorted({{s['title'] for s in found}})))",
+    f"best = r[0]['artist']\nif not best:\n    best = 'nobody'\n{END}(answer=best)",
+    f"try:\n    x = apis.a.b()\nexcept Exception:\n    x = 'nothing'\n{END}(answer=x)",
+    f"found = []\nfor api in [apis.spotify, apis.venmo]:\n    found += api.library()\n{END}(answer=len(found))",
+    f"d = {{'plays': 0}}\nfor s in r:\n    d['plays'] += s['plays']\n{END}(answer=d)",
     f"{END}(answer='yes' if any(s['plays'] > 3 for s in r) else 'no')",
-    f"a = 'no'\nif r[0]['plays'] > 3:\n    a = 'yes'\n{END}(answer=a)",
-    f"def pages(api, **given):\n    out = []\n    for i in range(5):\n        out += api(page_index=i, **given)\n"
-    f"    return out\n{END}(answer=len(pages(apis.spotify.library, access_token='t')))",
-    f"def is_liked(s):\n    for one in apis.spotify.liked():\n        if one == s:\n            return 'yes'\n"
-    f"    return 'no'\n{END}(answer=is_liked(r[0]))",
-    f"counts = {{}}\nfor s in r:\n    counts[s['artist']] = counts.get(s['artist'], 0) + 1\n"
-    f"{END}(answer=max(counts, key=counts.get))",
-    f"from collections import Counter\nc = Counter(s['artist'] for s in r)\n{END}(answer=c.most_common(1)[0][0])",
-    f"try:\n    x = apis.spotify.library()\nexcept Exception as e:\n    x = []\n{END}(answer=len(x))",
-    f"with open('f') as f:\n    pass\n{END}(answer=round(sum(s['plays'] for s in r) / len(r), 2))",
-    f"import datetime\nd = datetime.datetime.fromisoformat(r[0]['day'])\n{END}(answer=d.strftime('%A'))",
-    f"done = {END}\ndone(answer=str(r[0]['plays']))",
-    f"if r:\n    {END}(answer=r[0]['artist'])\nelse:\n    {END}()",
-    f"(first, *others) = r\n{END}(answer=len(others))",
-    f"if (top := max(r, key=lambda s: s['plays'])):\n    {END}(answer=top['artist'])",
+    f"def most(songs, by):\n    return max(songs, key=by)['artist']\n{END}(answer=most(r, lambda s: s['plays']))",
     f"def walk(n):\n    return [] if not n else [n] + walk(n['child'])\n{END}(answer=len(walk(r[0])))",
-    f"def collect(out):\n    for s in apis.a.b():\n        out.append(s)\nx = []\ncollect(x)\n{END}(answer=len(x))",
-    f"page = 0\nsongs = []\ndone = False\nwhile not done:\n    got = apis.a.b(page_index=page)\n    songs += got\n"
-    f"    page += 1\n    done = len(got) == 0\n{END}(answer=', '.join(s['t'] for s in songs))",
-    "from collections import defaultdict\nd = defaultdict(int)\nfor s in r:\n    d[s['a']] += 1\n"
-    f"{END}(answer=sorted(d.items(), key=lambda t: -t[1])[0][0])",
-    f"{END}(answer=f'{{sum(s[1] for s in r):.2f}}')",
-    f"x = None\nif x is None:\n    x = apis.a.b()\n{END}(answer=x)",
-]
+    f"def done(answer):\n    {END}(answer=answer)\ndone(r[0]['artist'])",
+    f"import datetime\nd = datetime.datetime.fromisoformat(r[0]['day'])\n{END}(answer=d.strftime('%A'))",
+    f"int = round\n{END}(answer=int(9.4))",
+    f"(first, *others) = r\n{END}(answer=len(others))",
+    # Hidden from folding: for the attempts to find.
+    f"{END}(answer='nnA'[::-1])",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("last", FOUNDED)
-def test_an_answer_that_was_worked_out_or_shown_stands(last: str) -> None:
+@pytest.mark.parametrize("last", SHOWN + WORKED_OUT)
+def test_an_answer_that_was_shown_or_does_not_fold_stands(last: str) -> None:
     assert after(last) == []
+
+
+OWN = [
+    "print('Ann')", "x = 'Ann'\nprint(x)", "print(apis.a.b())\nprint('Ann')", "'Ann'", "print('It is Ann.')",
+    "print('An' + 'n')", "f'{apis.a.b()} Ann'", "print(f\"{'An'}{'n'}\")", "print(x := 'Ann')",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", OWN)
+def test_what_code_spells_itself_its_observation_does_not_show(said: str) -> None:
+    refused = ["no step shows the answer 'Ann'"]
+    assert session((said, "It is Ann."), (f"{END}(answer='Ann')", "")) == refused
+    # So too where the reply gives the answer after the last step.
+    step = Triplet(Action(f"```python\n{said}\n```"), Observation((Message("user", "It is Ann."),)), 0)
+    assert unfounded([step], "supervisor.complete_task", "answer", "Ann") == refused
+    looked = Triplet(Action("```python\nprint(apis.a.b())\n```"), step.observation, 0)
+    assert unfounded([step, looked], "supervisor.complete_task", "answer", "Ann") == []
+
+
+def test_a_name_set_before_spells_what_a_later_block_prints() -> None:
+    assert session(("x = '42'", ""), ("print(x)", "42"), (f"{END}(answer=42)", "")) == ["no step shows the answer '42'"]
+    assert session(("x = apis.a.b()", ""), ("print(x)", "42"), (f"{END}(answer=42)", "")) == []
 
 
 def test_names_last_from_block_to_block_and_a_later_block_may_show_them() -> None:
@@ -173,21 +172,31 @@ def test_names_last_from_block_to_block_and_a_later_block_may_show_them() -> Non
     assert session(first, (f"print(songs)\n{END}(answer='Blue')", "Blue"))
 
 
-def test_calls_may_show_what_code_answers() -> None:
+def test_calls_may_show_what_code_answers_and_answer_what_code_showed() -> None:
     looked = Triplet(Action(calls=(Call("songs", {}),)), Observation((Message("tool", "Blue"),)), 0)
     told = Triplet(Action(f"```python\n{END}(answer='Blue')\n```"), Observation(done=True), 0)
     assert unfounded([looked, told], "supervisor.complete_task", "answer") == []
+    printed = Triplet(Action("```python\nprint('Blue')\n```"), looked.observation, 0)
+    ended = Triplet(Action(calls=(Call("finish", {"answer": ["Blue", None]}),)), Observation(done=True), 0)
+    assert unfounded([looked, ended], "finish", "answer") == []
+    assert unfounded([printed, ended], "finish", "answer") == ["no step shows the answer 'Blue'"]
 
 
-def test_what_cannot_be_seen_is_refused() -> None:
-    two = "```python\nx = 'Bob'\n```\nand then\n```python\nx = apis.a.b()\n```"
-    steps = [(two, ""), (f"```python\n{END}(answer=x)\n```", "")]
-    assert "several blocks" in session(*steps, fenced=False)[0]
-    assert session(steps[0], (f"```python\n{END}()\n```", ""), fenced=False) == []
+def test_only_the_last_step_and_the_ending_by_its_name_give_answers() -> None:
+    ask = ("apis.forum.post(answer='Ann')", "")
+    assert session(ask, (f"{END}(answer=7)", "")) == ["no step shows the answer '7'"]
+    assert session((f"def end():\n    {END}('Ann')", ""), ("end()", "")) == ["no step shows the answer 'Ann'"]
+
+
+def test_thoughts_are_no_code_and_code_can_be_read() -> None:
     thought = f"<think>\n```python\n{END}(answer='Ann')\n```\n</think>\n```python\n{END}()\n```"
     assert session((thought, ""), fenced=False) == []
-    assert session(("print('hello')", "")) == ["where its code ends the episode cannot be seen"]
-    assert "cannot be read: SyntaxError" in session(("x = = 1", ""))[0]
+    assert session(("x = = 1", ""))[0].startswith("its code cannot be read: invalid syntax")
+    assert session(("x = '" + "y" * 20_000 + "'", ""))[0].startswith("its code cannot be read: it has 20,007 char")
+    assert session(*[("y = '" + "y" * 18_000 + "'", "")] * 4) == [
+        "its code cannot be read: it has more than 60,000 characters"
+    ]
+    assert session(("-" * 15_000 + "1", "")) == ["its code or its answer nests too deep to be read"]
 
 
 @pytest.mark.parametrize("text", ["done 42", "set rent 700", "x = 'Ann", "", "\ud800", "answer = 7"])
@@ -198,6 +207,7 @@ def test_text_that_is_no_code_is_left_alone(text: str) -> None:
 def test_where_no_ending_is_known_any_call_with_an_answer_gives_one() -> None:
     step = Triplet(Action("x = 'Ann'\nenv.submit(answer=x)"), Observation(done=True), 0)
     assert unfounded([step], "", None) == ["no step shows the answer 'Ann'"]
+    assert unfounded([step], "env.submit", None) == []
 
 
 HOSTILE = [
@@ -214,6 +224,12 @@ HOSTILE = [
     "\n".join(f"if r:\n    v{n} = {n}" for n in range(3_000)), "x = 'a' * 10 ** 12", "x = [0] * 10 ** 12",
     "x = 'y'\n" + "print(x, x, x)\n" * 5_000, "del x", "class A:\n    x = apis.a()",
     "match r:\n    case [a, *b]:\n        pass",
+    "x = '%999999999d' % 1", "x = '%*d' % (10 ** 9, 1)", "x = '%(a)99s' * 2 % {'a': 1}",
+    "a = f'{1:99}' + 'b'\n" + "print(a + f'{1:90}', a)\n" * 500,
+    "\n".join(f"a{n} = '%s{n}' % 'y'" for n in range(1_000)),
+    "x = 'y' * 9\n" + "y = f'{x:99}' + '%(a)99s' % {'a': 1}\n" * 300, "f(" * 79 + "1" + ")" * 79,
+    "g(" + "x()" + "+1" * 900 + ")\n", "\n".join("g(x()" + "+1" * 300 + ")" for _ in range(30)),
+    "f((" * 38 + "x" + "+1))" * 38,  "x = ()\n" + "x = (x, x)\n" * 1_500, "x = r\n" + "x = [x, x]\n" * 1_500,
     "x = 2 ** 10 ** 10", "{**{}, **{1: 2}, 'a': 3}[{}]", "[][0]", "(1).x", "None()", "''['a']", "[1][1.5]", "{}[[]]",
     "global x\nx = 1", "nonlocal x", "return 5", "yield 5", "await r", "async def f():\n    await r\nf()", "*a, b = r",
     "def f(a, /, b=1, *c, d, e=2, **g):\n    return a\nf(1, 2, 3, d=4, z=5)\nf()\nf(*r, **r)", "print(*r, sep='')",
@@ -224,10 +240,24 @@ HOSTILE = [
 @pytest.mark.parametrize("code", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_code_neither_crashes_nor_hangs_the_reader(code: str) -> None:
     began = time.process_time()
-    assert isinstance(session((code, "x")), list)
-    assert isinstance(after(f"{code}\n{END}(answer='Ann')"), list)
     assert after(f"{code}\n{END}(answer='Ann')")
-    assert time.process_time() - began < 6
+    between = time.process_time()
+    assert isinstance(session((code, "x"), (f"{code}\n{END}(answer=x)", "")), list)
+    assert max(between - began, time.process_time() - between) < 1
+
+
+def test_an_answer_without_bounds_is_refused_at_once() -> None:
+    began = time.process_time()
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    for answer in (deep, "x" * 1_000_000, list(range(100_000))):
+        end = Triplet(Action(calls=(Call("finish", {"answer": answer}),)), Observation(done=True), 0)
+        assert unfounded([end], "finish", "answer")
+    many = Triplet(Action(calls=(Call("finish", {"answer": ["7"] * 501}),)), Observation(done=True), 0)
+    seen = Triplet(Action(calls=(Call("look", {}),)), Observation((Message("tool", "7"),)), 0)
+    assert unfounded([seen, many], "finish", "answer") == ["its answer holds more than 500 values"]
+    assert time.process_time() - began < 1
 
 
 @given(st.text(max_size=60))
