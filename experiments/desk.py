@@ -42,7 +42,6 @@ def get_config() -> ConfigDict:
     config.rare.pattern = "1"  # rarely used tools; nearly every whole sequence of calls is rare here
     config.rare.percent = 2.0
     config.explorer.stretch = (-1, -1, 0, 1)
-    config.explorer.width = 1  # one process: expeditions at once would only wait for one another
     config.synthesis.per_context = 1
     config.synthesis.select = "even"  # as the results in the README were made
     config.validation.evaluation_similarity = 0.0  # the grammar words all alike

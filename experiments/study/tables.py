@@ -26,6 +26,7 @@ COMMON: Settings = {
     "batch_size": 16,
     "optimizer.decay_steps": 100,
     "engine.lanes": 1,
+    "explorer.width": 1,
     # Another draw than the one that the README's results were evaluated on: nobody has looked at it.
     "evaluation.seed": 2026,
     "evaluation.tasks": 500,
