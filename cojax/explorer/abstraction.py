@@ -91,8 +91,10 @@ def abstracted(
     )
     queries: set[str] = set()
     for draft in told.drafts:
+        if len(queries) == limit:
+            return
         made = task_draft(draft, actions, task, ending, explorer.separator, explorer.shortest)
-        if normalise(made.query) not in queries and len(queries) < limit:
+        if normalise(made.query) not in queries:
             queries.add(normalise(made.query))
             yield made
 

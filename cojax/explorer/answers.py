@@ -1,43 +1,42 @@
 """Answers that were merely written down, in a call or in code, and that no step before has shown.
 
-A replay compares an answer with itself, so that a written one would always be right. An answer is *written* if it folds
-to a constant: constants, f-strings, sums and `%` of those, str, int and float of them, containers, and names that were
-set to nothing else. What does not fold counts as worked out: code that hides a literal from folding is for validation's
-attempts to find, which see the query alone. No code is run.
+A replay compares an answer with itself, so that a written one would always be right. In code an answer is *written* if
+the call that ends the episode stands on the top level of a block and its answer is a literal, or a name that the last
+statement to set it, on the top level too, sets to one. Everything else counts as worked out: conditional endings,
+loops, functions, whatever is computed. Who hides a literal there is found out by validation's attempts, which see the
+query alone. No code is run.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from typing import Any
 
 from cojax.types import Triplet
 
-# Characters of one action's code and of a draft's, of an answer, of a block's constants; brackets in brackets; values.
-_LONGEST, _LONGEST_DRAFT, _LONGEST_ANSWER, _MOST_SPELLED, _DEEPEST, _MOST = 20_000, 60_000, 4_000, 200_000, 80, 500
+# Characters of one action's code and of an answer, brackets in brackets, values that one answer holds.
+_LONGEST, _LONGEST_ANSWER, _DEEPEST, _MOST = 20_000, 4_000, 80, 100
+# The block that is run: the first one.
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
-_WIDE = re.compile(r"%(?:\(\w*\))?[^a-zA-Z%]*?(?:\d{3}|\*)")  # a format that could fill the memory
 _CASTS = {"str": str, "int": int, "float": float}
+# What may be filled after it was written.
+_CONTAINERS = (ast.List, ast.Dict, ast.Set)
+
+Names = Mapping[str, ast.expr]  # name → the expression that it was last set to
 
 
-class _Unfolded:
-    """In place of what is no constant; no text can be made of it."""
-
-    def __repr__(self) -> str:
-        raise LookupError
-
-
-_UNFOLDED, _HUGE = _Unfolded(), "(too large) " * _LONGEST_ANSWER
-Names = dict[str, Any]  # name → the constant it was set to, or _UNFOLDED
+class _NotLiteral(Exception):
+    """The expression holds more than literals."""
 
 
 def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
@@ -55,26 +54,22 @@ def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answ
 
 
 def _against(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
-    name, parameter = ending.rpartition(".")[2], parameter or ("" if ending else "answer")
-    actions = [_parsed(step) for step in steps]
-    if sum(len(step.action.text) for step, trees in zip(steps, actions, strict=True) if trees) > _LONGEST_DRAFT:
-        raise ValueError(f"it has more than {_LONGEST_DRAFT:,} characters")
-    names: Names = {}
-    told: list[tuple[_Text, _Text]] = []  # what each step showed, and what its own code spells
-    for step, trees in zip(steps, actions, strict=True):
-        for tree in trees:
-            _follow(tree, names)
-        spelled = "\n".join({said for tree in trees for node in ast.walk(tree) for said in _spelled(node, names)})
-        told.append((_Text(step.observation.text if len(spelled) <= _MOST_SPELLED else ""), _Text(spelled)))
-    for place, (step, trees) in enumerate(zip(steps, actions, strict=True)):
+    carries = parameter or ("" if ending else "answer")
+    trees = [_parsed(step) for step in steps]
+    names = _last_set(trees)
+    told: list[tuple[_Text, _Text]] = []  # what each step showed, and what its own code says there
+    for place, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         last = place == len(steps) - 1 and step.observation.done
-        calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call) and parameter]
-        called = (_leaves(call.arguments) for call in step.action.calls if ending and call.name == ending)
-        written = (_given(call, name, parameter, last, names) for call in calls)
-        given = list(islice(chain.from_iterable(chain(called, written)), _MOST + 1))
+        given = [
+            value for call in step.action.calls if ending and call.name == ending for value in _leaves(call.arguments)
+        ]
+        for call in _calls(tree) if carries else ():
+            given += _given(call, ending.rpartition(".")[2], carries, last, names)
         if len(given) > _MOST:
             yield f"its answer holds more than {_MOST} values"
-        yield from chain.from_iterable(_unshown(leaf, told[:place]) for leaf in given)
+        for value in given[:_MOST]:
+            yield from _unshown(value, told)
+        told.append((_Text(step.observation.text), _Text("\n".join(map(str, _said(tree, names))))))
     if answer:
         yield from _unshown(answer, told)
 
@@ -99,128 +94,156 @@ class _Text:
 
 
 def _unshown(value: Any, told: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
-    if value is _UNFOLDED or value is None or value == ():
+    if value is None:
         return
     said = str(value).strip()
-    # What a block's own code spells, it does not show.
+    # What a block's own code says, it does not show.
     if not 0 < len(said) <= _LONGEST_ANSWER or not any(t.holds(said) and not own.holds(said) for t, own in told):
         yield f"no step shows the answer {said[:100]!r}"
 
 
-def _parsed(step: Triplet) -> list[ast.Module]:
-    """An action's code: its fenced blocks outside of thoughts, or else its text if that is code. Raises ValueError."""
+def _parsed(step: Triplet) -> ast.Module:
+    """An action's code: its first fenced block outside of thoughts, or else its text if that is code; empty where it
+    has none. Raises ValueError, SyntaxError for a block that cannot be read."""
     spoken = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
-    blocks, trees = _BLOCK.findall(spoken), []
-    for code in blocks or ([] if step.action.calls else [spoken]):
-        nested = accumulate((char in "([{") - (char in ")]}") for char in code)
-        if len(code) > _LONGEST or max(nested, default=0) > _DEEPEST:
-            raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
-        try:
-            trees.append(ast.parse(code))
-        except (SyntaxError, ValueError):
-            if blocks:  # what stands in no fence need not be Python
-                raise
-    return trees
+    block = _BLOCK.search(spoken)
+    code = block[1] if block else "" if step.action.calls else spoken
+    nested = accumulate((char in "([{") - (char in ")]}") for char in code)
+    if len(code) > _LONGEST or max(nested, default=0) > _DEEPEST:
+        raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
+    try:
+        return ast.parse(code)
+    except (SyntaxError, ValueError):
+        if block:  # what stands in no fence need not be Python
+            raise
+        return ast.Module([], [])
 
 
-def _follow(tree: ast.Module, names: Names) -> None:
-    """Takes up the names that a block sets. A statement that may be skipped or repeated sets those that it leaves
-    constant each time, and were before."""
+def _last_set(trees: Sequence[ast.Module]) -> Names:
+    """The names that the last statement of the top level which sets them sets by a plain assignment."""
+    names: dict[str, ast.expr] = {}
+    shared: set[str] = set()
+    for statement in (statement for tree in trees for statement in tree.body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store | ast.Del):
+                names.pop(node.id, None)
+            elif isinstance(node, ast.alias):
+                names.pop(node.asname or node.name, None)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                names.pop(node.name, None)
+            elif isinstance(node, ast.Global):
+                shared |= {*node.names}
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names |= {target.id: statement.value for target in targets if isinstance(target, ast.Name)}
+    return {name: value for name, value in names.items() if name not in shared}
+
+
+def _calls(tree: ast.Module) -> Iterator[ast.Call]:
+    """The calls that are made in any case: those that are statements of the top level, or are assigned there."""
     for statement in tree.body:
-        bound = _bound(statement)
-        sure = isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-        spoiled = set() if sure else {name for name, _ in bound if names.get(name) is _UNFOLDED}
-        names.update({} if sure else dict.fromkeys((name for name, _ in bound), _UNFOLDED))
-        for name, value in bound:
-            known = _UNFOLDED if value is None or name in spoiled else _fold(value, names)
-            spoiled |= {name} if known is _UNFOLDED else set()
-            names[name] = known
-
-
-def _bound(statement: ast.stmt) -> list[tuple[str, ast.expr | None]]:
-    """The names that a statement binds, in order, each with the expression that it is set to, if that is so simple."""
-    values: dict[ast.AST, ast.expr | None] = {}
-    found: list[tuple[tuple[int, int], str, ast.expr | None]] = []
-    for node in ast.walk(statement):  # from the outside in
-        match node:
-            case ast.Assign():
-                values |= dict.fromkeys(node.targets, node.value)
-            case ast.AnnAssign() | ast.NamedExpr():
-                values[node.target] = node.value
-            case ast.AugAssign(target=ast.Name(id=name)):
-                values[node.target] = ast.BinOp(ast.Name(name, ast.Load()), node.op, node.value)
-            case ast.Tuple() | ast.List() if isinstance(pair := values.get(node), (ast.Tuple, ast.List)):
-                values |= dict(zip(node.elts, pair.elts, strict=False))
-            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                found.append(((node.lineno, node.col_offset), name, values.get(node)))
-            case ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-                found.append(((node.lineno, node.col_offset), name, None))
-    return [(name, value) for _, name, value in sorted(found, key=lambda one: one[0])]
-
-
-def _spelled(node: ast.AST, names: Names) -> Iterator[str]:
-    """The constants that a part of a block comes to."""
-    parts = [node] if isinstance(node, (ast.Constant, ast.Name)) else [node.value] if isinstance(node, ast.Expr) else []
-    parts += [*node.args, *(keyword.value for keyword in node.keywords)] if isinstance(node, ast.Call) else []
-    return (str(leaf) for part in parts for leaf in _leaves(_fold(part, names)) if leaf is not _UNFOLDED)
+        if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
+            yield statement.value
 
 
 def _given(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
-    """The values that a call gives as answer, if it is one that ends the episode."""
+    """The written values that a call gives as an answer."""
     func = call.func
-    ending = name and name == (func.attr if isinstance(func, ast.Attribute) else isinstance(func, ast.Name) and func.id)
-    for first in call.args[:1] if ending else []:
-        yield from _leaves(_fold(first.value if isinstance(first, ast.Starred) else first, names))
-    for keyword in call.keywords if ending or last else []:
-        known = _fold(keyword.value, names)
-        given = known if keyword.arg == parameter else known.get(parameter) if isinstance(known, dict) else None
-        yield from _leaves(given if keyword.arg in (parameter, None) else None)
+    called = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
+    ends = bool(name) and called == name
+    if not (ends or last):
+        return
+    told = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
+    for keyword in call.keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Dict):
+            pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
+            told += [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == parameter]
+    for expression in (*told, *(call.args[:1] if ends else ())):
+        parts = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
+        for part in parts:
+            try:
+                yield from _leaves(_literal(part, names))
+            except _NotLiteral:
+                continue
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """What a value holds, or itself; () of an empty container."""
-    if isinstance(value, (dict, list, tuple)) and value:
-        yield from chain.from_iterable(map(_leaves, value.values() if isinstance(value, dict) else value))
-    else:
-        yield () if isinstance(value, (dict, list, tuple)) else value
-
-
-def _fold(node: ast.expr, names: Names) -> Any:
-    """The constant that an expression comes to, or _UNFOLDED, also in place of what a container holds."""
-    try:
-        value = _constant(node, names)
-    except (TypeError, ValueError, ArithmeticError, LookupError):
-        return _UNFOLDED
-    if not isinstance(value, (str, bytes, int, dict, list, tuple)):
-        return value
-    leaves = list(islice(_leaves(value), _MOST + 1))
-    large = sum(len(leaf) if isinstance(leaf, (str, bytes)) else 1 for leaf in leaves) > _LONGEST or len(leaves) > _MOST
-    return _HUGE if large or (isinstance(value, int) and value.bit_length() > 1_000) else value
-
-
-def _constant(node: ast.expr, names: Names) -> Any:
+def _literal(node: ast.expr, names: Names) -> Any:
+    """What a literal expression is. Raises _NotLiteral. A name stands for what is written where it is set, which may
+    hold no names itself: nothing grows beyond the code."""
     match node:
         case ast.Constant():
             return node.value
-        case ast.Name():
-            return names[node.id]
-        case ast.UnaryOp(op=ast.USub()):
-            return -_fold(node.operand, names)
-        case ast.BinOp(op=ast.Add()):
-            return _fold(node.left, names) + _fold(node.right, names)
-        case ast.BinOp(op=ast.Mod()):
-            left, right = _fold(node.left, names), _fold(node.right, names)
-            return _HUGE if isinstance(left, str) and _WIDE.search(left) else left % right
+        case ast.Name() if node.id in names and not isinstance(names[node.id], _CONTAINERS):
+            return _literal(names[node.id], {})
         case ast.JoinedStr():
-            return "".join(_fold(part, names) for part in node.values)
-        case ast.FormattedValue(conversion=-1):
-            spec = _fold(node.format_spec, names) if node.format_spec else ""
-            return _HUGE if _WIDE.search("%" + spec) else format(_fold(node.value, names), spec)
-        case ast.List() | ast.Set() | ast.Tuple():
-            return (tuple if isinstance(node, ast.Tuple) else list)(_fold(inner, names) for inner in node.elts)
+            return "".join(str(_literal(part, names)) for part in node.values)
+        case ast.FormattedValue(format_spec=None):
+            return _literal(node.value, names)
+        case ast.UnaryOp(op=ast.USub()):
+            return _sum(0, _literal(node.operand, names), -1)
+        case ast.BinOp(op=ast.Add()):
+            return _sum(_literal(node.left, names), _literal(node.right, names))
+        case ast.Call(func=ast.Name(id=cast), args=[given], keywords=[]) if cast in _CASTS and cast not in names:
+            return _cast(_CASTS[cast], _literal(given, names))
+        case ast.List() | ast.Tuple() | ast.Set():
+            return [_literal(part, names) for part in node.elts]
         case ast.Dict():
-            keys = [_fold(key, names) if key else None for key in node.keys]
-            return dict(zip(keys, [_fold(inner, names) for inner in node.values], strict=True))
-        case ast.Call(func=ast.Name(id=kind), args=[inner], keywords=[]) if kind in _CASTS and kind not in names:
-            return _CASTS[kind](_fold(inner, names))
-    return _UNFOLDED
+            return [_literal(value, names) for value in node.values]
+    raise _NotLiteral
+
+
+def _cast(to: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return to(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _NotLiteral from None
+
+
+def _sum(one: Any, other: Any, sign: int = 1) -> Any:
+    if isinstance(one, str) and isinstance(other, str):
+        return one + other
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        with contextlib.suppress(OverflowError):
+            return one + sign * other
+    raise _NotLiteral
+
+
+def _said(tree: ast.Module, names: Names) -> Iterator[Any]:
+    """The literals that a block prints, or ends in: what it shows of these, it did not find."""
+    for node in ast.walk(tree):
+        printed: Sequence[ast.AST] = ()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            printed = node.args
+        elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call):
+            printed = [node.value]
+        for part in printed:
+            try:
+                yield from _leaves(_literal(part, names))  # type: ignore[arg-type]
+            except (_NotLiteral, ValueError):
+                yield from _constants(part, names)
+
+
+def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
+    """The constants within an expression, but for those that are given to calls of anything but str, int and float."""
+    if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _CASTS):
+        return
+    if isinstance(node, ast.Constant):
+        yield node.value
+    elif isinstance(node, ast.Name) and isinstance(value := names.get(node.id), ast.Constant):
+        yield value.value
+    for child in ast.iter_child_nodes(node):
+        yield from _constants(child, names)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """The values within lists and dictionaries, a few more than an answer may have at most."""
+
+    def within(value: Any) -> Iterator[Any]:
+        inner = value.values() if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping | list | tuple):
+            for one in inner:
+                yield from within(one)
+        else:
+            yield value
+
+    return list(islice(within(value), _MOST + 1))

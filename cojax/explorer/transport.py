@@ -136,7 +136,10 @@ def _refusal(response: Any, key: str) -> Refused:
         elsewhere = _told(response.headers["location"], key)
         reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set llm.base_url to where it is"
         return Refused("unauthorised", reason, status=status)
-    content = _received(response, _MOST_SAID)
+    try:
+        content: bytes | None = _received(response, _MOST_SAID)
+    except Exception:  # the status counts, whatever becomes of the words that come with it
+        content = b""
     # Of what is cut off nothing is told: half a key is not known for one.
     said = f"it says more than {_MOST_SAID:,} bytes" if content is None else _told(_message(content), key)
     reason = f"HTTP {status}: {said or 'it says nothing'}"
@@ -150,7 +153,7 @@ def _refusal(response: Any, key: str) -> Refused:
 
 
 def _message(content: bytes) -> str:
-    """The message of an error as OpenAI words it; all that came, where it is none."""
+    """The message of an error as OpenAI words it, or else all that came, what JSON escapes spelled out."""
     text = content.decode("utf-8", "replace")
     try:
         body = json.loads(text)
@@ -158,7 +161,7 @@ def _message(content: bytes) -> str:
         return text
     error = body.get("error", body) if isinstance(body, dict) else body
     message = error.get("message") if isinstance(error, dict) else error
-    return message if isinstance(message, str) else text
+    return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
 
 
 def _told(text: str, key: str) -> str:

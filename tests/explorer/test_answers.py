@@ -39,32 +39,19 @@ WRITTEN = [
     f"x = 'Ann'\n{END}(answer=x)",
     f"x = y = 'Ann'\n{END}(answer=y)",
     f"x: str = 'Ann'\n{END}(answer=x)",
-    f"(x, z) = ('Ann', 1)\n{END}(answer=x)",
     f"name = 'n'\n{END}(answer=f'An{{name}}')",
     f"{END}(answer='An' + 'n')",
-    f"x = 'An'\nx += 'n'\n{END}(answer=x)",
-    f"{END}(answer='%s' % 'Ann')",
-    f"{END}(answer='%(a)s' % {{'a': 'Ann'}})",
     f"{END}(answer=['Bob', 'Ann'])",
     f"{END}(answer=['Ann', r[0]['artist']])",
     f"{END}(answer={{'name': 'Ann'}})",
     f"{END}(answer={{'first': ('Bob', ['Ann'])}})",
     f"{END}(**{{'answer': 'Ann'}})",
-    f"{END}(**{{'ans' + 'wer': 'Ann', 'status': r}})",
-    f"k = {{'answer': 'Ann'}}\n{END}(**k)",
     f"{END}('Ann')",
-    f"{END}(*['Ann'])",
     f"f = {END}\nf(answer='Ann')",
     "s = apis.supervisor\ns.complete_task('Ann')",
     "getattr(apis.supervisor, 'complete_task')(answer='Ann')",
-    f"def done():\n    x = 'Ann'\n    {END}(answer=x)\ndone()",
-    f"def done():\n    {END}(answer=x)\nx = 'Ann'\ndone()",
-    f"r = 'Ann'\n{END}(answer=r)",
-    f"if r:\n    {END}(answer='Ann')",
-    f"if r:\n    x = 'Ann'\n{END}(answer=x)",
-    f"x = None\nfor _ in range(1):\n    x = 'Ann'\n{END}(answer=x)",
-    f"import functools\nfunctools.partial({END}, answer='Ann')()",
     f"{END}(answer='Ann');print('Ann')",
+    f"r = 'Ann'\n{END}(answer=r)",
     f"{END}(answer='')",
     f"{END}(answer=' ')",
     f"{END}(answer=42)",
@@ -108,6 +95,7 @@ SHOWN = [
     f"{END}(answer='False')",
 ]
 WORKED_OUT = [
+    f"def count(s):\n    global n\n    n += 1\nn = 0\nfor s in r:\n    count(s)\n{END}(answer=n)",
     f"{END}(answer=r[0]['artist'])",
     f"{END}(answer=len(r))",
     f"{END}(answer=apis.spotify.show_songs()[0]['title'])",
@@ -131,13 +119,23 @@ WORKED_OUT = [
     f"import datetime\nd = datetime.datetime.fromisoformat(r[0]['day'])\n{END}(answer=d.strftime('%A'))",
     f"int = round\n{END}(answer=int(9.4))",
     f"(first, *others) = r\n{END}(answer=len(others))",
-    # Hidden from folding: for the attempts to find.
+    f"found = False\nfor s in r:\n    if s['plays'] > 3:\n        found = True\n{END}(answer=found)",
+    f"told = 'no'\nif r[0]['plays'] > 3:\n    told = 'yes'\n{END}(answer=told)",
+    f"if r:\n    {END}(answer='yes')\nelse:\n    {END}(answer='no')",
+    # Hidden from this rule: for the attempts to find.
     f"{END}(answer='nnA'[::-1])",
+    f"if r:\n    x = 'Ann'\n{END}(answer=x)",
+    f"(x, z) = ('Ann', 1)\n{END}(answer=x)",
+    f"x = 'An'\nx += 'n'\n{END}(answer=x)",
+    f"{END}(answer='%s' % 'Ann')",
+    f"{END}(*['Ann'])",
+    f"def done():\n    x = 'Ann'\n    {END}(answer=x)\ndone()",
+    f"import functools\nfunctools.partial({END}, answer='Ann')()",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("last", SHOWN + WORKED_OUT)
-def test_an_answer_that_was_shown_or_does_not_fold_stands(last: str) -> None:
+def test_an_answer_that_was_shown_or_worked_out_stands(last: str) -> None:
     assert after(last) == []
 
 
@@ -167,7 +165,7 @@ def test_names_last_from_block_to_block_and_a_later_block_may_show_them() -> Non
     first = ("songs = apis.spotify.show_songs()", "")
     assert session(first, ("print(songs[0]['title'])", "Blue"), (f"{END}(answer='Blue')", "")) == []
     assert session(first, ("songs[0]['title']", "Blue"), (f"{END}(answer='Blue')", "")) == []
-    assert session(first, ("songs = 'Blue'", ""), (f"{END}(answer=songs)", "")) == ["no step shows the answer 'Blue'"]
+    assert session(first, ("song = 'Blue'", ""), (f"{END}(answer=song)", "")) == ["no step shows the answer 'Blue'"]
     # It is shown before it is given, not by what gives it.
     assert session(first, (f"print(songs)\n{END}(answer='Blue')", "Blue"))
 
@@ -185,7 +183,7 @@ def test_calls_may_show_what_code_answers_and_answer_what_code_showed() -> None:
 def test_only_the_last_step_and_the_ending_by_its_name_give_answers() -> None:
     ask = ("apis.forum.post(answer='Ann')", "")
     assert session(ask, (f"{END}(answer=7)", "")) == ["no step shows the answer '7'"]
-    assert session((f"def end():\n    {END}('Ann')", ""), ("end()", "")) == ["no step shows the answer 'Ann'"]
+    assert session((f"{END}('Ann')", ""), ("print(1)", "1")) == ["no step shows the answer 'Ann'"]
 
 
 def test_thoughts_are_no_code_and_code_can_be_read() -> None:
@@ -193,9 +191,6 @@ def test_thoughts_are_no_code_and_code_can_be_read() -> None:
     assert session((thought, ""), fenced=False) == []
     assert session(("x = = 1", ""))[0].startswith("its code cannot be read: invalid syntax")
     assert session(("x = '" + "y" * 20_000 + "'", ""))[0].startswith("its code cannot be read: it has 20,007 char")
-    assert session(*[("y = '" + "y" * 18_000 + "'", "")] * 4) == [
-        "its code cannot be read: it has more than 60,000 characters"
-    ]
     assert session(("-" * 15_000 + "1", "")) == ["its code or its answer nests too deep to be read"]
 
 
@@ -231,6 +226,7 @@ HOSTILE = [
     "g(" + "x()" + "+1" * 900 + ")\n", "\n".join("g(x()" + "+1" * 300 + ")" for _ in range(30)),
     "f((" * 38 + "x" + "+1))" * 38,  "x = ()\n" + "x = (x, x)\n" * 1_500, "x = r\n" + "x = [x, x]\n" * 1_500,
     "x = 2 ** 10 ** 10", "{**{}, **{1: 2}, 'a': 3}[{}]", "[][0]", "(1).x", "None()", "''['a']", "[1][1.5]", "{}[[]]",
+    f"y = {10**400} + 0.5\nprint({10**400} + 0.5, float({10**400}), int(None), -True)",
     "global x\nx = 1", "nonlocal x", "return 5", "yield 5", "await r", "async def f():\n    await r\nf()", "*a, b = r",
     "def f(a, /, b=1, *c, d, e=2, **g):\n    return a\nf(1, 2, 3, d=4, z=5)\nf()\nf(*r, **r)", "print(*r, sep='')",
     "x = y = z = []\nx.append(x)\nx[0] = x", "0x" + "f" * 5_000 + "\nprint(0x" + "f" * 5_000 + ")",
@@ -254,9 +250,9 @@ def test_an_answer_without_bounds_is_refused_at_once() -> None:
     for answer in (deep, "x" * 1_000_000, list(range(100_000))):
         end = Triplet(Action(calls=(Call("finish", {"answer": answer}),)), Observation(done=True), 0)
         assert unfounded([end], "finish", "answer")
-    many = Triplet(Action(calls=(Call("finish", {"answer": ["7"] * 501}),)), Observation(done=True), 0)
+    many = Triplet(Action(calls=(Call("finish", {"answer": ["7"] * 101}),)), Observation(done=True), 0)
     seen = Triplet(Action(calls=(Call("look", {}),)), Observation((Message("tool", "7"),)), 0)
-    assert unfounded([seen, many], "finish", "answer") == ["its answer holds more than 500 values"]
+    assert unfounded([seen, many], "finish", "answer") == ["its answer holds more than 100 values"]
     assert time.process_time() - began < 1
 
 
@@ -264,3 +260,18 @@ def test_an_answer_without_bounds_is_refused_at_once() -> None:
 def test_any_text_can_be_read(text: str) -> None:
     assert isinstance(session((text, "x")), list)
     assert isinstance(session((text, "x"), fenced=False), list)
+
+
+def test_of_several_blocks_the_first_one_is_run_and_the_others_are_talk() -> None:
+    two = f"```python\nprint(apis.a.b())\n```\nThen I shall say:\n```python\nprint('Blue')\n{END}(answer='guess')\n```"
+    steps = [
+        Triplet(Action(two), Observation((Message("user", "Blue"),)), 0),
+        Triplet(Action(f"```python\n{END}(answer='Blue')\n```"), Observation(done=True), 0),
+    ]
+    assert unfounded(steps, "supervisor.complete_task", "answer") == []
+
+
+def test_what_code_counts_or_asks_with_does_not_void_what_it_shows() -> None:
+    counts = "n = 0\nfor page in range(20):\n    n += len(apis.a.b(page_index=page, page_limit=20))\nprint(n)"
+    assert session((counts, "20"), (f"{END}(answer=20)", "")) == []
+    assert session(("print(apis.a.b(song_id=42))", "song 42"), (f"{END}(answer=42)", "")) == []

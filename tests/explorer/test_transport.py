@@ -124,3 +124,31 @@ def test_no_part_of_the_key_is_told_of_where_an_endpoint_sends() -> None:
 def test_what_an_endpoint_says_of_a_refusal_is_told(raw: bytes, said: str) -> None:
     with serving(in_turn(Answer(raw=raw, status=500))) as server:
         assert refused(server.url).reason == f"HTTP 500: {said}"
+
+
+def test_a_status_counts_whatever_becomes_of_the_words_that_come_with_it() -> None:
+    def short(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(b"HTTP/1.1 401 X\r\nContent-Length: 1000\r\n\r\nno such key!")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=short, args=(listener,), daemon=True).start()
+        found = refused(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    assert (found.kind, found.status) == ("unauthorised", 401)
+    assert "Check OPENAI_API_KEY" in found.reason
+
+
+def test_a_key_that_json_spells_in_escapes_is_struck_out() -> None:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
+    body = f'{{"detail": "{escaped}"}}'.encode()
+
+    def echo(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=echo, args=(listener,), daemon=True).start()
+        found = refused(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    assert found.reason == 'HTTP 400: {"detail": "[key]"}'
