@@ -149,7 +149,7 @@ def get_config() -> ConfigDict:
     # tool that ends an episode, "" where an action without a call does. Of scripted alone: `stretch`, and `cut`, the
     # chance that a user turn ends after a step of a draft. Of the others: what stands between the user's turns of a
     # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most. `width`
-    # expeditions go at once, and know nothing of what the others find meanwhile.
+    # expeditions go at once, whatever limits.concurrency says, and know nothing of what the others find meanwhile.
     config.explorer = ConfigDict(
         {
             "name": "scripted",
