@@ -23,5 +23,6 @@ def log_to(path: Path) -> None:
     root = logging.getLogger()
     for other in list(root.handlers):
         other.setLevel(logging.WARNING)
+        other.setFormatter(logging.Formatter("warning: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("cojax").setLevel(logging.INFO)

@@ -76,7 +76,8 @@ class Stop:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number or not self.looping:
-            CONSOLE.print("stopped; run the same command again to go on")
+            begun = "" if self.looping else "; what was under way (warm start, D_0, an evaluation) begins anew"
+            CONSOLE.print(f"stopped; run the same command again to go on{begun}")
             os._exit(128 + number)
         self.number = number
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
@@ -125,7 +126,7 @@ def run(config: ConfigDict) -> int:
         if state.step < config.steps or stop():
             # A model's call under way is paid for: its reply goes into the journal.
             settle(config.llm.timeout)
-            return _stopped(stop, config, state.step)
+            return _stopped(stop, config, state)
         with clock("evaluation"):
             final, by, tasks = assemble.held_out_score(config, made, "evaluation")
         write_json(directory.folder / "final.json", _told(final, by, tasks))
@@ -263,6 +264,7 @@ def summarise(
         },
         "added": added,
         "initial": _initial(directory),
+        "explorer": _explored(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
@@ -277,6 +279,18 @@ def _initial(directory: RunDirectory) -> dict[str, Any]:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the evolutions' expeditions came to, and what their explorer cost where a model explored."""
+    figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
+    costs = {name for found in figures for name in found if name != "failures"}
+    return {
+        "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
+        "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
+        **{name: sum(found[name] for found in figures) for name in sorted(costs)},
+        **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
+    }
+
+
 def _sum(counts: Any) -> dict[str, int]:
     total: dict[str, int] = {}
     for count in counts:
@@ -285,8 +299,9 @@ def _sum(counts: Any) -> dict[str, int]:
     return total
 
 
-def _stopped(stop: Stop, config: ConfigDict, step: int) -> int:
-    CONSOLE.print(f"stopped at step {step} of {config.steps}; run the same command again to go on")
+def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
+    where = "at" if state.record is None else "in the evolution of"
+    CONSOLE.print(f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on")
     return 128 + stop.number
 
 

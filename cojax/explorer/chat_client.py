@@ -6,6 +6,7 @@ The key comes from the environment variable OPENAI_API_KEY alone, and is struck 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import random
 import threading
@@ -21,6 +22,7 @@ from cojax.explorer.tally import Tally
 from cojax.explorer.transport import Completion, Refused, completion, connect, most_tokens, post, struck
 from cojax.types import Message
 
+_LOG = logging.getLogger(__name__)
 # Seconds between attempts, doubled each time up to the longest; an endpoint that asks for more patience is given up.
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 # Seconds between two looks at a purse, while others hold all the room.
@@ -102,7 +104,7 @@ class ChatClient:
         self._tally.reset()
         with self._guard:
             # Calls that failed since the last completion, and when the first of them did.
-            self._in_a_row, self._since = 0, 0.0
+            self._in_a_row, self._since, self._told = 0, 0.0, False
             self._over: ChatFailure | None = None
             self._under_way.clear()
             self._capabilities = Capabilities()
@@ -291,6 +293,10 @@ class ChatClient:
                 now = self._clock()
                 self._since = self._since if self._in_a_row else now
                 self._in_a_row += 1
+                if not self._told:
+                    # Once an evolution: who watches the run should not take its silence for work.
+                    _LOG.warning("a call to %s failed: %s; going on without", self.settings.base_url, failure)
+                    self._told = True
                 if self._in_a_row >= _IN_A_ROW and (lasted := now - self._since) >= _DOWN:
                     reason = (
                         f"{self._in_a_row} calls failed one after another, for {lasted:.0f} s, the last by: "

@@ -162,6 +162,18 @@ def test_a_wrong_key_is_not_tried_on_every_call() -> None:
         assert server.requests == 1
 
 
+def test_the_first_call_that_fails_in_an_evolution_is_said_aloud(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(lambda body, count: Answer(status=503)) as server:
+        mind = client(server, attempts=1)
+        for _ in range(2):
+            purse = mind.begin()
+            for seed in range(3):
+                assert failure(mind, purse, seed=seed).kind == "server"
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert all("failed: server: HTTP 503" in line and "going on without" in line for line in said)
+
+
 def test_an_endpoint_that_is_down_for_long_is_given_up() -> None:
     clock = itertools.count(0.0, 4.0)  # seconds between failures
     with serving(in_turn(Answer("down", status=500))) as server:
