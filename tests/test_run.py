@@ -200,7 +200,14 @@ def in_the_last_evaluation(workdir: Path) -> bool:
     return (workdir / "checkpoints/6/host.json").exists()
 
 
-@pytest.mark.parametrize("moment", [in_rollout, in_evolution, in_checkpoint, in_the_last_evaluation])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        in_rollout,
+        in_evolution,
+        *(pytest.param(m, marks=pytest.mark.real) for m in (in_checkpoint, in_the_last_evaluation)),
+    ],
+)
 def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environment, tmp_path):
     workdir = tmp_path / "run"
     status, _ = kill_when(workdir, environment, lambda: moment(workdir))
@@ -302,6 +309,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, environmen
     assert_same_run(workdir, reference)
 
 
+@pytest.mark.real
 def test_every_arm_is_one_override(reference, environment, tmp_path):
     grown = {}
     for arm in ("none", "random", "uniform", "trajectory"):

@@ -339,11 +339,13 @@ def test_too_many_children_is_an_error_that_names_the_bound():
 
 def test_without_enclosure_the_limits_still_hold():
     world = isolate("hostile", bounds=BOUNDS, enclosed=False)
-    before = set(processes())
+    world.phrase([])
+    # Of this worker alone: other tests start processes meanwhile.
+    before = descendants(world.supervisor)
     assert attempt(world, "bomb").turns[0].observation.ok
     assert attempt(world, "orphan").turns[0].observation.ok
     assert attempt(world, "spin").outcome == "timeout"
-    assert gone(set(processes()) - before)
+    assert gone(descendants(world.supervisor) - before)
     world.close()
 
 

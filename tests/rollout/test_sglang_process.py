@@ -29,7 +29,9 @@ time.sleep({seconds})
 """
 # Starts a guard as a trainer does, says its process id, and waits to be killed.
 PARENT = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
+# Whoever starts the tests in the background may have them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 guard = subprocess.Popen([sys.executable, sys.argv[1], str(os.getpid()), *sys.argv[2:]], start_new_session=True)
 print(guard.pid, flush=True)
 time.sleep(60)
