@@ -176,7 +176,7 @@ def test_synthesized_dialogues_survive_validation() -> None:
     for number, place in enumerate(BFCL.tasks("seed", 8)):
         explored = explorer.explore(BFCL, place, None, (number,))
         for draft in explorer.abstract(explored.triplets, BFCL, place, None, (number,), 2):
-            verdict, made = Validation(BFCL)(draft, lambda _: False)
+            verdict, made = Validation(BFCL)(draft, lambda _: False, explorer)
             assert verdict.status == "accepted", verdict.evidence
             assert made is not None
             assert replay(BFCL, made, made.solution).trajectory.reward == 1.0
