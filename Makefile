@@ -32,7 +32,7 @@ soak: $(VENV)/.base
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m experiments.soak
 
-# The paper's comparison, in an hour and a half on two cores; goes on where it was stopped.
+# The paper's comparison; goes on where it was stopped.
 study: $(VENV)/.base
 	$(BIN)/python -m experiments.study --name=main
 

@@ -1,0 +1,1 @@
+"""Commands and configurations; the only place that reads a ConfigDict."""

@@ -51,6 +51,7 @@ from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
 from experiments.settings import check, settings
+from experiments.summary import summarise
 
 _LOG = logging.getLogger("cojax")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
@@ -235,68 +236,6 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
     finally:
         stop.looping = False
         metrics.close()
-
-
-def summarise(
-    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Clock
-) -> dict[str, Any]:
-    """summary.json: the result, what happened on the way, and where the time went.
-
-    `final_by` is the final success by kind of task, where the experiment names a key to tell kinds by.
-    """
-    records = list(directory.metrics.read())
-    evolutions = [record["evolution"] for record in records if "evolution" in record]
-    trained = sum(record["tokens_trained"] for record in records)
-    mismatch = sum(record.get("logprob_mismatch", 0.0) * record["tokens_trained"] for record in records)
-    tasks = sum(1 for _ in directory.tasks.read())
-    added = _sum(evolution["added"] for evolution in evolutions)
-    return {
-        "zero_shot": zero_shot,
-        "final": final,
-        **({"final_by": by} if by else {}),
-        "steps": steps,
-        "tasks_initial": tasks - sum(added.values()),
-        "tasks_final": tasks,
-        "signals": {kind: sum(record["signals"][kind] for record in records) for kind in signs.SIGNALS},
-        "verdicts": {
-            status: sum(evolution[status] for evolution in evolutions)
-            for status in ("accepted", "retained", "discarded")
-        },
-        "added": added,
-        "initial": _initial(directory),
-        "explorer": _explored(evolutions),
-        "quality": evolutions[-1].get("quality", {}) if evolutions else {},
-        "outcomes": _sum(record["outcomes"] for record in records),
-        "seconds": clock.summary(),
-        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
-        "logprob_mismatch": mismatch / trained if trained else 0.0,
-    }
-
-
-def _initial(directory: RunDirectory) -> dict[str, Any]:
-    """What finding D_0 came to: counts, and what it cost where a model explored."""
-    path = directory.folder / "initial.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the evolutions' expeditions came to, and what their explorer cost where a model explored."""
-    figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
-    costs = {name for found in figures for name in found if name != "failures"}
-    return {
-        "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
-        "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
-        **{name: sum(found[name] for found in figures) for name in sorted(costs)},
-        **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
-    }
-
-
-def _sum(counts: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for count in counts:
-        for name, number in count.items():
-            total[name] = total.get(name, 0) + number
-    return total
 
 
 def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:

@@ -74,7 +74,6 @@ def initial_tasks(
     attempts: int = 10,
     per_context: int = 1,
     kin: Kin | None = None,
-    stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, `per_context` a setup, from at most `attempts * count` setups.
 
@@ -92,7 +91,6 @@ def initial_tasks(
         seed=seed,
         step=0,
         kin=kin,
-        stop=stop,
     )
     if len(result.tasks) < count:
         reasons = result.reasons() or ["no draft could be worded"]

@@ -1,0 +1,73 @@
+"""What summary.json says of a finished run, from its logs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cojax import signals as signs
+from cojax.metrics import Clock
+from cojax.run_directory import RunDirectory
+
+
+def summarise(
+    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Clock
+) -> dict[str, Any]:
+    """summary.json: the result, what happened on the way, and where the time went.
+
+    `final_by` is the final success by kind of task, where the experiment names a key to tell kinds by.
+    """
+    records = list(directory.metrics.read())
+    evolutions = [record["evolution"] for record in records if "evolution" in record]
+    trained = sum(record["tokens_trained"] for record in records)
+    mismatch = sum(record.get("logprob_mismatch", 0.0) * record["tokens_trained"] for record in records)
+    tasks = sum(1 for _ in directory.tasks.read())
+    added = _sum(evolution["added"] for evolution in evolutions)
+    return {
+        "zero_shot": zero_shot,
+        "final": final,
+        **({"final_by": by} if by else {}),
+        "steps": steps,
+        "tasks_initial": tasks - sum(added.values()),
+        "tasks_final": tasks,
+        "signals": {kind: sum(record["signals"][kind] for record in records) for kind in signs.SIGNALS},
+        "verdicts": {
+            status: sum(evolution[status] for evolution in evolutions)
+            for status in ("accepted", "retained", "discarded")
+        },
+        "added": added,
+        "initial": _initial(directory),
+        "explorer": _explored(evolutions),
+        "quality": evolutions[-1].get("quality", {}) if evolutions else {},
+        "outcomes": _sum(record["outcomes"] for record in records),
+        "seconds": clock.summary(),
+        "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
+        "logprob_mismatch": mismatch / trained if trained else 0.0,
+    }
+
+
+def _initial(directory: RunDirectory) -> dict[str, Any]:
+    """What finding D_0 came to: counts, and what it cost where a model explored."""
+    path = directory.folder / "initial.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the evolutions' expeditions came to, and what their explorer cost where a model explored."""
+    figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
+    costs = {name for found in figures for name in found if name != "failures"}
+    return {
+        "expeditions": sum(evolution["expeditions"] for evolution in evolutions),
+        "explorer_failures": sum(evolution["explorer_failures"] for evolution in evolutions),
+        **{name: sum(found[name] for found in figures) for name in sorted(costs)},
+        **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
+    }
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, number in count.items():
+            total[name] = total.get(name, 0) + number
+    return total
