@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, Environment, Episode, play
-from cojax.types import Action, Evaluation, Message, Observation, Task, Trajectory, Triplet, Turn
+from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
+from cojax.wrapping import Wrapped, WrappedEpisode
 
 Play = Callable[..., Trajectory]  # `play`, or one that also watches deadlines
 
@@ -40,59 +41,27 @@ def follow(actions: Sequence[Action]) -> Actor:
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
     """Plays the actions on a fresh episode of the task, and keeps the states."""
-    filmed = _Filmed(environment)
-    trajectory = play(filmed, task, follow(actions), max_turns=len(actions))
-    return Replay(trajectory, tuple(filmed.states))
+    states: list[Mapping[str, Any]] = []
+    trajectory = play(_filmed(environment, states), task, follow(actions), max_turns=len(actions))
+    return Replay(trajectory, tuple(states))
 
 
-class _Filmed:
-    """An environment whose one episode leaves its states behind."""
+def _filmed(environment: Environment, states: list[Mapping[str, Any]]) -> Environment:
+    """The environment, of whose one episode the state at the start and after every action goes into `states`."""
 
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.name = environment.name
-        self.states: list[Mapping[str, Any]] = []
+    def start(task: Task) -> Episode:
+        episode = environment.start(task)
 
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self.environment.tools()
+        def reset() -> tuple[Message, ...]:
+            opening = episode.reset()
+            states.append(episode.state())
+            return opening
 
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        return self.environment.tasks(split, count, seed)
+        def step(action: Action) -> Observation:
+            observation = episode.step(action)
+            states.append(episode.state())
+            return observation
 
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return self.environment.phrase(steps)
+        return WrappedEpisode(episode, reset=reset, step=step)
 
-    def start(self, task: Task) -> Episode:
-        return _FilmedEpisode(self.environment.start(task), self.states)
-
-
-class _FilmedEpisode:
-    """An episode that notes its state at the start and after every action."""
-
-    def __init__(self, episode: Episode, states: list[Mapping[str, Any]]) -> None:
-        self.episode, self.states = episode, states
-
-    def reset(self) -> tuple[Message, ...]:
-        opening = self.episode.reset()
-        self.states.append(self.episode.state())
-        return opening
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self.episode.tools()
-
-    def step(self, action: Action) -> Observation:
-        observation = self.episode.step(action)
-        self.states.append(self.episode.state())
-        return observation
-
-    def state(self) -> Mapping[str, Any]:
-        return self.episode.state()
-
-    def affordances(self) -> tuple[Action, ...]:
-        return self.episode.affordances()
-
-    def evaluate(self) -> Evaluation:
-        return self.episode.evaluate()
-
-    def close(self) -> None:
-        self.episode.close()
+    return Wrapped(environment, start)

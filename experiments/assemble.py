@@ -9,10 +9,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
-from cojax.console import bar
 from cojax.curriculum import CURRICULA, Visits
 from cojax.environment import Charted, Environment
-from cojax.evaluate import Score, evaluate, success_by
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
@@ -26,14 +24,15 @@ from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
-from cojax.rollout.engine import Engine, Sampling
+from cojax.rollout.engine import Engine
 from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
-from cojax.types import Group, Task
+from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import Kin
 from experiments import engines, explorers, policies
 from experiments.quality import quality
+from experiments.scores import dev_score, sampling
 from experiments.settings import check, choose, kinds, settings
 
 ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
@@ -165,49 +164,6 @@ def validation(config: ConfigDict, made: Parts, explores: Explorer) -> Validatio
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
     return environment.popularity() if isinstance(environment, Charted) else None
-
-
-def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
-    """Success on the development split of the policy that the engine holds, in all and by evaluation.by."""
-    score, groups = evaluate(
-        made.engine,
-        made.chat,
-        made.environment,
-        made.development[:tasks],
-        sampling=sampling(config, made.chat, config.evaluation.temperature),
-        seed=(config.seed, step),
-        label=f"dev{step}",
-        limits=made.limits,
-    )
-    return score, _by(config, groups)
-
-
-def held_out_score(
-    config: ConfigDict, made: Parts, description: str
-) -> tuple[Score, dict[str, float], dict[str, float]]:
-    """Success on the evaluation split of the policy that the engine holds: in all, by evaluation.by, and of each task
-    by its id, those without a valid episode left out."""
-    with bar(description, len(made.evaluation)) as advance:
-        score, groups = evaluate(
-            made.engine,
-            made.chat,
-            made.environment,
-            made.evaluation,
-            sampling=sampling(config, made.chat, config.evaluation.temperature),
-            seed=(config.seed, 0),
-            label="eval",
-            limits=made.limits,
-            on_episode=lambda trajectory: advance(),
-        )
-    return score, _by(config, groups), {group.task.id: group.score for group in groups if group.valid}
-
-
-def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
-    return success_by(groups, config.evaluation.by) if config.evaluation.by else {}
-
-
-def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
-    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=(chat.end,))
 
 
 def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop:

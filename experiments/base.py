@@ -202,13 +202,17 @@ def get_config() -> ConfigDict:
     # `select`: confident | even | all, of the signals that there are more of than contexts.
     config.synthesis = ConfigDict({"contexts": 40, "budget": 40, "per_context": 2, "select": "confident"})
 
-    # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never).
+    # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never). With `trials` above 1 a
+    # task that the final policy fails is tried again, at sampling.temperature, after a note of its own where it is to
+    # `reflect` (Reflexion): that takes a verdict on each trial, so the figure is no longer the benchmark's own.
     config.evaluation = ConfigDict(
         {
             "split": "eval",
             "tasks": 1000,
             "seed": 0,  # of a split that is generated, the desk's: which tasks
             "temperature": 0.0,
+            "trials": 1,
+            "reflect": False,
             "dev_split": "dev",
             "dev_tasks": 200,
             "every": 20,

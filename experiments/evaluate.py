@@ -236,6 +236,11 @@ def _check(config: ConfigDict, samples: int) -> None:
     temperature = config.evaluation.temperature
     if temperature < 0:
         raise ValueError(f"evaluation.temperature is {temperature}; expected 0 or more")
+    if config.evaluation.trials > 1:
+        raise ValueError(
+            f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once a sample; set it "
+            "to 1, or train with it (experiments.run), which evaluates with it before and after"
+        )
     if samples > 1 and temperature == 0:
         raise ValueError(
             f"--samples={samples} at evaluation.temperature=0 would play one and the same episode {samples} times; "

@@ -29,7 +29,7 @@ from cojax.rollout.export import load_params
 from cojax.rollout.sglang_sleep import NOTES
 from cojax.store import write_json
 from cojax.types import Message
-from experiments import assemble, policies
+from experiments import assemble, policies, scores
 
 _SENT = 3  # versions of the weights on disk while a server takes a new one
 _LOGS = 200 * 2**20  # bytes
@@ -160,7 +160,7 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     actor = PolicyActor(
         made.engine,
         made.chat,
-        assemble.sampling(config, made.chat, config.sampling.temperature),
+        scores.sampling(config, made.chat, config.sampling.temperature),
         session="preflight",
         seed=(config.seed,),
     )

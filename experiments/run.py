@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,7 +31,6 @@ from cojax.checkpoint import CheckpointError
 from cojax.coevolve import coevolve, save, told
 from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
-from cojax.evaluate import Score
 from cojax.learner.memory import OutOfMemory
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.step import Learner
@@ -50,6 +49,7 @@ from experiments import assemble, policies, preflight, trained
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
+from experiments.scores import HeldOut, held_out_score
 from experiments.settings import check, settings
 from experiments.summary import summarise
 
@@ -129,9 +129,9 @@ def run(config: ConfigDict) -> int:
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
-            final, by, tasks = assemble.held_out_score(config, made, "evaluation")
-        write_json(directory.folder / "final.json", _told(final, by, tasks))
-        summary = summarise(state.step, directory, zero_shot, final.success, by, clock)
+            final = held_out_score(config, made, "evaluation", config.evaluation.trials)
+        write_json(directory.folder / "final.json", _told(final))
+        summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
         write_json(directory.folder / "summary.json", summary)
     finally:
         made.engine.close()
@@ -148,15 +148,24 @@ def _zero_shot(
         return float(json.loads(path.read_text())["success"])
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
-        score, by, tasks = assemble.held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, _told(score, by, tasks))
+        found = held_out_score(config, made, "zero-shot evaluation")
+    write_json(path, _told(found))
+    score = found.score
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success
 
 
-def _told(score: Score, by: Mapping[str, float], tasks: Mapping[str, float]) -> dict[str, Any]:
+def _told(found: HeldOut) -> dict[str, Any]:
     """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
-    return {"success": score.success, "error": score.error, "partial": score.partial, "by": by, "tasks": tasks}
+    score, trials = found.score, [dataclasses.asdict(trial) for trial in found.trials]
+    return {
+        "success": score.success,
+        "error": score.error,
+        "partial": score.partial,
+        "by": found.by,
+        "tasks": found.tasks,
+        **({"trials": trials} if trials else {}),
+    }
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:

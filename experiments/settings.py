@@ -28,7 +28,7 @@ _BOUNDS = {
     "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
     "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "explorer.shortest": 1, "explorer.width": 1,
     "explorer.window": 2_000, "validation.attempts": 0, "validation.evaluation_words": 0,
-    "evaluation.tasks": 1,
+    "evaluation.tasks": 1, "evaluation.trials": 1,
     "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
     "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
     "learner.updates_per_batch": 1, "warm_start.steps": 0, "warm_start.batch_size": 1, "warm_start.check_every": 1,
@@ -215,6 +215,11 @@ def check(config: ConfigDict) -> None:
         raise ValueError(
             f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
             f"{config.warm_start.batch_size}"
+        )
+    if config.evaluation.reflect and config.evaluation.trials == 1:
+        raise ValueError(
+            "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
+            "--config.evaluation.trials=3, say, or take it back"
         )
     _check_validation(config)
     _check_explorers(config)

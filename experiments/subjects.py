@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import SHOWN, Actors, Chat, PolicyActors
-from experiments import assemble, policies, trained
+from experiments import assemble, policies, scores, trained
 from experiments.presets import PRESETS
 from experiments.settings import choose
 
@@ -101,7 +101,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     try:
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, SHOWN[config.model.tools])
-        yield PolicyActors(engine, chat, assemble.sampling(config, chat, sampling))
+        yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
     finally:
         engine.close()
         # A copy for servers, as large as the model.

@@ -15,10 +15,18 @@ ROOT = Path(__file__).parents[1]
 # A module may import modules of its own level or below.
 LEVELS = [
     {"cojax", "cojax.types"},
-    {"cojax.environment", "cojax.store", "cojax.watch", "cojax.overlap"},
+    {"cojax.environment", "cojax.wrapping", "cojax.store", "cojax.watch", "cojax.overlap"},
     {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
-    {"cojax.synthesis", "cojax.validation", "cojax.evaluate", "cojax.metrics", "cojax.console", "cojax.report"},
+    {
+        "cojax.synthesis",
+        "cojax.validation",
+        "cojax.evaluate",
+        "cojax.reflexion",
+        "cojax.metrics",
+        "cojax.console",
+        "cojax.report",
+    },
     {"cojax.warm_start", "cojax.run_directory"},
     {"cojax.evaluation_directory", "cojax.loop"},
     {"cojax.coevolve"},

@@ -15,7 +15,7 @@ from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.explorer import Exploration, Explorer, Metered
 from cojax.overlap import beside
 from cojax.synthesis.expeditions import Expedition
-from cojax.synthesis.interruption import Interrupted, Interruptible
+from cojax.synthesis.interruption import Interrupted, interruptible
 from cojax.types import Task, TaskDraft, Verdict
 from cojax.validation.similarity import Kin
 
@@ -89,7 +89,7 @@ class Wave:
         def over() -> bool:
             return unwanted() or stop()
 
-        world = Interruptible(self.environment, over)
+        world = interruptible(self.environment, over)
         try:
             expedition = expedition.prepared(explorer)
             task, context = expedition.task, expedition.context

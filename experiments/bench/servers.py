@@ -19,7 +19,7 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.sglang import Served, SGLangEngine
 from cojax.rollout.sglang_process import Launch
 from cojax.types import Trajectory
-from experiments import assemble, desk, engines
+from experiments import assemble, desk, engines, scores
 from experiments.bench.arithmetic import parameter_count
 from experiments.bench.folders import model_of, read_plainly, room_for, size_of, write_plainly, write_random
 from experiments.bench.results import Row, Spread
@@ -104,7 +104,7 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         engine = made.engine
         assert isinstance(engine, SGLangEngine)
         params = initialize(made.model, 0)
-        sampling = assemble.sampling(config, made.chat, config.sampling.temperature)
+        sampling = scores.sampling(config, made.chat, config.sampling.temperature)
         tasks = made.environment.tasks("seed", max(1, batch // 8))
         waves: list[tuple[float, Served, list[Trajectory]]] = []
         try:

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
             table = narrowed(given.name, given.arms)
             jobs = tables.jobs(table.arms, seeds_of(given), given.development, further)
-            return study(given.name, table, jobs, folder, given.out or folder / "results", cores, given.deadline, stop)
+            name = given.name if given.arms is None else f"{given.name}-of-{'-'.join(table.arms)}"
+            return study(name, table, jobs, folder, given.out or folder / "results", cores, given.deadline, stop)
     except EXPECTED as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m experiments.study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--name", choices=TABLES, default="main", help="the table (main)")
-    parser.add_argument("--arms", help="some of its arms alone, with commas")
+    parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
     parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS})")
     parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
     parser.add_argument("--development", action="store_true", help="development seeds, evaluated on the dev split")
@@ -201,7 +202,7 @@ def stored(out: Path, job: Job) -> Record | None:
     if not path.exists():
         return None
     record = _read(path)
-    if different := mismatch(record, job):
+    if different := mismatch(record, job.config):
         raise ValueError(
             f"{path} holds a run with other settings: {different}. Choose another --out and --runs for these settings, "
             "or delete it and its run directory"
@@ -235,7 +236,7 @@ def _told(record: Record, seconds: float, out: Path) -> str:
     if out.absolute() == KEPT or not kept.exists():
         return line
     before = _read(kept)
-    if before["config"] != record["config"]:
+    if mismatch(before, record["config"]):
         return line
     different = unlike(before, record)
     return f"{line}, as in results/" if not different else f"{line}; {100 * before['final']:.1f} % in results/"

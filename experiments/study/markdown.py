@@ -14,6 +14,7 @@ _BUDGETS: Mapping[str, str] = {
     "tasks_added": "tasks added",
     "explorer_actions": "explorer's actions",
     "drafts": "drafts validated",
+    "evaluation_episodes": "episodes of the final evaluation",
 }
 # Budgets are told against this arm where a table has it.
 _REFERENCE = "feedback"
@@ -63,7 +64,8 @@ def _success(summary: Mapping[str, Any]) -> str:
     rows = [("zero-shot", _interval(summary["zero_shot"]), "", "")]
     for arm in summary["arms"]:
         gain = _points(arm["gain"]["mean"])
-        rows.append((arm["title"], _interval(arm["final"]), gain, f"{100 * arm['live_groups']:.0f} %"))
+        live = "" if arm["live_groups"] is None else f"{100 * arm['live_groups']:.0f} %"
+        rows.append((arm["title"], _interval(arm["final"]), gain, live))
     return _table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 

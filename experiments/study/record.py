@@ -23,7 +23,7 @@ Record = dict[str, Any]
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
-RESULT = ("zero_shot", "final", "held_out", "curves", "dev", "signals", "evolutions", "tasks", "quality")
+RESULT = ("zero_shot", "final", "held_out", "trials", "curves", "dev", "signals", "evolutions", "tasks", "quality")
 
 
 class NotFinished(RuntimeError):
@@ -54,6 +54,8 @@ def record_of(job: Job, place: Path) -> Record:
         "final": summary["final"],
         "held_out": solved(*(found["tasks"] for found in evaluations)),
         "budget": budget(summary, metrics),
+        # Where the final evaluation may try a task again: what each trial came to.
+        **({"trials": evaluations[1]["trials"]} if "trials" in evaluations[1] else {}),
         "seconds": {part: round(spent, 2) for part, spent in summary["seconds"].items()},
         "curves": {
             "step": [row["step"] for row in metrics],
@@ -127,19 +129,19 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
     ]
 
 
-def mismatch(record: Record, job: Job) -> str:
-    """Which settings of a stored record differ from the job's; empty where it is the same run.
+def mismatch(record: Record, config: Mapping[str, Any]) -> str:
+    """Which settings of a stored record differ from this configuration; empty where it is the same run.
 
     A setting that only one of them has was added to or taken from the code: its default leaves runs as they were.
     """
-    known, now = dict(_leaves(record["config"])), dict(_leaves(job.config))
+    known, now = dict(_leaves(record["config"])), dict(_leaves(config))
     different = [name for name in sorted(known.keys() & now.keys()) if known[name] != now[name]]
     return ", ".join(f"{name} was {known[name]!r}, now {now[name]!r}" for name in different)
 
 
 def unlike(one: Record, other: Record) -> list[str]:
     """Which parts of the result of two runs of one job differ; none where they are the same to the last bit."""
-    return [name for name in RESULT if json.loads(json.dumps(one[name])) != json.loads(json.dumps(other[name]))]
+    return [name for name in RESULT if json.loads(json.dumps(one.get(name))) != json.loads(json.dumps(other.get(name)))]
 
 
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:

@@ -71,6 +71,8 @@ def _row(
 ) -> dict[str, Any]:
     crosses = [cross_table(record["held_out"]) for record in records]
     seconds = [record["seconds"] for record in records]
+    live = [record["curves"]["live_groups"] for record in records]
+    budgets = [{**record["budget"], "evaluation_episodes": _evaluation_episodes(record)} for record in records]
     return {
         "arm": arm,
         "title": ARMS[arm].title,
@@ -78,12 +80,19 @@ def _row(
         "final": _estimate(final),
         "gain": dataclasses.asdict(_paired(final, zero_shot)),
         "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
-        "live_groups": _mean([_mean(record["curves"]["live_groups"]) for record in records]),
-        "budget": {name: _mean([record["budget"][name] for record in records]) for name in records[0]["budget"]},
+        # None of an arm that takes no step.
+        "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
+        "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
         "seconds": _mean([one["total"] for one in seconds]),
         "feedback_share": _mean([one["feedback"] / one["total"] for one in seconds]),
     }
+
+
+def _evaluation_episodes(record: Record) -> int:
+    """Of the final evaluation: more than it has tasks where one may be tried again."""
+    trials = record.get("trials")
+    return sum(trial["episodes"] for trial in trials) if trials else record["held_out"]["tasks"]
 
 
 def _difference(one: str, other: str, finals: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:

@@ -67,6 +67,9 @@ ARMS: Mapping[str, Arm] = {
         "F = 20", {"evolve": "feedback", "evolve_every": 20, "synthesis.contexts": 80, "synthesis.budget": 80}
     ),
     "rest": Arm("ReST: imitates its successes on D_0", {"evolve": "none", "learner.advantage": "success"}),
+    # No training, or none but on D_0, and more spent on the evaluation: two more trials of what failed.
+    "zero-shot-retry": Arm("zero-shot, three trials", {"evolve": "none", "steps": 0, "evaluation.trials": 3}),
+    "retry": Arm("static D_0, three trials", {"evolve": "none", "evaluation.trials": 3}),
     "curriculum": Arm("learnability curriculum on D_0", {"evolve": "none", "curriculum": "learnability"}),
     "learnability": Arm("feedback + learnability curriculum", {"evolve": "feedback", "curriculum": "learnability"}),
     "control-learnability": Arm(
@@ -117,8 +120,16 @@ TABLES: Mapping[str, Table] = {
     ),
     "adaptive": Table(
         "Other ways to learn from one's own episodes",
-        ("static", "curriculum", "rest", "feedback"),
-        (("curriculum", "static"), ("rest", "static"), ("feedback", "curriculum"), ("feedback", "rest")),
+        ("zero-shot-retry", "static", "retry", "curriculum", "rest", "feedback"),
+        (
+            ("retry", "static"),
+            ("curriculum", "static"),
+            ("rest", "static"),
+            ("feedback", "zero-shot-retry"),
+            ("feedback", "retry"),
+            ("feedback", "curriculum"),
+            ("feedback", "rest"),
+        ),
     ),
     "own": Table(
         "Our own arm, feedback that draws tasks by learnability: what the curriculum adds, and what signals",

@@ -319,6 +319,29 @@ def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
     assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | 1 of 1 |" in written(apart)  # one seed has no interval
 
 
+def stepless(seed):
+    """A run without a step, whose final evaluation tries a failed task again."""
+    made = record("static", seed, 0.5)
+    curves = {name: [] for name in made["curves"]}
+    trials = [{"success": 0.25, "episodes": 4}, {"success": 0.5, "episodes": 3}]
+    none = {"curves": curves, "dev": [], "signals": {kind: [] for kind in made["signals"]}, "trials": trials}
+    return {**made, **none, "arm": "zero-shot-retry", "steps": 0}
+
+
+def test_an_arm_without_steps_has_a_row_and_every_trial_counts(tmp_path):
+    table = Table("Trials", ("zero-shot-retry", "feedback"), (("feedback", "zero-shot-retry"),))
+    found = summarise("pair", table, (1, 2), known(*map(stepless, (1, 2)), record("feedback", 1, 0.75),
+                                                   record("feedback", 2, 0.75)))  # fmt: skip
+    retry, feedback = found["arms"]
+    assert (retry["live_groups"], found["steps"]) == (None, [0, 2])
+    assert (retry["budget"]["evaluation_episodes"], feedback["budget"]["evaluation_episodes"]) == (7, 4)
+    page = written(found)
+    assert "| zero-shot, three trials | 50.0 ± 0.0 | +25.0 |  |" in page
+    assert "| episodes of the final evaluation | 7 (+75 %) | 4 |" in page
+    drawn = figures.draw({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
+    assert drawn == list(figures.FIGURES)
+
+
 def test_pictures_are_drawn_of_what_arms_have(tmp_path):
     def arms(*names):
         return {arm: [record(arm, seed, 0.5) for seed in (1, 2)] for arm in names}
@@ -337,12 +360,12 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     write_json(place_of(tmp_path, job.name), one)
     assert stored(tmp_path, job) == one
     other = jobs(["static"], [101], further={"steps": 3})[0]
-    assert mismatch(one, other) == f"steps was {COMMON['steps']}, now 3"
+    assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
     with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
         stored(tmp_path, other)
     older = copy.deepcopy(one)
     del older["config"]["quorum"]  # a setting that the code did not have then
-    assert mismatch(older, job) == ""
+    assert mismatch(older, job.config) == ""
     place_of(tmp_path, job.name).write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
         stored(tmp_path, job)
@@ -388,7 +411,7 @@ SMALL = (
 def test_a_small_table_from_end_to_end(tmp_path):
     environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
     command = [
-        sys.executable, "-m", "experiments.study", "--name=main", "--arms=static,feedback", "--seeds=1",
+        sys.executable, "-m", "experiments.study", "--name=adaptive", "--arms=static,retry,feedback", "--seeds=1",
         f"--runs={tmp_path / 'runs'}", *(f"--config.{setting}" for setting in SMALL),
     ]  # fmt: skip
 
@@ -408,9 +431,14 @@ def test_a_small_table_from_end_to_end(tmp_path):
     assert code == 0, said
     assert "resumed at step" in (tmp_path / "runs/static-101.log").read_text()
     out = tmp_path / "runs/results"
-    table = json.loads((out / "main.json").read_text())
+    name = "adaptive-of-static-retry-feedback"
+    table = json.loads((out / f"{name}.json").read_text())
     assert (table["seeds"], table["tasks"], table["seeds_with_several_zero_shots"]) == ([101], 24, [])
-    static, feedback = table["arms"]
+    static, retry, feedback = table["arms"]
+    # The same training; then what failed is tried again.
+    trials = json.loads((out / "runs/retry-101.json").read_text())["trials"]
+    assert trials[0]["success"] == static["final"]["mean"] <= trials[-1]["success"] == retry["final"]["mean"]
+    assert retry["budget"]["tokens_trained"] == static["budget"]["tokens_trained"]
     assert static["budget"]["tasks_added"] == 0 < feedback["budget"]["tasks_added"]
     assert static["budget"]["episodes"] == feedback["budget"]["episodes"] == 64
     one = json.loads((out / "runs/feedback-101.json").read_text())
@@ -418,11 +446,11 @@ def test_a_small_table_from_end_to_end(tmp_path):
     assert one["facts"]["versions"]["jax"]
     assert len(list((tmp_path / "cache/warm-start").glob("*/warm_start.json"))) == 1
     # All is read back; the page is the same; a run made anew is the same to the bit.
-    page, log = (out / "main.md").read_bytes(), (tmp_path / "runs/feedback-101.log").read_bytes()
+    page, log = (out / f"{name}.md").read_bytes(), (tmp_path / "runs/feedback-101.log").read_bytes()
     code, said = study()
     assert code == 0
-    assert "2 runs, 2 of them stored" in said
-    assert (out / "main.md").read_bytes() == page
+    assert "3 runs, 3 of them stored" in said
+    assert (out / f"{name}.md").read_bytes() == page
     assert (tmp_path / "runs/feedback-101.log").read_bytes() == log
     code, said = study("--again=feedback-101", f"--out={out}")
     assert code == 0

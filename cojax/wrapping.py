@@ -1,0 +1,64 @@
+"""Environments around environments: what is not replaced passes through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Environment, Episode
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
+
+
+class Wrapped:
+    """`environment`, whose episodes begin by `start`."""
+
+    def __init__(self, environment: Environment, start: Callable[[Task], Episode]) -> None:
+        self.environment, self.name = environment, environment.name
+        self._start = start
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self.environment.tools()
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return self.environment.tasks(split, count, seed)
+
+    def start(self, task: Task) -> Episode:
+        return self._start(task)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return self.environment.phrase(steps)
+
+
+class WrappedEpisode:
+    """`episode`, which is opened by `reset` and goes on by `step` where they are given."""
+
+    def __init__(
+        self,
+        episode: Episode,
+        *,
+        reset: Callable[[], tuple[Message, ...]] | None = None,
+        step: Callable[[Action], Observation] | None = None,
+    ) -> None:
+        self.episode = episode
+        self._reset, self._step = reset or episode.reset, step or episode.step
+
+    def reset(self) -> tuple[Message, ...]:
+        return self._reset()
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self.episode.tools()
+
+    def step(self, action: Action) -> Observation:
+        return self._step(action)
+
+    def state(self) -> Mapping[str, Any]:
+        return self.episode.state()
+
+    def affordances(self) -> tuple[Action, ...]:
+        return self.episode.affordances()
+
+    def evaluate(self) -> Evaluation:
+        return self.episode.evaluate()
+
+    def close(self) -> None:
+        self.episode.close()

@@ -1,0 +1,85 @@
+"""How the policy that the engine holds does: on the development split, and on the held-out one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ml_collections import ConfigDict
+
+from cojax.console import bar
+from cojax.environment import Environment
+from cojax.evaluate import Score, evaluate, score, success_by
+from cojax.reflexion import Trial, retried
+from cojax.rollout.chat import Chat
+from cojax.rollout.engine import Sampling
+from cojax.types import Group, Task
+
+if TYPE_CHECKING:
+    from experiments.assemble import Parts
+
+
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
+    """Success on the development split of the policy that the engine holds, in all and by evaluation.by."""
+    score, groups = evaluate(
+        made.engine,
+        made.chat,
+        made.environment,
+        made.development[:tasks],
+        sampling=sampling(config, made.chat, config.evaluation.temperature),
+        seed=(config.seed, step),
+        label=f"dev{step}",
+        limits=made.limits,
+    )
+    return score, _by(config, groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+    """Success on the evaluation split: in all, by evaluation.by, and of each task by its id, those without a valid
+    episode left out. `trials` tell what each came to where a task may be tried more than once."""
+
+    score: Score
+    by: dict[str, float]
+    tasks: Mapping[str, float]
+    trials: Sequence[Trial]
+
+
+def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
+    """How the policy that the engine holds does on the evaluation split, where a task may be tried `trials` times."""
+    section, count = config.evaluation, 0
+
+    def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
+        nonlocal count
+        # Another trial at temperature 0 would be the same episode.
+        temperature = config.sampling.temperature if count else section.temperature
+        with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
+            _, groups = evaluate(
+                made.engine,
+                made.chat,
+                environment,
+                tasks,
+                sampling=sampling(config, made.chat, temperature),
+                seed=(config.seed, 0, count) if count else (config.seed, 0),
+                label=label,
+                limits=made.limits,
+                on_episode=lambda trajectory: advance(),
+            )
+        count += 1
+        return groups
+
+    groups = play(made.environment, made.evaluation, "eval")
+    told: list[Trial] = []
+    if trials > 1:
+        groups, told = retried(play, made.environment, groups, trials, section.reflect, room=config.explorer.window)
+    solved = {group.task.id: group.score for group in groups if group.valid}
+    return HeldOut(score(groups), _by(config, groups), solved, told)
+
+
+def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=(chat.end,))
+
+
+def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:
+    return success_by(groups, config.evaluation.by) if config.evaluation.by else {}
