@@ -203,10 +203,13 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column(style="dim")
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
+    trials = summary.get("trials", ())
     if zero_shot is not None:
         table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
     if final is not None:
         table.add_row("held-out success, final", f"{100 * final:.1f} %")
+    for number, success in enumerate(trials[1:], 2):
+        table.add_row(f"  after {number} trials", f"{100 * success:.1f} %")
     for name, success in summary.get("final_by", {}).items():
         table.add_row(f"  {name}", f"{100 * success:.1f} %")
     if zero_shot is not None and final is not None:

@@ -20,7 +20,6 @@ from cojax.wrapping import Wrapped, WrappedEpisode
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
 # Notes that are kept in view, the newest, and the characters of one.
 _NOTES, _NOTE = 3, 1_000
-_ROOM = 24_000
 
 _REQUEST = """You worked on a task and did not solve it. You will try it again from the start.
 
@@ -31,27 +30,30 @@ What you did, and what came of it:
 {record}
 
 In a few sentences: what went wrong, and what will you do differently? Write for yourself; call no tool now."""
-_REMINDER = "You tried this before and did not solve it. What you noted then:"
+_REMINDER = "You tried what follows before and did not solve it. What you noted then:"
+# What stands before a message of the record; → before what came of an action.
+_SPEAKERS = {"user": "The user said:"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`success`: share of all tasks that are solved after this trial; `episodes`, `turns` and sampled `tokens` of this
-    trial alone, notes included in the tokens."""
+    """`success`: share of all tasks that are solved after this trial; of this trial alone its `episodes`, their
+    `turns`, the `notes` that were written before it, and the `tokens` sampled for both."""
 
     success: float
     episodes: int
     turns: int
+    notes: int
     tokens: int
 
 
 def retried(
-    play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int = _ROOM
+    play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int
 ) -> tuple[list[Group], list[Trial]]:
     """Each task's last trial, and what each of at most `trials` trials came to; `groups` are the first.
 
     A task is tried until an episode earns full reward. Where the policy `reflects`, it writes a note about each failure
-    before, from at most `room` characters; otherwise it tries again without a hint. A task whose episode was lost to
+    before, from about `room` characters; otherwise it tries again without a hint. A task whose episode was lost to
     the machinery is not tried again: nobody knows that it failed. Raises what `play` raises.
     """
     last = {group.task.id: group for group in groups}
@@ -88,14 +90,20 @@ def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence
         sum(map(_solved, scored)) / max(1, len(scored)),
         len(episodes),
         sum(len(trajectory.turns) for trajectory in episodes),
+        sum(bool(_note(group)) for group in written),
         sum(len(turn.action_tokens) for trajectory in sampled for turn in trajectory.turns),
     )
 
 
 def _note(group: Group) -> str:
     """What was written, without what was thought before; empty where nothing came."""
-    said = [turn.action.text for trajectory in group.trajectories for turn in trajectory.turns]
-    return shortened(said[0].rpartition("</think>")[2].strip(), _NOTE) if said else ""
+    said = [_said(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
+    return shortened(said[0], _NOTE) if said else ""
+
+
+def _said(text: str) -> str:
+    """A reply without the thought before it; nothing where the thought did not come to its end."""
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 class Notebook:
@@ -154,9 +162,12 @@ def request(failure: Trajectory, room: int) -> str:
     characters; the oldest actions are left out first."""
     task = shortened("\n".join(message.content for message in failure.opening), room // 2)
     steps = [
-        f"{turn.action.text or Chat.write(turn.action.calls) or '(nothing)'}\n→ {turn.observation.text or '(nothing)'}"
+        "\n".join((
+            _said(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
+            *(f"{_SPEAKERS.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
+        ))
         for turn in failure.turns
-    ]
+    ]  # fmt: skip
     shown = [step for step in fitted(steps, room - len(task), each=8) if step is not None]
     first = len(steps) - len(shown) + 1
     record = "\n".join(f"{number}. {step}" for number, step in enumerate(shown, first)) or "(nothing)"
@@ -166,7 +177,7 @@ def request(failure: Trajectory, room: int) -> str:
 def reminded(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
     """The environment, whose tasks open with the notes about them: task id → notes, oldest first.
 
-    They end the last opening message, as a template may not take one message more.
+    They begin the last opening message: a template may not take one message more, and a long one is cut at its end.
     """
 
     def start(task: Task) -> Episode:
@@ -175,7 +186,7 @@ def reminded(environment: Environment, notes: Mapping[str, Sequence[str]]) -> En
 
         def reset() -> tuple[Message, ...]:
             *before, asked = episode.reset()
-            return (*before, Message(asked.role, f"{asked.content}\n\n{_REMINDER}\n{lines}"))
+            return (*before, Message(asked.role, f"{_REMINDER}\n{lines}\n\n{asked.content}"))
 
         return WrappedEpisode(episode, reset=reset) if lines else episode
 

@@ -204,7 +204,7 @@ def get_config() -> ConfigDict:
 
     # The final figure on `split`; the curve on `dev_split`, every `every` steps (0: never). With `trials` above 1 a
     # task that the final policy fails is tried again, at sampling.temperature, after a note of its own where it is to
-    # `reflect` (Reflexion): that takes a verdict on each trial, so the figure is no longer the benchmark's own.
+    # `reflect` (Reflexion): what that comes to takes a verdict on each trial, and is told beside the final figure.
     config.evaluation = ConfigDict(
         {
             "split": "eval",

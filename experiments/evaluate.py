@@ -239,7 +239,7 @@ def _check(config: ConfigDict, samples: int) -> None:
     if config.evaluation.trials > 1:
         raise ValueError(
             f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once a sample; set it "
-            "to 1, or train with it (experiments.run), which evaluates with it before and after"
+            "to 1, or run with it (experiments.run), whose final evaluation tries again what failed"
         )
     if samples > 1 and temperature == 0:
         raise ValueError(

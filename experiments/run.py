@@ -132,6 +132,8 @@ def run(config: ConfigDict) -> int:
             final = held_out_score(config, made, "evaluation", config.evaluation.trials)
         write_json(directory.folder / "final.json", _told(final))
         summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
+        if final.trials:
+            summary["trials"] = [trial.success for trial in final.trials]
         write_json(directory.folder / "summary.json", summary)
     finally:
         made.engine.close()
@@ -157,15 +159,16 @@ def _zero_shot(
 
 def _told(found: HeldOut) -> dict[str, Any]:
     """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
-    score, trials = found.score, [dataclasses.asdict(trial) for trial in found.trials]
-    return {
+    score = found.score
+    told = {
         "success": score.success,
         "error": score.error,
         "partial": score.partial,
         "by": found.by,
         "tasks": found.tasks,
-        **({"trials": trials} if trials else {}),
     }
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {**told, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else told
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:

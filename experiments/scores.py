@@ -13,6 +13,7 @@ from cojax.environment import Environment
 from cojax.evaluate import Score, evaluate, score, success_by
 from cojax.reflexion import Trial, retried
 from cojax.rollout.chat import Chat
+from cojax.rollout.collect import collect
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
 
@@ -38,12 +39,17 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[S
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
     """Success on the evaluation split: in all, by evaluation.by, and of each task by its id, those without a valid
-    episode left out. `trials` tell what each came to where a task may be tried more than once."""
+    episode left out.
+
+    These are of the first trial. Where a task may be tried again, `trials` tell what each came to, and `tasks_at_last`
+    the score of each task's last one.
+    """
 
     score: Score
     by: dict[str, float]
     tasks: Mapping[str, float]
-    trials: Sequence[Trial]
+    trials: Sequence[Trial] = ()
+    tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
@@ -54,27 +60,35 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         nonlocal count
         # Another trial at temperature 0 would be the same episode.
         temperature = config.sampling.temperature if count else section.temperature
+        # As many may be lost to the machinery as of all tasks.
+        rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
-            _, groups = evaluate(
+            groups = collect(
                 made.engine,
                 made.chat,
                 environment,
                 tasks,
+                group_size=1,
                 sampling=sampling(config, made.chat, temperature),
                 seed=(config.seed, 0, count) if count else (config.seed, 0),
                 label=label,
-                limits=made.limits,
+                limits=dataclasses.replace(made.limits, error_rate=rate),
                 on_episode=lambda trajectory: advance(),
             )
         count += 1
         return groups
 
     groups = play(made.environment, made.evaluation, "eval")
-    told: list[Trial] = []
-    if trials > 1:
-        groups, told = retried(play, made.environment, groups, trials, section.reflect, room=config.explorer.window)
-    solved = {group.task.id: group.score for group in groups if group.valid}
-    return HeldOut(score(groups), _by(config, groups), solved, told)
+    first = HeldOut(score(groups), _by(config, groups), _scores(groups))
+    if trials == 1:
+        return first
+    # A token is at least a character or two, and half of the context is left for the note.
+    last, told = retried(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
+    return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
+
+
+def _scores(groups: Sequence[Group]) -> dict[str, float]:
+    return {group.task.id: group.score for group in groups if group.valid}
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:

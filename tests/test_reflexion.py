@@ -58,7 +58,7 @@ def evaluated(engine, trials: int, reflects: bool, count: int = 4, world=WORLD, 
                        label=label, limits=Limits(**{"error_rate": 1.0, **limits}))  # fmt: skip
 
     first = play(world, WORLD.tasks("eval", count), "first")
-    return *retried(play, world, first, trials, reflects), labels
+    return *retried(play, world, first, trials, reflects, 24_000), labels
 
 
 def test_a_note_about_each_failure_is_in_view_at_the_next_trial():
@@ -68,6 +68,7 @@ def test_a_note_about_each_failure_is_in_view_at_the_next_trial():
     assert [trial.success for trial in trials] == [0.25, 0.5, 0.75]
     assert [trial.episodes for trial in trials] == [4, 3, 2]
     assert [trial.turns for trial in trials] == [8, 9, 8]
+    assert [trial.notes for trial in trials] == [0, 3, 2]
     assert [group.score for group in groups] == [1.0, 1.0, 1.0, 0.0]
     assert [group.task for group in groups] == list(WORLD.tasks("eval", 4))
     assert labels == ["first", "note2", "trial2", "note3", "trial3"]
@@ -89,12 +90,12 @@ def test_what_is_solved_is_not_tried_again():
     assert ([trial.success for trial in trials], labels) == ([1.0], ["first"])
 
 
-@pytest.mark.parametrize("note", ["", "   ", "<think>count to 9 instead</think>"])
+@pytest.mark.parametrize("note", ["", "   ", "<think>count to 9 instead</think>", "<think>count to 9 instead"])
 def test_a_note_that_says_nothing_is_none(note: str):
     engine = Counter(note)
     _, trials, _ = evaluated(engine, 2, reflects=True)
-    assert [trial.success for trial in trials] == [0.25, 0.25]
-    assert not any("You tried this before" in text for text in engine.heard)
+    assert [(trial.success, trial.notes) for trial in trials] == [(0.25, 0), (0.25, 0)]
+    assert not any("You tried what follows" in text for text in engine.heard)
 
 
 def test_notes_are_cut_and_the_newest_are_kept():
@@ -147,12 +148,20 @@ def test_a_request_holds_the_task_and_the_newest_of_the_record():
     assert "(nothing)" in request(Trajectory(task), 1_000)
 
 
-def test_reminders_end_the_last_opening_message():
+def test_a_request_tells_what_a_user_said_from_what_came_of_an_action_and_leaves_thoughts_out():
+    task = Task("dialogue", "book a flight", {})
+    replies = (Message("tool", "booked"), Message("user", "and a hotel"))
+    turns = (Turn(Action("<think>hm, a long thought</think>book()"), Observation(replies)),)
+    text = request(Trajectory(task, opening=(Message("user", "book a flight"),), turns=turns), 10_000)
+    assert "1. book()\n→ booked\nThe user said: and a hotel" in text
+    assert "long thought" not in text
+
+
+def test_reminders_begin_the_last_opening_message():
     task = WORLD.tasks("eval", 1)[0]
     world = reminded(WORLD, {task.id: ("look first",)})
     (opening,) = world.start(task).reset()
-    assert opening.content.startswith(task.query)
-    assert opening.content.endswith("1. look first")
+    assert opening.content.endswith(f"1. look first\n\n{task.query}")
     other = WORLD.tasks("eval", 2)[1]
     assert world.start(other).reset() == WORLD.start(other).reset()
     assert (world.name, world.tools(), world.tasks("eval", 2)) == (WORLD.name, WORLD.tools(), WORLD.tasks("eval", 2))

@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,14 @@ from cojax.run_directory import RunDirectoryError, locked
 from cojax.store import StorageError, write_json, write_text
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import written
-from experiments.study.record import NotFinished, Record, mismatch, record_of, unlike
+from experiments.study.record import NotFinished, Record, checked, mismatch, record_of, unlike
 from experiments.study.summary import Records, complete_seeds, summarise
 from experiments.study.tables import DEVELOPMENT_SEEDS, EVALUATION_SEEDS, TABLES, Job, Table
 
+_ALL = "all"
 # Records that are part of the repository.
 KEPT = schedule.ROOT / "results"
-EXPECTED = (ValueError, KeyError, TypeError, NotFinished, RunDirectoryError, StorageError)
+EXPECTED = (ValueError, KeyError, TypeError, OSError, NotFinished, RunDirectoryError, StorageError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,15 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number in before:
             signal.signal(number, lambda *received: stop.set())
         further = settings_of(rest)
+        if not given.deadline > 0:
+            raise ValueError(f"--deadline={given.deadline:g}; expected seconds above 0")
+        if given.again and further:
+            raise ValueError("--again takes its settings from the stored record; leave --config.… out")
         folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
         cores = schedule.available_cores(given.jobs)
+        plans = [] if given.again else planned(given, further)
         with locked(folder, "--runs"):
             if given.again:
                 return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
-            table = narrowed(given.name, given.arms)
-            jobs = tables.jobs(table.arms, seeds_of(given), given.development, further)
-            name = given.name if given.arms is None else f"{given.name}-of-{'-'.join(table.arms)}"
-            return study(name, table, jobs, folder, given.out or folder / "results", cores, given.deadline, stop)
+            out = given.out or folder / "results"
+            with locked(out, "--out"):
+                for name, table, jobs in plans:
+                    if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
+                        return status
+                return 0
     except EXPECTED as error:
         print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 2
@@ -65,9 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m experiments.study", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m experiments.study",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--name", choices=TABLES, default="main", help="the table (main)")
+    parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
     parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS})")
     parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
@@ -78,6 +89,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="records, tables, pictures (RUNS/results)")
     parser.add_argument("--deadline", type=float, default=3600.0, help="seconds a run may take (3600)")
     return parser
+
+
+def planned(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[Job]]]:
+    """The tables asked for, each with its name and its runs. Raises ValueError, KeyError or TypeError."""
+    plans = []
+    for name in TABLES if given.name == _ALL else (given.name,):
+        table = narrowed(name, given.arms)
+        called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
+        jobs = tables.jobs(table.arms, seeds_of(given), given.development, further)
+        for job in jobs:
+            job.config  # noqa: B018  a setting that does not fit is told before anything runs
+        plans.append((called, table, jobs))
+    return plans
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
@@ -108,7 +132,7 @@ def narrowed(name: str, arms: str | None) -> Table:
     table = TABLES[name]
     if arms is None:
         return table
-    wanted = [arm.strip() for arm in arms.split(",") if arm.strip()]
+    wanted = list(dict.fromkeys(arm.strip() for arm in arms.split(",") if arm.strip()))
     if strange := [arm for arm in wanted if arm not in table.arms] or [] if wanted else [arms]:
         raise ValueError(f"arm {strange[0]!r} is not in table {name!r}; it has {', '.join(table.arms)}")
     differences = tuple(pair for pair in table.differences if set(pair) <= set(wanted))
@@ -126,8 +150,6 @@ def study(
     stop: threading.Event,
 ) -> int:
     """Runs what has no record yet, then writes the table of all complete seeds; the exit status."""
-    for job in jobs:
-        job.config  # noqa: B018  a setting that does not fit is told before anything runs
     records = {(job.arm, job.seed): found for job in jobs if (found := stored(out, job)) is not None}
     left = [job for job in jobs if (job.arm, job.seed) not in records]
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
@@ -137,7 +159,7 @@ def study(
     def on_end(job: Job, why: str, seconds: float) -> None:
         try:
             record = None if why else record_of(job, folder / job.name)
-        except NotFinished as error:
+        except (NotFinished, StorageError) as error:
             record, why = None, str(error)
         if record is None:
             failed.append(job.name)
@@ -182,10 +204,12 @@ def again(
     before = _read(place_of(out, name))
     job = Job(before["arm"], before["seed"], before["settings"])
     place = folder / "again" / job.name
+    # A run that a killed command left ends first: what it still writes is not to be mixed with this one.
+    schedule.free(place, stop)
     shutil.rmtree(place, ignore_errors=True)
     if why := schedule.run(job, place, core, deadline, stop, lambda: None):
         CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
-        return 1
+        return 130 if stop.is_set() else 1
     now = record_of(job, place)
     for fact in ("hardware", "versions", "commit"):
         if before["facts"][fact] != now["facts"][fact]:
@@ -215,8 +239,9 @@ def place_of(out: Path, name: str) -> Path:
 
 
 def _read(path: Path) -> Record:
+    """A record. Raises ValueError for one that is not there, or is none, with the others or the way out."""
     try:
-        return json.loads(path.read_text())
+        return checked(json.loads(path.read_text()), path.stem)
     except FileNotFoundError:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.json"))) or "none"
         raise ValueError(f"no record {path}; there are: {known}") from None
@@ -235,7 +260,10 @@ def _told(record: Record, seconds: float, out: Path) -> str:
     kept = place_of(KEPT, f"{record['arm']}-{record['seed']}")
     if out.absolute() == KEPT or not kept.exists():
         return line
-    before = _read(kept)
+    try:
+        before = _read(kept)
+    except ValueError as error:
+        return f"{line}; {error}"
     if mismatch(before, record["config"]):
         return line
     different = unlike(before, record)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cojax.signals import SIGNALS
-from experiments.study.panels import KINDS, START, band, colour, figure, palette, shares, titles
+from experiments.study.panels import KINDS, START, band, colours, figure, palette, shares, titles
 from experiments.study.record import Record, cross_table
 
 Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
@@ -20,9 +20,10 @@ _SMOOTH = 5  # steps that a noisy curve is averaged over
 def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last figure of each arm is not the held-out one."""
     made, (axes,) = figure()
-    for place, (arm, records) in enumerate(arms.items()):
+    shades = colours(arms)
+    for arm, records in arms.items():
         curves = [[(step, 100 * value) for step, value in record["dev"]] for record in records]
-        band(axes, curves, colour(arm, place), titles([arm])[0])
+        band(axes, curves, shades[arm], titles([arm])[0])
     axes.set(xlabel="step", ylabel="success on the development split, %")
     axes.legend(fontsize=8, frameon=False)
     return made
@@ -31,12 +32,13 @@ def success(arms: Arms) -> Figure:
 def live_groups(arms: Arms) -> Figure:
     """Groups whose episodes do not all score alike: the others carry no gradient."""
     made, (axes,) = figure()
-    for place, (arm, records) in enumerate(arms.items()):
+    shades = colours(arms)
+    for arm, records in arms.items():
         curves = [
             list(zip(record["curves"]["step"], (100 * v for v in record["curves"]["live_groups"]), strict=True))
             for record in records
         ]
-        band(axes, curves, colour(arm, place), titles([arm])[0], _SMOOTH)
+        band(axes, curves, shades[arm], titles([arm])[0], _SMOOTH)
     axes.set(xlabel="step", ylabel="live groups, %", ylim=(0, None))
     axes.legend(fontsize=8, frameon=False)
     return made
@@ -60,16 +62,22 @@ def signals(arms: Arms) -> Figure | None:
 
 def task_distribution(arms: Arms) -> Figure:
     """Every task of the first seed in the plane of the development tasks; the later added, the darker."""
-    made, panels = figure(len(arms), 0.4 + 2.7 * len(arms), 3.2)
+    made, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
+    first = next(iter(arms.values()))[0]
     placed = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
               for arm, records in arms.items()}  # fmt: skip
+    last = max(record["steps"] for records in arms.values() for record in records)
     limits = [_limits([found[axis] for found in placed.values()]) for axis in (0, 1)]
     for axes, (arm, (x, y, step)) in zip(panels, placed.items(), strict=True):
         axes.scatter(x[step == 0], y[step == 0], s=7, color=START, linewidth=0)
-        later, last = step > 0, arms[arm][0]["steps"]
-        axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
+        later = step > 0
+        shown = axes.scatter(x[later], y[later], s=7, c=step[later], cmap="viridis_r", vmin=0, vmax=last, linewidth=0)
         axes.set_title(f"{titles([arm])[0]}\n{len(x)} tasks", fontsize=8)
         axes.set(xticks=[], yticks=[], xlim=limits[0], ylim=limits[1])
+    made.colorbar(shown, ax=panels, label="step that added the task; D_0 grey", shrink=0.8)
+    made.supxlabel(
+        f"first two principal components of the development tasks' queries; seed {first['seed']}", fontsize=8
+    )
     return made
 
 
@@ -79,10 +87,11 @@ def conversion(arms: Arms) -> Figure | None:
     if not grown:
         return None
     made, panels = figure(2, 8.6)
-    for place, arm in enumerate(grown):
+    shades = colours(arms)
+    for arm in grown:
         for axes, (part, whole) in zip(panels, (("fruitful", "expeditions"), ("tasks", "drafts")), strict=True):
             curves = [_rates(record, part, whole) for record in arms[arm]]
-            band(axes, curves, colour(arm, place), titles([arm])[0])
+            band(axes, curves, shades[arm], titles([arm])[0])
     panels[0].set(xlabel="step", ylabel="expeditions that brought a task, %", ylim=(0, 105))
     panels[1].set(xlabel="step", ylabel="drafts that became a task, %", ylim=(0, 105))
     panels[0].legend(fontsize=8, frameon=False)
@@ -203,10 +212,11 @@ def _histogram(arms: Arms, column: str, bins: np.ndarray, label: str) -> Figure:
     first = [record for records in arms.values() for record in records]
     _steps(axes, [v for r in first for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if not s],
            bins, START, "D_0")  # fmt: skip
-    for place, (arm, records) in enumerate(arms.items()):
+    shades = colours(arms)
+    for arm, records in arms.items():
         added = [v for r in records for v, s in zip(r["tasks"][column], r["tasks"]["step"], strict=True) if s]
         if added:
-            _steps(axes, added, bins, colour(arm, place), f"added by {titles([arm])[0]}")
+            _steps(axes, added, bins, shades[arm], f"added by {titles([arm])[0]}")
     axes.set(xlabel=label, ylabel="tasks, %")
     axes.legend(fontsize=8, frameon=False)
     return made

@@ -7,8 +7,8 @@ from typing import Any
 
 # Budgets in the order of the table, with what they are called.
 _BUDGETS: Mapping[str, str] = {
-    "episodes": "episodes",
-    "turns": "environment steps",
+    "episodes": "training episodes",
+    "turns": "their environment steps",
     "tokens_sampled": "tokens sampled",
     "tokens_trained": "tokens trained",
     "tasks_added": "tasks added",
@@ -42,10 +42,12 @@ def _heading(summary: Mapping[str, Any]) -> str:
     seeds = summary["seeds"]
     steps = " or ".join(map(str, summary["steps"]))
     settings = ", ".join(f"`{name}={value}`" for name, value in summary["common_settings"].items())
+    tried = any(arm["settings"].get("evaluation.trials", 1) > 1 for arm in summary["arms"])
+    again = " Further trials of a task are sampled as in training, once the first is known to have failed." * tried
     return (
         f"{len(seeds)} seeds ({', '.join(map(str, seeds))}), {steps} steps, success on {summary['tasks']} tasks of the "
-        f"split `{summary['split']}`, greedy. ± and brackets are 95 % intervals over seeds (Student); differences are "
-        f"paired by seed. All runs: `experiments/desk.py` with {settings}."
+        f"split `{summary['split']}`, greedy.{again} ± and brackets are 95 % intervals over seeds (Student); "
+        f"differences are paired by seed. All runs: `experiments/desk.py` with {settings}."
     )
 
 
@@ -95,7 +97,7 @@ def _budgets(summary: Mapping[str, Any]) -> str:
             cells.append(f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else ""))
         rows.append((title, *cells))
     rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))
-    rows.append(("of them feedback", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
+    rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
     return _table(("", *(arm["title"] for arm in arms.values())), rows)
 
 

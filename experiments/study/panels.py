@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,17 +28,22 @@ def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[F
     return made, axes
 
 
-def colour(arm: str, place: int) -> str:
-    """An arm's own colour, or the `place`-th."""
-    return _PALETTE[_ARMS.get(arm, place) % len(_PALETTE)]
+def colours(arms: Collection[str]) -> dict[str, str]:
+    """Arm → its colour: its own, or the first that no arm beside it has."""
+    own = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
+    free = (shade for shade in _PALETTE if shade not in own.values())
+    return {arm: own.get(arm) or next(free) for arm in arms}
 
 
 def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1) -> None:
-    """Mean over seeds with its 95 % interval, at every x that all curves have, over the last `window` of them each."""
+    """Mean over seeds with its 95 % interval, at every x that all curves have, over the last `window` of them each;
+    nothing where there is none."""
     known = [dict(curve) for curve in curves]
     xs = sorted(set.intersection(*(set(curve) for curve in known))) if known else []
     smooth = [[float(np.mean([one[x] for x in xs[max(0, i + 1 - window) : i + 1]])) for i in range(len(xs))]
               for one in known]  # fmt: skip
+    if not xs:
+        return
     found = [estimate([curve[place] for curve in smooth]) for place in range(len(xs))]
     axes.plot(xs, [one.mean for one in found], color=colour, label=label, linewidth=1.6)
     ends = [(x, one.low, one.high) for x, one in zip(xs, found, strict=True) if one.low is not None]

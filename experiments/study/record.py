@@ -15,7 +15,7 @@ from cojax.signals import SIGNALS
 from cojax.store import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments.study.launch import THREADS
-from experiments.study.tables import Job
+from experiments.study.tables import Job, plain
 from experiments.study.tasks import described
 
 Record = dict[str, Any]
@@ -23,7 +23,18 @@ Record = dict[str, Any]
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 # What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
-RESULT = ("zero_shot", "final", "held_out", "trials", "curves", "dev", "signals", "evolutions", "tasks", "quality")
+RESULT = (
+    "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "tasks", "quality",
+)  # fmt: skip
+# What a record holds, and as what.
+_KEYS: Mapping[str, Any] = {
+    **dict.fromkeys(("settings", "config", "facts", "threads", "held_out", "budget", "seconds", "curves"), dict),
+    **dict.fromkeys(("signals", "tasks", "quality"), dict),
+    **dict.fromkeys(("dev", "evolutions"), list),
+    **dict.fromkeys(("arm", "split"), str),
+    **dict.fromkeys(("zero_shot", "final", "evolution_seconds"), (int, float)),
+    **dict.fromkeys(("seed", "steps"), int),
+}
 
 
 class NotFinished(RuntimeError):
@@ -34,8 +45,13 @@ def record_of(job: Job, place: Path) -> Record:
     """The record of the run in `place`. Raises NotFinished, saying what is missing."""
     summary, config = _read(place / "summary.json"), _read(place / "config.json")
     evaluations = [_read(place / f"{name}.json") for name in ("zero_shot", "final")]
+    if different := mismatch(config, job.config):
+        raise NotFinished(f"{place} holds a run with other settings: {different}. Choose another --runs, or delete it")
+    if summary["steps"] != job.config["steps"]:
+        raise NotFinished(f"{place} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
     if any("tasks" not in found for found in evaluations):
         raise NotFinished(f"{place} does not say which held-out tasks were solved; delete it and run the study again")
+    trials = evaluations[1].get("trials", [])
     metrics = list(Log(place / "metrics.jsonl").read())
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(place / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
@@ -51,12 +67,14 @@ def record_of(job: Job, place: Path) -> Record:
         "threads": dict(THREADS),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
-        "final": summary["final"],
-        "held_out": solved(*(found["tasks"] for found in evaluations)),
+        # Of the last trial, where there may be several.
+        "final": trials[-1]["success"] if trials else summary["final"],
+        "held_out": solved(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
         "budget": budget(summary, metrics),
-        # Where the final evaluation may try a task again: what each trial came to.
-        **({"trials": evaluations[1]["trials"]} if "trials" in evaluations[1] else {}),
+        **({"trials": trials} if trials else {}),
         "seconds": {part: round(spent, 2) for part, spent in summary["seconds"].items()},
+        # Of the part `feedback` what came after D_0.
+        "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
             "step": [row["step"] for row in metrics],
             **{name: [round(row[name], _DIGITS) for row in metrics] for name in CURVES},
@@ -129,13 +147,27 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
     ]
 
 
-def mismatch(record: Record, config: Mapping[str, Any]) -> str:
-    """Which settings of a stored record differ from this configuration; empty where it is the same run.
+def checked(found: Any, name: str) -> Record:
+    """`found` as the record of the run of that name, ARM-SEED. Raises ValueError where it is none."""
+    if not isinstance(found, dict):
+        raise ValueError(f"a record is an object, this is a {type(found).__name__}")
+    if missing := [key for key in _KEYS if not isinstance(found.get(key), _KEYS[key])]:
+        raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
+    if f"{found['arm']}-{found['seed']}" != name:
+        raise ValueError(f"it is of the run {found['arm']}-{found['seed']}")
+    return found
 
-    A setting that only one of them has was added to or taken from the code: its default leaves runs as they were.
+
+def mismatch(record: Record, config: Mapping[str, Any]) -> str:
+    """Which settings of a stored record, or of a run's config.json, differ from this configuration; empty where it is
+    the same run, wherever that lay.
+
+    A setting that was added to the code since counts as its default, which leaves runs as they were; one that was
+    taken from it is passed over.
     """
-    known, now = dict(_leaves(record["config"])), dict(_leaves(config))
-    different = [name for name in sorted(known.keys() & now.keys()) if known[name] != now[name]]
+    known = {**dict(_leaves(plain({}))), **dict(_leaves(record["config"]))}
+    now = dict(_leaves(config))
+    different = [name for name in sorted(now) if name != "workdir" and known[name] != now[name]]
     return ", ".join(f"{name} was {known[name]!r}, now {now[name]!r}" for name in different)
 
 
@@ -163,6 +195,6 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise NotFinished(
-            f"{path} cannot be read ({error}); run the study again, which goes on with the run"
-        ) from error
+        # A run that has its summary takes itself for finished, and writes nothing anew.
+        begin = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""
+        raise NotFinished(f"{path} cannot be read ({error}); {begin}run the study again") from error

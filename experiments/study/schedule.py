@@ -120,7 +120,7 @@ def run(
 ) -> str:
     """Runs one job to its end; why it has not finished, or an empty string. What it prints goes to PLACE.log."""
     log = place.with_name(f"{place.name}.log")
-    _await(place, stop)
+    free(place, stop)
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, place)]
     environment = {**os.environ, **THREADS, "PYTHONUNBUFFERED": "1"}
@@ -149,7 +149,7 @@ def run(
     return f"exit status {process.returncode}: {_last_words(log)} (see {log})"
 
 
-def _await(place: Path, stop: threading.Event) -> None:
+def free(place: Path, stop: threading.Event) -> None:
     """Waits while another process holds the run directory: a run that a killed study left ends its step first."""
     until = time.monotonic() + _GRACE
     while not stop.is_set():

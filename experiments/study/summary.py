@@ -85,7 +85,9 @@ def _row(
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
         "seconds": _mean([one["total"] for one in seconds]),
-        "feedback_share": _mean([one["feedback"] / one["total"] for one in seconds]),
+        "feedback_share": _mean(
+            [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]
+        ),
     }
 
 

@@ -1,4 +1,4 @@
-"""Which runs a table is made of. Everything here was fixed before the evaluation seeds were run.
+"""Which runs a table is made of. What a table compares was fixed before its runs on evaluation seeds.
 
 Settings were chosen on the development seeds and the development split alone: `--development` runs see nothing else.
 """
@@ -70,7 +70,10 @@ ARMS: Mapping[str, Arm] = {
     # No training, or none but on D_0, and more spent on the evaluation: two more trials of what failed.
     "zero-shot-retry": Arm("zero-shot, three trials", {"evolve": "none", "steps": 0, "evaluation.trials": 3}),
     "retry": Arm("static D_0, three trials", {"evolve": "none", "evaluation.trials": 3}),
-    "curriculum": Arm("learnability curriculum on D_0", {"evolve": "none", "curriculum": "learnability"}),
+    # All of a batch by p(1 − p): of a set that does not grow all tasks are the newest.
+    "curriculum": Arm(
+        "learnability curriculum on D_0", {"evolve": "none", "curriculum": "learnability", "fresh_fraction": 0.0}
+    ),
     "learnability": Arm("feedback + learnability curriculum", {"evolve": "feedback", "curriculum": "learnability"}),
     "control-learnability": Arm(
         "control + learnability curriculum", {"evolve": "trajectory", "curriculum": "learnability"}
@@ -159,7 +162,12 @@ class Job:
     @property
     def config(self) -> dict[str, Any]:
         """The whole configuration, but for the workdir. Raises KeyError, TypeError for a setting that does not fit."""
-        return json.loads(json.dumps(configured(self.settings).to_dict()))
+        return plain(self.settings)
+
+
+def plain(settings: Settings) -> dict[str, Any]:
+    """`configured`, as JSON has it."""
+    return json.loads(json.dumps(configured(settings).to_dict()))
 
 
 def configured(settings: Settings) -> ConfigDict:
@@ -180,13 +188,18 @@ def configured(settings: Settings) -> ConfigDict:
 def jobs(arms: Sequence[str], seeds: Sequence[int], development: bool = False, further: Settings = {}) -> list[Job]:  # noqa: B006
     """Runs by seed, then arm, so that what was done is paired whenever the study is stopped.
 
-    `further` settings win over those of all arms. Raises ValueError for an arm that ARMS lacks.
+    `further` settings win over the common ones, never over what makes an arm. Raises ValueError for an arm that ARMS
+    lacks, and for a further setting that every arm has a value of its own for.
     """
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"arm {unknown[0]!r} not found; available: {', '.join(ARMS)}")
+    if fixed := [
+        name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm].settings for arm in arms)
+    ]:
+        raise ValueError(f"{fixed[0]} is what tells runs apart; choose them by --arms and --seeds")
     split = ON_DEVELOPMENT_TASKS if development else {}
     return [
-        Job(arm, seed, {**COMMON, **ARMS[arm].settings, **further, **split, "seed": seed})
+        Job(arm, seed, {**COMMON, **further, **ARMS[arm].settings, **split, "seed": seed})
         for seed in seeds
         for arm in arms
     ]

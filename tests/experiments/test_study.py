@@ -21,7 +21,17 @@ from experiments.study import figures, schedule
 from experiments.study.__main__ import main, narrowed, place_of, settings_of, stored
 from experiments.study.launch import THREADS
 from experiments.study.markdown import written
-from experiments.study.record import budget, cross_table, evolutions, mismatch, solved, unlike
+from experiments.study.panels import colours
+from experiments.study.record import (
+    NotFinished,
+    budget,
+    cross_table,
+    evolutions,
+    mismatch,
+    record_of,
+    solved,
+    unlike,
+)
 from experiments.study.schedule import Queue
 from experiments.study.statistics import Estimate, estimate, paired
 from experiments.study.summary import summarise
@@ -71,6 +81,20 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
         own = {"evaluation.split": "dev"} if development else {}
         assert job.settings == {**COMMON, **ARMS[job.arm].settings, **own, "seed": seeds[0]}
     assert len({json.dumps(job.config) for job in made}) == len(made)
+
+
+def test_what_makes_an_arm_is_not_overridden():
+    retry, static = jobs(["zero-shot-retry", "static"], [101], further={"steps": 60, "evaluation.trials": 2})
+    assert (retry.config["steps"], retry.config["evaluation"]["trials"]) == (0, 3)
+    assert (static.config["steps"], static.config["evaluation"]["trials"]) == (60, 2)
+
+
+def test_arms_of_a_table_are_told_apart_by_colour():
+    for table in TABLES.values():
+        shades = colours(table.arms)
+        assert list(shades) == list(table.arms)
+        assert len(set(shades.values())) == len(table.arms)
+    assert colours(TABLES["main"].arms)["feedback"] == colours(TABLES["own"].arms)["feedback"]
 
 
 def test_seeds_and_tables_are_sound():
@@ -263,6 +287,7 @@ def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "bound
         "seconds": {"warm_start": 20.0, "generation": 6.0, "update": 3.0, "feedback": 1.0, "total": 10.0},
         "curves": {"step": [1, 2], "success": [0.2, 0.4], "turns": [3.0, 4.0], "live_groups": [0.5, 0.7],
                    "tasks": [2, 2 + len(added)]},
+        "evolution_seconds": 1.0,
         "dev": [[1, 0.2], [2, final]],
         "signals": {"forgetting": [0, 1], "boundary": [5, 3], "rare": [2, 2]},
         "evolutions": [{"step": 2, "origin": origin, "expeditions": 2, "fruitful": 1, "drafts": 2, "tasks": 1}
@@ -366,9 +391,45 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     older = copy.deepcopy(one)
     del older["config"]["quorum"]  # a setting that the code did not have then
     assert mismatch(older, job.config) == ""
-    place_of(tmp_path, job.name).write_text("{")
-    with pytest.raises(ValueError, match="cannot be read"):
+    less = jobs(["static"], [101], further={"quorum": 0.5})[0]
+    assert mismatch(older, less.config) == "quorum was 1.0, now 0.5"
+    elsewhere = {"config": {**job.config, "workdir": "elsewhere"}}
+    assert mismatch(elsewhere, job.config) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "has 'settings', which is missing"),
+        ("[]", "a record is an object, this is a list"),
+        (json.dumps({**record("static", 101, 0.5), "config": []}), "has 'config', which is missing or of another kind"),
+        (json.dumps(record("static", 102, 0.5)), "it is of the run static-102"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_its_path(tmp_path, text, why):
+    (job,) = jobs(["static"], [101])
+    path = place_of(tmp_path, job.name)
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}.*{why}"):
         stored(tmp_path, job)
+
+
+def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
+    job = jobs(["static"], [101], further={"steps": 3})[0]
+    for name in ("zero_shot", "final"):
+        write_json(tmp_path / f"{name}.json", {"success": 0.5, "tasks": {}})
+    write_json(tmp_path / "summary.json", {"steps": 2})
+    write_json(tmp_path / "config.json", {"config": {**job.config, "batch_size": 5}})
+    with pytest.raises(NotFinished, match="other settings: batch_size was 5, now 16"):
+        record_of(job, tmp_path)
+    write_json(tmp_path / "config.json", {"config": {**job.config, "workdir": "there"}})
+    with pytest.raises(NotFinished, match="ended after 2 steps, not 3"):
+        record_of(job, tmp_path)
+    (tmp_path / "final.json").write_text("")
+    with pytest.raises(NotFinished, match=f"delete {tmp_path} and run the study again"):
+        record_of(job, tmp_path)
 
 
 def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
@@ -389,6 +450,11 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--arms=nosuch"], "it has static, random, control, feedback"),
         (["--again=feedback-7", f"--out={tmp_path}"], "there are: none"),
         (["--jobs=0"], "--jobs=0"),
+        (["--deadline=nan"], "expected seconds above 0"),
+        (["--seed=3"], "unexpected argument '--seed=3'"),
+        (["--config.evolve=none"], "evolve is what tells runs apart"),
+        (["--config.seed=7"], "seed is what tells runs apart"),
+        (["--again=feedback-7", "--config.steps=2"], "--again takes its settings from the stored record"),
         (["extra"], "unexpected argument 'extra'"),
     ):
         assert main([*where, *flags]) == 2, flags
