@@ -31,6 +31,7 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         _cross(summary),
+        *_breakdowns(summary),
         _quality(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
@@ -105,6 +106,22 @@ def _cross(summary: Mapping[str, Any]) -> str:
     names = ("kept", "recovered", "lost", "never")
     rows = [(arm["title"], *(f"{arm['cross_table'][name]:.0f}" for name in names)) for arm in summary["arms"]]
     return "## Held-out tasks, before → after\n\n" + _table(("arm", *names), rows)
+
+
+_KINDS = {"actions": "actions of the solution", "tool": "least popular tool of the solution"}
+
+
+def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
+    arms = summary["arms"]
+    told = []
+    for name, found in summary["breakdowns"].items():
+        rows = [
+            (row["kind"], str(row["tasks"]), *(f"{100 * value:.0f}" for value in
+             (row["zero_shot"], *(row["arms"][arm["arm"]] for arm in arms))))
+            for row in found
+        ]  # fmt: skip
+        told.append(_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
+    return ["## Held-out success by kind of task, %", *told] if told else []
 
 
 def _quality(summary: Mapping[str, Any]) -> str:

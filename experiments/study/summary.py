@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments.study.breakdown import breakdowns
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import Estimate, estimate, paired
 from experiments.study.tables import ARMS, Table
@@ -57,6 +58,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             _row(arm, [records[arm, seed] for seed in complete], finals[arm], zero_shot) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
+        "breakdowns": breakdowns({arm: [records[arm, seed] for seed in complete] for arm in table.arms}),
         "made_with": _made_with(used),
     }  # fmt: skip
 

@@ -15,10 +15,12 @@ import pytest
 
 from cojax.run_directory import locked
 from cojax.store import write_json
+from cojax.types import content_hash
 from environments import load
 from experiments.settings import check
 from experiments.study import figures, schedule
 from experiments.study.__main__ import main, narrowed, place_of, settings_of, stored
+from experiments.study.breakdown import breakdowns
 from experiments.study.launch import THREADS
 from experiments.study.markdown import written
 from experiments.study.panels import colours
@@ -365,6 +367,32 @@ def test_an_arm_without_steps_has_a_row_and_every_trial_counts(tmp_path):
     assert "| episodes of the final evaluation | 7 (+75 %) | 4 |" in page
     drawn = figures.draw({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
     assert drawn == list(figures.FIGURES)
+
+
+def test_success_is_told_by_kind_of_task():
+    settings = {"evaluation.tasks": 40, "evaluation.seed": 3}
+    tasks = sorted(load("desk").tasks("eval", 40, 3), key=lambda task: task.id)
+    short = "".join("1" if len(task.solution) == 2 else "0" for task in tasks)
+
+    def of(arm, final):
+        job = jobs([arm], [1], further=settings)[0]
+        made = record(arm, 1, 0.5, digest=content_hash([task.id for task in tasks]))
+        held_out = {**made["held_out"], "tasks": 40, "zero_shot": "0" * 40, "final": final}
+        return {**made, "config": job.config, "held_out": held_out}
+
+    found = breakdowns({"static": [of("static", "0" * 40)], "feedback": [of("feedback", short), of("feedback", short)]})
+    by_actions = {row["kind"]: (row["tasks"], row["zero_shot"], row["arms"]) for row in found["actions"]}
+    assert by_actions["2"] == (short.count("1"), 0.0, {"static": 0.0, "feedback": 1.0})
+    assert by_actions["3"][2] == {"static": 0.0, "feedback": 0.0}
+    assert list(by_actions)[-1] == "6 and more"
+    for rows in found.values():
+        assert sum(row["tasks"] for row in rows) == 40
+        assert sum(row["tasks"] * row["arms"]["feedback"] for row in rows) == pytest.approx(short.count("1"))
+    popularity = load("desk").popularity()
+    order = [popularity[row["kind"]] for row in found["tool"]]
+    assert order == sorted(order, reverse=True)
+    assert "finish" not in {row["kind"] for row in found["tool"]}
+    assert breakdowns({"static": [record("static", 1, 0.5)]}) == {}  # of tasks that the desk does not have
 
 
 def test_pictures_are_drawn_of_what_arms_have(tmp_path):
