@@ -19,7 +19,7 @@ from cojax.types import content_hash
 from environments import load
 from experiments.settings import check
 from experiments.study import figures, schedule
-from experiments.study.__main__ import main, narrowed, place_of, settings_of, stored
+from experiments.study.__main__ import _parser, main, narrowed, place_of, planned, settings_of, stored
 from experiments.study.breakdown import breakdowns
 from experiments.study.launch import THREADS
 from experiments.study.markdown import written
@@ -83,6 +83,15 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
         own = {"evaluation.split": "dev"} if development else {}
         assert job.settings == {**COMMON, **ARMS[job.arm].settings, **own, "seed": seeds[0]}
     assert len({json.dumps(job.config) for job in made}) == len(made)
+
+
+def test_all_tables_are_planned_at_once_and_a_part_of_one_has_its_own_name():
+    def names(*flags):
+        return [(name, len(jobs)) for name, _, jobs in planned(_parser().parse_args(flags), {})]
+
+    assert names("--name=all", "--seeds=2") == [(name, 2 * len(table.arms)) for name, table in TABLES.items()]
+    assert names("--arms=static, feedback,static", "--seeds=3") == [("main-of-static-feedback", 6)]
+    assert names("--quick") == [("main", 8)]
 
 
 def test_what_makes_an_arm_is_not_overridden():
