@@ -1,4 +1,4 @@
-"""Held-out success by kind of task: where arms of a table differ."""
+"""By kind of task: held-out success, and what task sets hold. Where arms of a table differ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import environments
 from cojax.environment import Charted, Environment
 from cojax.types import Task, content_hash
 from experiments.study.record import Record
+from experiments.study.tasks import least_popular
 
 # Solutions of so many actions, or more, are one kind.
 _LONG = 6
@@ -26,12 +27,24 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     known = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in used}
     if known != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
-    ending = used[0]["config"]["explorer"]["ending"]
-    kinds = {
-        "actions": _actions,
-        **({"tool": _rarest(environment, ending)} if isinstance(environment, Charted) else {}),
-    }
+    kinds: dict[str, Callable[[Task], Any]] = {"actions": _actions}
+    if isinstance(environment, Charted):
+        popularity = environment.popularity()
+        tool = least_popular(environment, used[0]["config"]["explorer"]["ending"])
+        # The most popular ones first.
+        kinds["tool"] = lambda task: (-popularity.get(tool(task), 1.0), tool(task))
     return {name: _rows([of(task) for task in tasks], arms) for name, of in kinds.items()}
+
+
+def held(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
+    """Least popular tool of a solution → arm → how many tasks of the final set it is that of, mean over seeds. The
+    commonest over all arms come first; none where no tool's popularity is known."""
+    counts = {
+        arm: Counter(tool for record in records for tool in record["tasks"]["tool"] if tool)
+        for arm, records in arms.items()
+    }
+    order = [tool for tool, _ in sum(counts.values(), Counter()).most_common()]
+    return {tool: {arm: counts[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
 
 
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
@@ -68,15 +81,3 @@ def _held_out(record: Record) -> tuple[Environment, list[Task]]:
 def _actions(task: Task) -> tuple[int, str]:
     count = len(task.solution)
     return (count, str(count)) if count < _LONG else (_LONG, f"{_LONG} and more")
-
-
-def _rarest(environment: Charted, ending: str) -> Callable[[Task], tuple[float, str]]:
-    """The least popular tool of a task's solution but the `ending`; the most popular of these come first."""
-    popularity = {name: value for name, value in environment.popularity().items() if name != ending}
-
-    def kind(task: Task) -> tuple[float, str]:
-        names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
-        rarest = min(names, key=lambda name: (popularity[name], name), default="")
-        return (-popularity.get(rarest, 1.0), rarest)
-
-    return kind

@@ -33,6 +33,7 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         _cross(summary),
         *_breakdowns(summary),
         _quality(summary),
+        *_by_tool(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
     ]
@@ -135,6 +136,12 @@ def _quality(summary: Mapping[str, Any]) -> str:
         "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any."
         "\n\n" + _table(head, rows)
     )
+
+
+def _by_tool(summary: Mapping[str, Any]) -> list[str]:
+    arms = summary["arms"]
+    rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
+    return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
 def _made_with(made: Mapping[str, Any]) -> str:

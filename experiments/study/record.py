@@ -16,7 +16,7 @@ from cojax.store import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments.study.launch import THREADS
 from experiments.study.tables import Job, plain
-from experiments.study.tasks import described
+from experiments.study.tasks import COLUMNS, described, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that are kept, one value a step.
@@ -82,7 +82,7 @@ def record_of(job: Job, place: Path) -> Record:
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "signals": {kind: [row["signals"][kind] for row in metrics] for kind in SIGNALS},
         "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
-        "tasks": described(tasks, targets),
+        "tasks": described(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
@@ -153,6 +153,8 @@ def checked(found: Any, name: str) -> Record:
         raise ValueError(f"a record is an object, this is a {type(found).__name__}")
     if missing := [key for key in _KEYS if not isinstance(found.get(key), _KEYS[key])]:
         raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
+    if missing := [column for column in COLUMNS if column not in found["tasks"]]:
+        raise ValueError(f"the tasks of a record have {missing[0]!r}, which is missing here")
     if f"{found['arm']}-{found['seed']}" != name:
         raise ValueError(f"it is of the run {found['arm']}-{found['seed']}")
     return found

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.study.breakdown import breakdowns
+from experiments.study.breakdown import breakdowns, held
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import Estimate, estimate, paired
 from experiments.study.tables import ARMS, Table
@@ -38,6 +38,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     used = [records[arm, seed] for seed in complete for arm in table.arms]
     if len(sets := {(record["split"], record["held_out"]["digest"]) for record in used}) > 1:
         raise ValueError(f"the runs of table {name!r} were evaluated on {len(sets)} different sets of tasks")
+    by_arm = {arm: [records[arm, seed] for seed in complete] for arm in table.arms}
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
     return {
@@ -55,10 +56,11 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             seed for seed in complete if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
-            _row(arm, [records[arm, seed] for seed in complete], finals[arm], zero_shot) for arm in table.arms
+            _row(arm, by_arm[arm], finals[arm], zero_shot) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
-        "breakdowns": breakdowns({arm: [records[arm, seed] for seed in complete] for arm in table.arms}),
+        "breakdowns": breakdowns(by_arm),
+        "tasks_by_tool": held(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import environments
+from cojax.environment import Charted, Environment
 from cojax.quality import HashedNgrams, greatest_similarity
 from cojax.types import Task
 
@@ -16,11 +17,26 @@ from cojax.types import Task
 _SPANNING = 300
 _DIGITS = 4
 Columns = dict[str, list[Any]]
+COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 
-def described(tasks: Sequence[Task], targets: Sequence[Task]) -> Columns:
-    """One column each: `step` and `origin` of the task, `turns` of its solution, `x` and `y` in the plane, and
-    `similarity`, the greatest cosine to one of the `targets`, the tasks that are evaluated. At least one task."""
+def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:
+    """Task → the least popular tool of its solution but the `ending`, which ends an episode; empty where there is none,
+    or no popularity of the environment's tools is known."""
+    known = environment.popularity() if isinstance(environment, Charted) else {}
+    popularity = {name: value for name, value in known.items() if name != ending}
+
+    def tool(task: Task) -> str:
+        names = [call.name for action in task.solution for call in action.calls if call.name in popularity]
+        return min(names, key=lambda name: (popularity[name], name), default="")
+
+    return tool
+
+
+def described(tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str]) -> Columns:
+    """One column each: `step` and `origin` of the task, `turns` of its solution and its `tool`, `x` and `y` in the
+    plane, and `similarity`, the greatest cosine to one of the `targets`, the tasks that are evaluated. At least one
+    task."""
     embed = HashedNgrams()
     embeddings = embed([task.query for task in tasks])
     centre, axes = _plane(tasks[0].environment)
@@ -30,6 +46,7 @@ def described(tasks: Sequence[Task], targets: Sequence[Task]) -> Columns:
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
         "turns": [len(task.solution) for task in tasks],
+        "tool": [tool(task) for task in tasks],
         "x": [round(float(x), _DIGITS) for x in places[:, 0]],
         "y": [round(float(y), _DIGITS) for y in places[:, 1]],
         "similarity": [round(float(cosine), _DIGITS) for cosine in similarity],

@@ -48,7 +48,7 @@ from experiments.study.tables import (
     configured,
     jobs,
 )  # fmt: skip
-from experiments.study.tasks import described
+from experiments.study.tasks import described, least_popular
 
 ROOT = Path(__file__).parents[2]
 
@@ -273,12 +273,14 @@ def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
 
 def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
     tasks = load("desk").tasks("eval", 40)
-    found = described(tasks, tasks[:20])
+    tool = least_popular(load("desk"), "finish")
+    found = described(tasks, tasks[:20], tool)
     assert found["similarity"][:20] == [1.0] * 20
     assert all(0 < value < 1 for value in found["similarity"][25:])
     assert (found["step"], found["origin"]) == ([0] * 40, ["seed"] * 40)
     assert found["turns"] == [len(task.solution) for task in tasks]
-    alone = described(tasks[7:8], tasks[:20])
+    assert set(found["tool"]) <= load("desk").popularity().keys() - {"finish"}
+    alone = described(tasks[7:8], tasks[:20], tool)
     assert (alone["x"], alone["y"]) == (found["x"][7:8], found["y"][7:8])
     assert len(set(zip(found["x"], found["y"], strict=True))) > 30
 
@@ -304,7 +306,8 @@ def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "bound
         "evolutions": [{"step": 2, "origin": origin, "expeditions": 2, "fruitful": 1, "drafts": 2, "tasks": 1}
                        for origin in added],
         "tasks": {"step": [0, 0, *[2] * len(added)], "origin": ["unguided"] * 2 + added,
-                  "turns": [2, 3, *[4] * len(added)], "x": [0.1, -0.2, *[0.3] * len(added)],
+                  "turns": [2, 3, *[4] * len(added)],
+                  "tool": ["read", "send", *["move"] * len(added)], "x": [0.1, -0.2, *[0.3] * len(added)],
                   "y": [0.0, 0.1, *[0.2] * len(added)], "similarity": [0.4, 0.5, *[0.6] * len(added)]},
         "quality": {"tasks": 4, "sr_at_k": 0.5, "ed_rel": 0.04, "turns": 3.25, "max_similarity": {"mean": 0.55}},
     }  # fmt: skip
@@ -339,6 +342,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 2 of 2 |" in page
     assert "| tasks added | 0 (-100 %) | 2 |" in page
     assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |" in page
+    assert "| move | 0.0 | 2.0 |" in page
     assert "left out: seeds 3" in page
     assert "![success](pair/success.png)" in page
 
