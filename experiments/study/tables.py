@@ -35,8 +35,8 @@ COMMON: Settings = {
     "checkpoint_every": 50,
     "checkpoints_kept": 1,
 }
-# What a development run evaluates in place of the held-out split.
-ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev"}
+# What a development run evaluates in place of the held-out split, whatever flags say.
+ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
 
 
 @dataclasses.dataclass(frozen=True)

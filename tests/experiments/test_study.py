@@ -42,6 +42,7 @@ from experiments.study.tables import (
     COMMON,
     DEVELOPMENT_SEEDS,
     EVALUATION_SEEDS,
+    ON_DEVELOPMENT_TASKS,
     TABLES,
     Job,
     Table,
@@ -80,7 +81,7 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
         config = configured(job.settings)
         check(config)
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
-        own = {"evaluation.split": "dev"} if development else {}
+        own = dict(ON_DEVELOPMENT_TASKS) if development else {}
         assert job.settings == {**COMMON, **ARMS[job.arm].settings, **own, "seed": seeds[0]}
     assert len({json.dumps(job.config) for job in made}) == len(made)
 
@@ -98,6 +99,9 @@ def test_what_makes_an_arm_is_not_overridden():
     retry, static = jobs(["zero-shot-retry", "static"], [101], further={"steps": 60, "evaluation.trials": 2})
     assert (retry.config["steps"], retry.config["evaluation"]["trials"]) == (0, 3)
     assert (static.config["steps"], static.config["evaluation"]["trials"]) == (60, 2)
+    peeking = {"evaluation.split": "eval", "evaluation.dev_split": "eval"}
+    (developed,) = jobs(["static"], [21], development=True, further=peeking)
+    assert {developed.config["evaluation"][name] for name in ("split", "dev_split")} == {"dev"}
 
 
 def test_arms_of_a_table_are_told_apart_by_colour():
