@@ -47,6 +47,20 @@ def held(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
     return {tool: {arm: counts[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
 
 
+def mastered(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """How well the tools of the tasks that were added had been mastered before: mean over these tasks of the zero-shot
+    success on held-out tasks of the same least popular tool, which `rows` of a breakdown by tool tell. None where no
+    task was added whose tool they tell."""
+    known = {row["kind"]: row["zero_shot"] for row in rows}
+    found = [
+        known[tool]
+        for record in records
+        for tool, step in zip(record["tasks"]["tool"], record["tasks"]["step"], strict=True)
+        if step and tool in known
+    ]
+    return sum(found) / len(found) if found else None
+
+
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
     """`kinds` are of each task, (place in the order, name), the tasks in the order of their ids."""
     sizes = Counter(kinds)

@@ -126,14 +126,19 @@ def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _quality(summary: Mapping[str, Any]) -> str:
-    head = ("arm", "SR@k", "ED_rel", "similarity to evaluation", "actions of a solution")
+    head = ("arm", "SR@k", "ED_rel", "similarity to evaluation", "actions of a solution", "mastered before, %")
     rows = [
-        (arm["title"], *(f"{value:.{2 if name == 'turns' else 3}f}" for name, value in arm["quality"].items()))
+        (
+            arm["title"],
+            *(f"{value:.{2 if name == 'turns' else 3}f}" for name, value in arm["quality"].items()),
+            "" if arm["mastered"] is None else f"{100 * arm['mastered']:.0f}",
+        )
         for arm in summary["arms"]
     ]
     return (
         "## The task sets at the end\n\nSR@k: mean cosine of a query to its k nearest, lower is more diverse; ED_rel: "
-        "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any."
+        "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any; "
+        "zero-shot success on held-out tasks with the same least popular tool, mean over the tasks that were added."
         "\n\n" + _table(head, rows)
     )
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.study.breakdown import breakdowns, held
+from experiments.study.breakdown import breakdowns, held, mastered
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import Estimate, estimate, paired
 from experiments.study.tables import ARMS, Table
@@ -40,6 +40,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         raise ValueError(f"the runs of table {name!r} were evaluated on {len(sets)} different sets of tasks")
     by_arm = {arm: [records[arm, seed] for seed in complete] for arm in table.arms}
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
+    by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
     return {
         "name": name,
@@ -56,10 +57,10 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             seed for seed in complete if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
         "arms": [
-            _row(arm, by_arm[arm], finals[arm], zero_shot) for arm in table.arms
+            _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
-        "breakdowns": breakdowns(by_arm),
+        "breakdowns": by_kind,
         "tasks_by_tool": held(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
@@ -71,7 +72,11 @@ def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _row(
-    arm: str, records: Sequence[Record], final: Mapping[int, float], zero_shot: Mapping[int, float]
+    arm: str,
+    records: Sequence[Record],
+    final: Mapping[int, float],
+    zero_shot: Mapping[int, float],
+    by_tool: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     crosses = [cross_table(record["held_out"]) for record in records]
     seconds = [record["seconds"] for record in records]
@@ -88,6 +93,7 @@ def _row(
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
+        "mastered": mastered(records, by_tool),
         "seconds": _mean([one["total"] for one in seconds]),
         "feedback_share": _mean(
             [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]

@@ -20,7 +20,7 @@ from environments import load
 from experiments.settings import check
 from experiments.study import figures, schedule
 from experiments.study.__main__ import _parser, main, narrowed, place_of, planned, settings_of, stored
-from experiments.study.breakdown import breakdowns
+from experiments.study.breakdown import breakdowns, mastered
 from experiments.study.launch import THREADS
 from experiments.study.markdown import written
 from experiments.study.panels import colours
@@ -345,7 +345,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     page = written(found, ["success"])
     assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 2 of 2 |" in page
     assert "| tasks added | 0 (-100 %) | 2 |" in page
-    assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |" in page
+    assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |  |" in page
     assert "| move | 0.0 | 2.0 |" in page
     assert "left out: seeds 3" in page
     assert "![success](pair/success.png)" in page
@@ -405,6 +405,11 @@ def test_success_is_told_by_kind_of_task():
     for rows in found.values():
         assert sum(row["tasks"] for row in rows) == 40
         assert sum(row["tasks"] * row["arms"]["feedback"] for row in rows) == pytest.approx(short.count("1"))
+    rows = [{"kind": "move", "zero_shot": 0.2}, {"kind": "read", "zero_shot": 1.0}]
+    added = record("feedback", 1, 0.5, origins=("rare", "rare", "boundary"))
+    added["tasks"]["tool"][-1] = "read"
+    assert mastered([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
+    assert mastered([record("static", 1, 0.5)], rows) is None
     popularity = load("desk").popularity()
     order = [popularity[row["kind"]] for row in found["tool"]]
     assert order == sorted(order, reverse=True)
