@@ -15,7 +15,7 @@ def get_config() -> ConfigDict:
     config.workdir = "runs/base"
     config.seed = 0
     config.steps = 120
-    config.evolve = "feedback"  # none | random | uniform | trajectory | feedback
+    config.evolve = "feedback"  # none | random | uniform | trajectory | displaced | feedback
     config.evolve_every = 10  # F
     config.signals = "forgetting,boundary,rare"
     config.validate = True

@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from cojax.environment import play
 from cojax.explorer.scripted import ScriptedExplorer
 from cojax.pool import TaskPool
 from cojax.replay import follow
+from cojax.signals.tools import tools_of
 from cojax.synthesis import EVOLUTIONS, Quarry, Synthesis, initial_tasks, select, synthesize
 from cojax.types import Evaluation, Signal, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
@@ -102,7 +104,12 @@ def test_every_draft_leaves_a_record() -> None:
 
 @pytest.mark.parametrize(
     ("arm", "origins", "guided"),
-    [("random", {"unguided"}, False), ("uniform", {"uniform"}, False), ("trajectory", {"trajectory"}, True)],
+    [
+        ("random", {"unguided"}, False),
+        ("uniform", {"uniform"}, False),
+        ("trajectory", {"trajectory"}, True),
+        ("displaced", {"trajectory"}, True),
+    ],
 )
 def test_the_other_arms_say_where_their_tasks_come_from(arm: str, origins: set[str], guided: bool) -> None:
     result = evolve(arm)
@@ -159,3 +166,20 @@ def test_an_environment_that_breaks_now_and_then_still_yields_tasks() -> None:
     result = evolve("feedback", BrokenDesk(on=every("reset", 7)))
     assert len(result.tasks) == 8
     assert result.counts["runs_failed"] > 0
+
+
+def test_displaced_signals_keep_kinds_and_numbers_of_tools_and_lose_their_places() -> None:
+    told = [dataclasses.replace(signal, focus=("files_read",)) for signal in SIGNALS[:9]]
+    quarry = Quarry(DESK, EXPLORER, told, list(EPISODES), EPISODES.__getitem__, None, 20, (0, 10))
+    true = [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["feedback"](quarry)]
+    moved = [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["displaced"](quarry)]
+    assert moved == [trip.prepared(EXPLORER).context for trip in EVOLUTIONS["displaced"](quarry)]
+    assert [context.kind for context in moved] == [context.kind for context in true]
+    assert {context.episode for context in moved} != {context.episode for context in true}
+    for kind in ("forgetting", "boundary", "rare"):
+        episodes = [context.episode for context in moved if context.kind == kind]
+        assert len({EPISODES[name].task.id for name in episodes}) == len(episodes)
+    for context in moved:
+        called = {name for turn in EPISODES[context.episode].turns for name in tools_of(turn.action)} - {"finish"}
+        assert len(context.focus_patterns) == min(1, len(called)) or not called
+        assert set(context.focus_patterns) <= called or not called

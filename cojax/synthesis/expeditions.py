@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
+from cojax.signals.tools import tools_called
 from cojax.synthesis.selection import Select, Visits, even
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
 
@@ -88,6 +89,35 @@ def around_trajectories(quarry: Quarry) -> Iterator[Expedition]:
             yield Expedition(trajectory.task, "trajectory", reflect=_reflecting(trajectory, "trajectory", None))
 
 
+def around_displaced_signals(quarry: Quarry) -> Iterator[Expedition]:
+    """The matched control: as many contexts of each kind as there are signals to follow, with that kind's guidance and
+    as many tools in focus, but around trajectories picked at random, one a task and kind, and tools picked at random
+    among those that they called."""
+    rng = random.Random(repr(("displaced", quarry.seed)))
+    chosen = quarry.select(quarry.signals, quarry.contexts, quarry.seed, quarry.visits)
+    places = {kind: _shuffled(quarry, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
+    for signal in chosen:
+        trajectory = next(places[signal.kind], None)
+        if trajectory is None:
+            continue
+        called = sorted(set(tools_called(trajectory)) - {quarry.explorer.ending})
+        focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
+        evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
+        moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
+        reflect = _reflecting(trajectory, signal.kind, moved)
+        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
+
+
+def _shuffled(quarry: Quarry, rng: random.Random) -> Iterator[Trajectory]:
+    """Valid trajectories since the last evolution in random order, one a task."""
+    episodes = rng.sample(quarry.episodes, len(quarry.episodes))
+    visited: set[str] = set()
+    for trajectory in map(quarry.find, episodes):
+        if trajectory.valid and trajectory.task.id not in visited:
+            visited.add(trajectory.task.id)
+            yield trajectory
+
+
 def around_signals(quarry: Quarry) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that carry signals."""
     for signal in quarry.select(quarry.signals, quarry.contexts, quarry.seed, quarry.visits):
@@ -107,6 +137,7 @@ EVOLUTIONS: dict[str, Callable[[Quarry], Iterator[Expedition]]] = {
     "random": unguided,
     "uniform": uniform,
     "trajectory": around_trajectories,
+    "displaced": around_displaced_signals,
     "feedback": around_signals,
 }
 

@@ -51,6 +51,7 @@ ARMS: Mapping[str, Arm] = {
     "static": Arm("static D_0", {"evolve": "none"}),
     "random": Arm("random exploration", {"evolve": "random"}),
     "control": Arm("control: guided, without signals", {"evolve": "trajectory"}),
+    "matched": Arm("matched control: signals displaced", {"evolve": "displaced"}),
     "feedback": Arm("feedback (CoEvolve)", {"evolve": "feedback"}),
     "uniform": Arm("uniform exploration (ceiling)", {"evolve": "uniform"}),
     "without-forgetting": Arm("without forgetting", {"evolve": "feedback", "signals": "boundary,rare"}),
@@ -100,6 +101,11 @@ TABLES: Mapping[str, Table] = {
         "Unguided growth that is uniform over tools, which no explorer of the paper's has",
         ("random", "uniform", "feedback"),
         (("uniform", "random"), ("feedback", "uniform")),
+    ),
+    "guidance": Table(
+        "What of the difference to the control is the signals, and what the guidance that goes with them",
+        ("control", "matched", "feedback"),
+        (("feedback", "matched"), ("matched", "control"), ("feedback", "control")),
     ),
     "removals": Table(
         "Feedback with one part taken away",
