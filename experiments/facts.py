@@ -33,13 +33,17 @@ def facts() -> dict[str, Any]:
     }
 
 
+# What of a checkout runs.
+_CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
+
+
 def _commit() -> str:
-    """The checkout's commit, marked where it has uncommitted changes; "unknown" outside a checkout."""
+    """The checkout's commit, marked where code has uncommitted changes; "unknown" outside a checkout."""
     folder = Path(__file__).parent
     try:
         run = [
             subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", *_CODE])
         ]
     except (OSError, subprocess.SubprocessError):
         return "unknown"

@@ -13,7 +13,7 @@ _BUDGETS: Mapping[str, str] = {
     "tokens_trained": "tokens trained",
     "tasks_added": "tasks added",
     "explorer_actions": "explorer's actions",
-    "drafts": "drafts validated",
+    "drafts": "drafts examined",
     "evaluation_episodes": "episodes of the final evaluation",
 }
 # Budgets are told against this arm where a table has it.
@@ -34,6 +34,7 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_breakdowns(summary),
         _quality(summary),
         *_by_tool(summary),
+        *_refused(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
     ]
@@ -147,6 +148,14 @@ def _by_tool(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
     return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if rows else []
+
+
+def _refused(summary: Mapping[str, Any]) -> list[str]:
+    arms = summary["arms"]
+    reasons = list(dict.fromkeys(reason for arm in arms for reason in arm["refused"]))
+    rows = [(reason, *(f"{arm['refused'].get(reason, 0.0):.1f}" for arm in arms)) for reason in reasons]
+    head = "## Drafts that did not become tasks\n\nBy what the last line of the verdict's evidence begins with."
+    return [head, _table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
 def _made_with(made: Mapping[str, Any]) -> str:

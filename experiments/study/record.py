@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,14 +23,17 @@ Record = dict[str, Any]
 # Columns of metrics.jsonl that are kept, one value a step.
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
+# What a line of evidence says of one draft alone: an id, or all that follows a colon.
+_DETAIL = re.compile(r"(:| [0-9a-f]{12,}).*", re.DOTALL)
 # What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
 RESULT = (
-    "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "tasks", "quality",
+    "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "refused", "tasks",
+    "quality",
 )  # fmt: skip
 # What a record holds, and as what.
 _KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("settings", "config", "facts", "threads", "held_out", "budget", "seconds", "curves"), dict),
-    **dict.fromkeys(("signals", "tasks", "quality"), dict),
+    **dict.fromkeys(("signals", "refused", "tasks", "quality"), dict),
     **dict.fromkeys(("dev", "evolutions"), list),
     **dict.fromkeys(("arm", "split"), str),
     **dict.fromkeys(("zero_shot", "final", "evolution_seconds"), (int, float)),
@@ -82,6 +86,7 @@ def record_of(job: Job, place: Path) -> Record:
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "signals": {kind: [row["signals"][kind] for row in metrics] for kind in SIGNALS},
         "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
+        "refused": refused(Log(place / "drafts.jsonl").read()),
         "tasks": described(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
@@ -145,6 +150,12 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
         {"step": step, "origin": origin, **{name: of[name] for name in names}}
         for (step, origin), of in sorted(counts.items())
     ]
+
+
+def refused(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Drafts of evolutions that did not become tasks, by what the verdict's last line of evidence begins with."""
+    why = (draft["verdict"]["evidence"][-1] for draft in drafts if draft["step"] and not draft["task"])
+    return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
 
 
 def checked(found: Any, name: str) -> Record:

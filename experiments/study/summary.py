@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,7 @@ def _row(
         # None of an arm that takes no step.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
+        "refused": _means([record["refused"] for record in records]),
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
         "mastered": mastered(records, by_tool),
         "seconds": _mean([one["total"] for one in seconds]),
@@ -99,6 +101,12 @@ def _row(
             [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]
         ),
     }
+
+
+def _means(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """What some of the records count, mean over all of them; the greatest first."""
+    total = sum((Counter(one) for one in counts), Counter())
+    return {name: count / len(counts) for name, count in total.most_common()}
 
 
 def _evaluation_episodes(record: Record) -> int:

@@ -31,6 +31,7 @@ from experiments.study.record import (
     evolutions,
     mismatch,
     record_of,
+    refused,
     solved,
     unlike,
 )
@@ -275,6 +276,20 @@ def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
     ]
 
 
+def test_refusals_are_counted_by_what_their_reason_begins_with():
+    def draft(line, step=10, task=""):
+        return {"step": step, "task": task, "verdict": {"evidence": ["new, and no evaluation task", line]}}
+
+    drafts = [
+        draft("duplicate of task 1f2e3d4c5b6a7988"), draft("duplicate of task 0f2e3d4c5b6a7988"),
+        draft("negative control: passes without action 1, files_move(file=a)"), draft("no effect: ends as it began", 0),
+        draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
+    ]  # fmt: skip
+    assert refused(drafts) == {
+        "duplicate of task": 2, "negative control": 1, "an evaluation task has the same query": 1
+    }  # fmt: skip
+
+
 def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
     tasks = load("desk").tasks("eval", 40)
     tool = least_popular(load("desk"), "finish")
@@ -309,6 +324,7 @@ def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "bound
         "signals": {"forgetting": [0, 1], "boundary": [5, 3], "rare": [2, 2]},
         "evolutions": [{"step": 2, "origin": origin, "expeditions": 2, "fruitful": 1, "drafts": 2, "tasks": 1}
                        for origin in added],
+        "refused": {"duplicate of task": len(added)} if added else {},
         "tasks": {"step": [0, 0, *[2] * len(added)], "origin": ["unguided"] * 2 + added,
                   "turns": [2, 3, *[4] * len(added)],
                   "tool": ["read", "send", *["move"] * len(added)], "x": [0.1, -0.2, *[0.3] * len(added)],
@@ -347,6 +363,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert "| tasks added | 0 (-100 %) | 2 |" in page
     assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |  |" in page
     assert "| move | 0.0 | 2.0 |" in page
+    assert "| duplicate of task | 0.0 | 2.0 |" in page
     assert "left out: seeds 3" in page
     assert "![success](pair/success.png)" in page
 
