@@ -3,7 +3,7 @@
 The same command goes on where it was stopped: a finished run is read back from its record in OUT/runs, an unfinished
 one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
 
-    python -m experiments.study --name=main --out=results --seeds=12    # the table that is kept in git
+    python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?
     python -m experiments.study --name=main --development --config.steps=60    # what settings are chosen by
 """
@@ -161,6 +161,8 @@ def study(
             record = None if why else record_of(job, folder / job.name)
         except (NotFinished, StorageError) as error:
             record, why = None, str(error)
+        except (KeyError, TypeError, ValueError) as error:
+            record, why = None, f"{folder / job.name} holds no sound run ({error!r}); delete it and run the study again"
         if record is None:
             failed.append(job.name)
             CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
