@@ -40,6 +40,7 @@ ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engi
 _ALL = 100_000
 EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
     "scripted": explorers.scripted,
+    "careless": explorers.careless,
     "llm": explorers.llm,
     "policy": explorers.policy,
 }

@@ -145,9 +145,10 @@ def get_config() -> ConfigDict:
     config.boundary = ConfigDict({"threshold": 0.5})
     config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
-    # `name`: scripted | llm | policy; --config.explorer=NAME is short for --config.explorer.name=NAME. `ending` is the
-    # tool that ends an episode, "" where an action without a call does. Of scripted alone: `stretch`, and `cut`, the
-    # chance that a user turn ends after a step of a draft. Of the others: what stands between the user's turns of a
+    # `name`: scripted | careless | llm | policy; --config.explorer=NAME is short for --config.explorer.name=NAME.
+    # `ending` is the tool that ends an episode, "" where an action without a call does. Of scripted and careless alone:
+    # `stretch`, and `cut`, the chance that a user turn ends after a step of a draft; careless is scripted, but that a
+    # draft takes one name for another with chance `mistakes`. Of the others: what stands between the user's turns of a
     # query ("": it has one), the fewest actions of a draft, and the characters a prompt holds at most. `width`
     # expeditions go at once, whatever limits.concurrency says, and know nothing of what the others find meanwhile.
     config.explorer = ConfigDict(
@@ -158,6 +159,7 @@ def get_config() -> ConfigDict:
             "ending": "finish",
             "stretch": (-1, 0, 1, 2),
             "cut": 0.0,
+            "mistakes": 0.3,
             "separator": "",
             "shortest": 3,
             "window": 60_000,

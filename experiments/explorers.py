@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode
 from cojax.explorer import Explorer
+from cojax.explorer.careless import CarelessExplorer
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.mind import Mind, Purse, check_limits
@@ -54,6 +55,11 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         width=1 if section.width is None else section.width,
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
     )
+
+
+def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+    """The scripted one, which errs at the rate explorer.mistakes: for experiments on validation."""
+    return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:

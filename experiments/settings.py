@@ -45,7 +45,7 @@ _TIMES = (
 _LAST_PORT = 65_535
 
 # Shares.
-_SHARES = ("forgetting.threshold", "boundary.threshold", "explorer.cut", "fresh_fraction")
+_SHARES = ("forgetting.threshold", "boundary.threshold", "explorer.cut", "explorer.mistakes", "fresh_fraction")
 # Explorers that have a mind.
 _MINDS = {"llm", "policy"}
 

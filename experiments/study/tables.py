@@ -37,6 +37,8 @@ COMMON: Settings = {
 }
 # What a development run evaluates in place of the held-out split, whatever flags say.
 ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
+# Every second draft of an evolution has a mistake; D_0 is the scripted explorer's as everywhere.
+_CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,22 @@ ARMS: Mapping[str, Arm] = {
     "without-boundary": Arm("without boundary", {"evolve": "feedback", "signals": "forgetting,rare"}),
     "without-rare": Arm("without rare", {"evolve": "feedback", "signals": "forgetting,boundary"}),
     "without-validation": Arm("without validation", {"evolve": "feedback", "validate": False}),
+    # A removal as the paper has it: what the signals of one kind would have found is found by nobody. Of the 40 places
+    # of an evolution boundary and rare signals take about half each.
+    "half": Arm("half the places", {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}),
+    "half-without-boundary": Arm(
+        "half the places, without boundary",
+        {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,rare"},
+    ),
+    "half-without-rare": Arm(
+        "half the places, without rare",
+        {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,boundary"},
+    ),
+    # An explorer that errs as a mind does, as the scripted one hardly gives validation anything to refuse.
+    "careless": Arm("careless explorer", {"evolve": "feedback", **_CARELESS}),
+    "careless-without-validation": Arm(
+        "careless explorer, without validation", {"evolve": "feedback", "validate": False, **_CARELESS}
+    ),
     "initial-50": Arm("N = 50", {"evolve": "feedback", "initial_tasks": 50}),
     "initial-200": Arm("N = 200", {"evolve": "feedback", "initial_tasks": 200}),
     # As many tasks a step whatever the period, so that only the period differs.
@@ -115,6 +133,26 @@ TABLES: Mapping[str, Table] = {
             ("feedback", "without-boundary"),
             ("feedback", "without-rare"),
             ("feedback", "without-validation"),
+        ),
+    ),
+    "places": Table(
+        "Removals whose places no other signals take (feedback: 40 places an evolution, the others: 20)",
+        ("feedback", "half", "half-without-boundary", "half-without-rare"),
+        (
+            ("feedback", "half-without-boundary"),
+            ("feedback", "half-without-rare"),
+            ("feedback", "half"),
+            ("half", "half-without-boundary"),
+            ("half", "half-without-rare"),
+        ),
+    ),
+    "careless": Table(
+        "Validation where there is something to refuse: an explorer every second draft of which has a mistake",
+        ("feedback", "without-validation", "careless", "careless-without-validation"),
+        (
+            ("careless", "careless-without-validation"),
+            ("feedback", "careless"),
+            ("feedback", "careless-without-validation"),
         ),
     ),
     "initial-tasks": Table(

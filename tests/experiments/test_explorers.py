@@ -52,7 +52,7 @@ def test_the_command_takes_the_short_spelling() -> None:
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", "--config.explorer=oracle"]
     done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert "explorer 'oracle' not found; available: scripted, llm, policy" in done.stdout
+    assert "explorer 'oracle' not found; available: scripted, careless, llm, policy" in done.stdout
 
 
 @pytest.mark.parametrize(
