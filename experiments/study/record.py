@@ -153,8 +153,10 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
 
 
 def refused(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Drafts of evolutions that did not become tasks, by what the verdict's last line of evidence begins with."""
-    why = (draft["verdict"]["evidence"][-1] for draft in drafts if draft["step"] and not draft["task"])
+    """Drafts of evolutions that did not become tasks, by what the verdict's last line of evidence begins with, or the
+    line before where the last tells only what a failed run earned."""
+    lines = (draft["verdict"]["evidence"] for draft in drafts if draft["step"] and not draft["task"])
+    why = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
     return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
 
 

@@ -277,16 +277,17 @@ def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
 
 
 def test_refusals_are_counted_by_what_their_reason_begins_with():
-    def draft(line, step=10, task=""):
-        return {"step": step, "task": task, "verdict": {"evidence": ["new, and no evaluation task", line]}}
+    def draft(*lines, step=10, task=""):
+        return {"step": step, "task": task, "verdict": {"evidence": ["new, and no evaluation task", *lines]}}
 
     drafts = [
         draft("duplicate of task 1f2e3d4c5b6a7988"), draft("duplicate of task 0f2e3d4c5b6a7988"),
-        draft("negative control: passes without action 1, files_move(file=a)"), draft("no effect: ends as it began", 0),
+        draft("negative control: passes without action 1, files_move(file=a)"), draft("no effect: ends as it began", step=0),
+        draft("run fails: action 1, files_move(file=a): no such file", "the environment returned 1.00"),
         draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
     ]  # fmt: skip
     assert refused(drafts) == {
-        "duplicate of task": 2, "negative control": 1, "an evaluation task has the same query": 1
+        "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1
     }  # fmt: skip
 
 
