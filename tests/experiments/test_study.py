@@ -282,7 +282,8 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
 
     drafts = [
         draft("duplicate of task 1f2e3d4c5b6a7988"), draft("duplicate of task 0f2e3d4c5b6a7988"),
-        draft("negative control: passes without action 1, files_move(file=a)"), draft("no effect: ends as it began", step=0),
+        draft("negative control: passes without action 1, files_move(file=a)"),
+        draft("no effect: ends as it began", step=0),
         draft("run fails: action 1, files_move(file=a): no such file", "the environment returned 1.00"),
         draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
     ]  # fmt: skip
