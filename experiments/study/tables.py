@@ -118,7 +118,7 @@ TABLES: Mapping[str, Table] = {
     "ceiling": Table(
         "Unguided growth that is uniform over tools, which no explorer of the paper's has",
         ("random", "uniform", "feedback"),
-        (("uniform", "random"), ("feedback", "uniform")),
+        (("uniform", "random"), ("feedback", "uniform"), ("feedback", "random")),
     ),
     "guidance": Table(
         "What of the difference to the control is the signals, and what the guidance that goes with them",
