@@ -1,4 +1,4 @@
-"""An explorer that errs as minds do, at a rate that is known: what validation is measured against."""
+"""An explorer that mistakes names at a rate that is known: what validation by execution is measured against."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment
-from cojax.explorer import Exploration, Explorer
+from cojax.explorer import Exploration
+from cojax.explorer.scripted import ScriptedExplorer
 from cojax.types import Action, Call, ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
 
 @dataclasses.dataclass(frozen=True)
 class CarelessExplorer:
-    """`careful`, but with chance `mistakes` a draft takes one name for another.
+    """`careful`, but with chance `mistakes` a draft takes one name for another, where it has one to take it for.
 
     A name that the query tells gives way, in the query and the solution, to one that the exploration used in another
-    place, so that the draft tells of actions that nobody carried out; most cannot be. Raises ValueError for `mistakes`
-    outside [0, 1].
+    place. So, unlike an explorer's should be, these drafts are of actions that nobody carried out, and most cannot be;
+    two may be the same. Query and solution agree still: where they did not, no execution could tell. Raises
+    ValueError for `mistakes` outside [0, 1].
     """
 
-    careful: Explorer
+    careful: ScriptedExplorer
     mistakes: float
     name: str = "careless"
 
@@ -68,14 +70,17 @@ class CarelessExplorer:
 
 def mistaken(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
     """The draft with one of the names that its query tells taken for another of those `seen`, as (parameter, value),
-    under no parameter that the right one stands under; as it is, where there is none to take it for."""
+    under no parameter that the right one stands under; as it is, where there is none to take it for.
+
+    A name is a whole argument that is text: what stands within a longer one, a list or a mapping stays.
+    """
     used = [pair for action in draft.solution for pair in _used(action)]
-    told = sorted({value for _, value in used if isinstance(value, str) and _whole(value).search(draft.query)})
+    there = {value for _, value in used if isinstance(value, str)} - {""}
+    told = sorted(value for value in there if _whole(value).search(draft.query))
     if not told:
         return draft
     right = rng.choice(told)
     parameters = {parameter for parameter, value in used if value == right}
-    there = {value for _, value in used if isinstance(value, str)}
     elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
     if not (others := sorted(elsewhere - there - {""})):
         return draft
@@ -96,7 +101,8 @@ def _renamed(action: Action, right: str, wrong: str) -> Action:
         Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
         for call in action.calls
     )
-    return dataclasses.replace(action, calls=calls)
+    # Where actions are code, the calls stand in the text as well.
+    return dataclasses.replace(action, text=_whole(right).sub(lambda _: wrong, action.text), calls=calls)
 
 
 def _whole(value: str) -> re.Pattern[str]:

@@ -37,7 +37,7 @@ COMMON: Settings = {
 }
 # What a development run evaluates in place of the held-out split, whatever flags say.
 ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
-# Every second draft of an evolution has a mistake; D_0 is the scripted explorer's as everywhere.
+# About every second draft of an evolution has a mistake; D_0 is the scripted explorer's.
 _CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
 
 
@@ -60,25 +60,25 @@ ARMS: Mapping[str, Arm] = {
     "without-boundary": Arm("without boundary", {"evolve": "feedback", "signals": "forgetting,rare"}),
     "without-rare": Arm("without rare", {"evolve": "feedback", "signals": "forgetting,boundary"}),
     "without-validation": Arm("without validation", {"evolve": "feedback", "validate": False}),
-    # A removal as the paper has it: what the signals of one kind would have found is found by nobody. Of the 40 places
-    # of an evolution boundary and rare signals take about half each.
-    "half": Arm("half the places", {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}),
+    # Of the 40 contexts of an evolution boundary and rare signals take about half each. With 20, and without one kind,
+    # the other has as many as it had: nothing takes the place of what is removed.
+    "half": Arm("half the contexts", {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}),
     "half-without-boundary": Arm(
-        "half the places, without boundary",
+        "half the contexts, without boundary",
         {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,rare"},
     ),
     "half-without-rare": Arm(
-        "half the places, without rare",
+        "half the contexts, without rare",
         {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,boundary"},
     ),
-    # An explorer that errs as a mind does, as the scripted one hardly gives validation anything to refuse.
+    # An explorer that errs, as the scripted one hardly gives validation anything to refuse.
     "careless": Arm("careless explorer", {"evolve": "feedback", **_CARELESS}),
     "careless-without-validation": Arm(
         "careless explorer, without validation", {"evolve": "feedback", "validate": False, **_CARELESS}
     ),
     "initial-50": Arm("N = 50", {"evolve": "feedback", "initial_tasks": 50}),
     "initial-200": Arm("N = 200", {"evolve": "feedback", "initial_tasks": 200}),
-    # As many tasks a step whatever the period, so that only the period differs.
+    # As many tasks a step whatever the period.
     "period-5": Arm(
         "F = 5", {"evolve": "feedback", "evolve_every": 5, "synthesis.contexts": 20, "synthesis.budget": 20}
     ),
@@ -136,7 +136,7 @@ TABLES: Mapping[str, Table] = {
         ),
     ),
     "places": Table(
-        "Removals whose places no other signals take (feedback: 40 places an evolution, the others: 20)",
+        "Removals whose contexts no other signals take (feedback: 40 contexts an evolution, the others: 20)",
         ("feedback", "half", "half-without-boundary", "half-without-rare"),
         (
             ("feedback", "half-without-boundary"),
@@ -147,7 +147,7 @@ TABLES: Mapping[str, Table] = {
         ),
     ),
     "careless": Table(
-        "Validation where there is something to refuse: an explorer every second draft of which has a mistake",
+        "Validation where there is something to refuse: about every second draft has a mistake",
         ("feedback", "without-validation", "careless", "careless-without-validation"),
         (
             ("careless", "careless-without-validation"),

@@ -9,6 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
+from cojax.explorer.careless import CarelessExplorer
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.scripted import ScriptedExplorer
@@ -85,6 +86,7 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"explorer.name": "policy", "warm_start.split": "initial"}, "set --config.initial_explorer=scripted"),
         ({"explorer.width": 0}, "explorer.width is 0; expected at least 1"),
         ({"explorer.cut": 1.5}, "explorer.cut is 1.5; expected a share from 0 to 1"),
+        ({"explorer.mistakes": -0.5}, "explorer.mistakes is -0.5; expected a share from 0 to 1"),
         ({"boundary.threshold": -0.1}, "boundary.threshold is -0.1; expected a share from 0 to 1"),
         ({"forgetting.threshold": float("nan")}, "forgetting.threshold is nan; expected a share from 0 to 1"),
         ({"validation.pool_similarity": float("nan")}, "validation.pool_similarity is nan; expected a cosine"),
@@ -141,6 +143,11 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     plain = assemble.validation(config, made, scripted)
     # A grammar says all there is to know.
     assert (plain.attempts, plain.judge, plain.safe, plain.exclusions.similarity) == (None, None, True, 0.0)
+
+    config.explorer.name, config.explorer.mistakes = "careless", 0.2
+    careless = assemble.explorer(config, made)
+    assert isinstance(careless, CarelessExplorer)
+    assert (careless.careful, careless.mistakes) == (scripted, 0.2)
 
     config.explorer.name, config.explorer.runs, config.validation.judge = "llm", 2, "note"
     config.validation.evaluation_similarity = 0.7

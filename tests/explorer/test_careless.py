@@ -8,7 +8,7 @@ from records import DESK, call
 import environments
 from cojax.explorer.careless import CarelessExplorer, mistaken
 from cojax.explorer.scripted import ScriptedExplorer
-from cojax.types import Action, TaskDraft
+from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
 
 ENVIRONMENT = environments.load("desk")
@@ -38,11 +38,30 @@ def test_one_name_is_taken_for_another_in_the_query_and_the_solution() -> None:
 
 @pytest.mark.parametrize(
     "seen",
-    [[], [("person", "amber")], [("size", 4)], [("file", "")]],
+    [[], [("file", "amber")], [("size", 4)], [("file", "")]],
     ids=["nothing seen", "in the solution already", "no name", "empty"],
 )
 def test_where_there_is_nothing_to_mistake_it_for_a_draft_stays(seen: list) -> None:
     assert mistaken(DRAFT, seen, random.Random(0)) == DRAFT
+
+
+def test_a_name_is_mistaken_for_one_of_another_parameter() -> None:
+    draft = dataclasses.replace(DRAFT, query="mail something to ana")
+    assert mistaken(draft, [("person", "ben")], random.Random(0)) == draft
+    assert (
+        mistaken(draft, [("person", "ben"), ("file", "report")], random.Random(0)).query == "mail something to report"
+    )
+
+
+def test_an_empty_argument_is_no_name() -> None:
+    draft = dataclasses.replace(DRAFT, query="mail (…), now", solution=(call("mail", text=""),))
+    assert mistaken(draft, [("file", "report")], random.Random(0)) == draft
+
+
+def test_code_and_its_calls_agree() -> None:
+    draft = dataclasses.replace(DRAFT, solution=(Action("mail('amber')", (Call("mail", {"text": "amber"}),)),))
+    wrong = mistaken(draft, [("file", "report")], random.Random(0)).solution
+    assert wrong == (Action("mail('report')", (Call("mail", {"text": "report"}),)),)
 
 
 def test_hostile_names_are_taken_literally() -> None:
@@ -66,7 +85,8 @@ def test_mistakes_come_at_their_rate_and_execution_refuses_most_of_them() -> Non
     careful, careless = list(drafts(CAREFUL)), list(drafts(CarelessExplorer(CAREFUL, 0.5)))
     differ = [new for old, new in zip(careful, careless, strict=True) if old != new]
     assert 0.3 < len(differ) / len(careful) < 0.6
-    assert _accepted(differ) < len(differ) / 2 < len(careful) / 2 < _accepted(careful)
+    assert _accepted(differ) < len(differ) / 2
+    assert _accepted(careful) > 0.8 * len(careful)
 
 
 def _accepted(drafts: Sequence[TaskDraft]) -> int:
