@@ -46,7 +46,7 @@ def check_ending(config: ConfigDict, environment: Environment) -> None:
     Ending.of(environment, config.explorer.ending)
 
 
-def scripted(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
+def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
     """Affordances and grammar, no model."""
     section = config.explorer
     return ScriptedExplorer(

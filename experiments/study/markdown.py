@@ -154,7 +154,7 @@ def _refused(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     reasons = list(dict.fromkeys(reason for arm in arms for reason in arm["refused"]))
     rows = [(reason, *(f"{arm['refused'].get(reason, 0.0):.1f}" for arm in arms)) for reason in reasons]
-    head = "## Drafts that did not become tasks\n\nBy what the verdict's evidence begins to say of why."
+    head = "## Drafts that did not become tasks\n\nBy the beginning of the line of evidence that refused them."
     return [head, _table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
