@@ -138,7 +138,11 @@ def _refusal(response: Any, key: str) -> Refused:
         return Refused("unauthorised", reason, status=status)
     try:
         content: bytes | None = _received(response, _MOST_SAID)
-    except Exception:  # the status counts, whatever becomes of the words that come with it
+    except Exception:  # the status counts, whatever becomes of the words that come with it, as long as there is time
+        if time.monotonic() > _UNTIL.get():
+            return Refused(
+                "timeout", f"HTTP {status}, and no end of what comes with it in time", status=status, lost=True
+            )
         content = b""
     # Of what is cut off nothing is told: half a key is not known for one.
     said = f"it says more than {_MOST_SAID:,} bytes" if content is None else _told(_message(content), key)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from chat_server import Answer, in_turn, says, serving, soon
 
+from cojax.explorer import transport
 from cojax.explorer.transport import Refused, connect, post
 
 KEY = "sk-very-secret-0123456789"
@@ -73,6 +74,15 @@ def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
         assert time.monotonic() - began < 1.5
         assert endpoint.left.wait(3)
         soon(lambda: not any(thread.name == "chat" for thread in threading.enumerate()))
+
+
+def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
+    # As in `post`, but nobody gives up on it meanwhile.
+    with Endless(500, b"x", 0.02).serving() as url, pytest.raises(Exception) as caught:  # noqa: PT011
+        transport._read(connect(url, KEY), BODY, time.monotonic() + 0.3)
+    found = caught.value if isinstance(caught.value, Refused) else caught.value.__cause__
+    assert isinstance(found, Refused)
+    assert (found.kind, found.lost) == ("timeout", True)
 
 
 def test_who_is_sent_elsewhere_is_told_and_does_not_go_there() -> None:
