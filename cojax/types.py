@@ -26,9 +26,13 @@ Status = Literal["accepted", "retained", "discarded"]
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 
 
+# Who may speak in a chat.
+ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
+
+
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One chat message; `role` is system, user, assistant or tool."""
+    """One chat message; `role` is one of ROLES."""
 
     role: str
     content: str
