@@ -1,0 +1,73 @@
+"""Episodes of the hostile environment in a worker, and the processes behind them."""
+
+import contextlib
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from cojax.environment import play
+from cojax.replay import follow
+from cojax.types import Action, Call, Task
+from environments.worker import Bounds, IsolatedEnvironment
+
+ROOT = Path(__file__).parents[1]
+BOUNDS = Bounds(deadline=1.5, output=2**20)
+
+
+PROGRAM = """
+import os, signal, subprocess, sys, threading, time
+sys.path.insert(0, {tests!r})
+from environments.worker import isolate
+from worker_trials import attempt, do, task
+"""
+
+
+def do(deed: str, argument: str = "") -> Action:
+    return Action(calls=(Call(deed, {"argument": argument}),))
+
+
+def task(**setup: object) -> Task:
+    return Task("hostile", str(setup.pop("query", "")), setup)
+
+
+def attempt(world: IsolatedEnvironment, deed: str, argument: str = ""):
+    """What the deed told, and the verdict on an episode right after it."""
+    trajectory = play(world, task(), follow([do(deed, argument)]), max_turns=1)
+    after = play(world, task(), follow([do("say", "still here")]), max_turns=1)
+    assert (after.turns[0].observation.text, after.reward) == ("still here", 0.25)
+    return trajectory
+
+
+def processes() -> dict[int, int]:
+    """Every process and its parent."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(entry)] = int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def descendants(ancestor: int) -> set[int]:
+    parents, found = processes(), {ancestor}
+    while grown := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return found - {ancestor}
+
+
+def gone(pids: set[int], seconds: float = 10.0) -> bool:
+    """Whether all of them end in time."""
+    deadline = time.monotonic() + seconds
+    while pids & processes().keys():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def program(code: str) -> list[str]:
+    """A trainer of its own."""
+    head = PROGRAM.format(tests=str(ROOT / "tests"))
+    return [sys.executable, "-c", head + textwrap.dedent(code)]
