@@ -85,8 +85,27 @@ class Demonstrated(Environment, Protocol):
         """Tasks with what a noisy demonstrator does there; `noise` rises from popular to rare skills."""
 
 
+@runtime_checkable
+class RunsPolicyCode(Protocol):
+    """An environment that says whether it runs what a policy wrote; one that does not say so does not.
+
+    Where it does, whatever befalls an episode's own process after reset may be the policy's doing: `PolicyLoss`.
+    """
+
+    runs_policy_code: bool
+
+
+def runs_policy_code(environment: Environment) -> bool:
+    """Whether the environment declares that it runs what a policy wrote."""
+    return isinstance(environment, RunsPolicyCode) and environment.runs_policy_code
+
+
 class EnvironmentFailure(RuntimeError):
-    """The environment broke: says nothing about the policy."""
+    """The environment broke, or what serves it: says nothing about the policy."""
+
+
+class EpisodeFailure(EnvironmentFailure):
+    """The episode's own process raised, or was gone before the call; what serves it is sound."""
 
 
 class LimitExceeded(EnvironmentFailure):
@@ -94,6 +113,13 @@ class LimitExceeded(EnvironmentFailure):
 
     Inside `step` that may be the action's doing: the outcome is `timeout`, which whoever plays the episode believes
     only when it happens again. Anywhere else it is a failure like any other.
+    """
+
+
+class PolicyLoss(LimitExceeded):
+    """An episode that runs what a policy wrote was lost after reset, not by what serves it.
+
+    Wherever it shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, believed when it comes again.
     """
 
 
@@ -147,11 +173,13 @@ def play(
     """Plays one episode and returns what happened.
 
     `max_turns` counts actions, `max_observation` characters of one observation; what is cut says so. An exception of
-    the environment becomes the outcome environment_error, but `LimitExceeded` inside `step` becomes timeout;
-    `EngineError` becomes engine_error; `OutOfContext` and too many turns become truncated. Any other exception of the
-    actor is a programming error and is raised.
+    the environment becomes the outcome environment_error, but `LimitExceeded` inside `step` and `PolicyLoss` anywhere
+    become timeout; so does, after reset, any exception but `EnvironmentFailure` and any malformed reply of an
+    environment that runs what a policy wrote. `EngineError` becomes engine_error; `OutOfContext` and too many turns
+    become truncated. Any other exception of the actor is a programming error and is raised.
     """
     progress = progress or Progress()
+    failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
     turns = progress.turns
     running: Episode | None = None
 
@@ -177,19 +205,20 @@ def play(
             turns.append(turn)
             progress.enter("step")
             began = time.perf_counter()
-            observation = ask(_observation, running, turn.action, max_observation)
+            observation = ask(_observation, running, turn.action, max_observation, failure=failure)
             seconds = time.perf_counter() - began
             messages = observation.messages
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
-        verdict = ask(_verdict, running)
+        verdict = ask(_verdict, running, failure=failure)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
-        hung = isinstance(error, LimitExceeded) and progress.phase == "step"
-        if hung:
+        inside = progress.phase == "step"
+        charged = isinstance(error, PolicyLoss) or (inside and isinstance(error, LimitExceeded))
+        if inside and charged:
             turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
-        return result("timeout" if hung else "environment_error", f"{progress.phase}: {error}")
+        return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
     except EngineError as error:
         return result("engine_error", str(error))
     finally:
@@ -202,14 +231,14 @@ def affordances(episode: Episode) -> tuple[Action, ...]:
     return ask(episode.affordances)
 
 
-def ask(call: Callable[..., _T], *args: Any) -> _T:
-    """Calls the environment: whatever it raises becomes `EnvironmentFailure`."""
+def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] = EnvironmentFailure) -> _T:
+    """Calls the environment: whatever it raises becomes a `failure`, but an EnvironmentFailure stays what it is."""
     try:
         return call(*args)
     except EnvironmentFailure:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFailure(f"{type(error).__name__}: {error}"[:500]) from error
+        raise failure(f"{type(error).__name__}: {error}"[:500]) from error
 
 
 def _close(episode: Episode) -> None:

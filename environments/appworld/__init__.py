@@ -72,6 +72,7 @@ def make(
             "environments.appworld.inside",
             python=python,
             bounds=bounds,
+            runs_policy_code=True,
             visible=(shown,),
             # How the tiny data are made tells what is right in them.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),

@@ -15,11 +15,11 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Episode, LimitExceeded
+from cojax.environment import Episode, EpisodeFailure, LimitExceeded
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
 from environments.appworld import grammar, prompt, skills, verdict
-from environments.worker import IsolatedEnvironment, wire
+from environments.worker import IsolatedEnvironment
 
 NAME = "appworld"
 # Split → the benchmark's. The scenarios of `seed` are those of train, without question or answer.
@@ -40,8 +40,6 @@ _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 100
 # Levels that the arguments of a call may nest.
 _DEPTH = 32
-# Failures of a child that may be the doing of the code it ran.
-_OF_THE_CODE = (f"{wire.ENVIRONMENT}:", f"{wire.LOST}: the child")
 # References of synthesized tasks that are remembered.
 _REMEMBERED = 4_096
 
@@ -55,6 +53,7 @@ class AppWorld:
 
     name = NAME
     splits = tuple(SPLITS)
+    runs_policy_code = True
 
     def __init__(
         self,
@@ -186,11 +185,7 @@ class AppWorldEpisode:
         code, complaint = prompt.code_of(action, self.environment.skills)
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
-        try:
-            observation = self.playing.step(Action(code))
-        except EnvironmentFailure as failure:
-            # What a child raises while it runs code, or ends of after it ran some, can be the code's doing.
-            raise (LimitExceeded(str(failure)) if _by_the_code(failure) else failure) from failure
+        observation = self.playing.step(Action(code))
         printed = self._noted(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
@@ -220,10 +215,8 @@ class AppWorldEpisode:
             self._opened()
             try:
                 return self._verdict(reference, until)
-            except EnvironmentFailure as failure:
-                if not _by_the_code(failure):
-                    raise
-                # Only what comes again is put down to the calls.
+            except (EpisodeFailure, LimitExceeded):
+                # Of the judge's own process; only what comes again is put down to the calls.
                 self._forget()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
@@ -289,11 +282,6 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
-
-
-def _by_the_code(failure: EnvironmentFailure) -> bool:
-    """Whether a failure may be the doing of a model's code, or of its calls."""
-    return isinstance(failure, LimitExceeded) or str(failure).startswith(_OF_THE_CODE)
 
 
 def _call(record: Any) -> Call:

@@ -32,7 +32,7 @@ POPULARITY = 1.3
 
 
 def make(isolated: bool = False) -> Environment:
-    """The environment `desk`, in this process or in workers."""
+    """The environment `desk`, in this process or in workers. It compares what a policy wrote, and runs none of it."""
     return isolate(__name__) if isolated else Desk()
 
 

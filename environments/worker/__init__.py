@@ -41,11 +41,14 @@ def isolate(
     visible: tuple[str, ...] = (),
     hidden: tuple[str, ...] = (),
     enclosed: bool = True,
+    runs_policy_code: bool = False,
     **settings: Any,
 ) -> IsolatedEnvironment:
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
     `visible` names further files and folders that it may read, `hidden` folders among all it may that are empty to it;
-    see `Bounds` for what an episode may take. Raises EnvironmentFailure where it cannot be made.
+    see `Bounds` for what an episode may take. `runs_policy_code` declares that a child runs what a policy wrote, so that
+    any loss of it after reset may be the policy's doing. Raises EnvironmentFailure where it cannot be made.
     """
-    return environment_of(Client(Launch(module, python, settings, bounds, visible, enclosed, hidden)), bounds)
+    client = Client(Launch(module, python, settings, bounds, visible, enclosed, hidden))
+    return environment_of(client, bounds, runs_policy_code)

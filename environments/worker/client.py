@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, LimitExceeded
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded
 from environments.worker import wire
 from environments.worker.bounds import Bounds
 
@@ -178,8 +178,7 @@ class Connection:
         except concurrent.futures.TimeoutError:
             raise EnvironmentFailure(f"the supervisor did not answer {op} within {deadline + _GRACE:g} s") from None
         if "failure" in reply:
-            kind = LimitExceeded if reply["failure"] in wire.OF_THE_CALL else EnvironmentFailure
-            raise kind(f"{reply['failure']}: {reply['message']}")
+            raise _failure(reply["failure"])(f"{reply['failure']}: {reply['message']}")
         return reply["value"]
 
     def resolve(self, reply: dict[str, Any]) -> None:
@@ -236,6 +235,13 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def _failure(code: str) -> type[EnvironmentFailure]:
+    """What is raised for a failure of that code."""
+    if code in wire.OF_THE_CALL:
+        return LimitExceeded
+    return EpisodeFailure if code in wire.OF_THE_CHILD else EnvironmentFailure
 
 
 def _root(package: str) -> tuple[str, str | None, list[str] | None]:

@@ -7,11 +7,12 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cojax.environment import EnvironmentFailure, LimitExceeded, ask
-from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, from_json, to_json
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
+from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, to_json
 from environments.worker import wire
 from environments.worker.bounds import Bounds
 from environments.worker.client import Client, Connection
+from environments.worker.records import Malformed, Opening, read
 
 # Demonstrations fetched at a time.
 _PAGE = 256
@@ -21,12 +22,13 @@ _T = TypeVar("_T")
 class IsolatedEnvironment:
     """Stands for an environment that lives in a worker; see `cojax.environment.Environment` for what it promises.
 
-    What goes wrong raises EnvironmentFailure, or LimitExceeded where the call under way may be to blame. `layers` says
-    which layers of isolation hold here.
+    What serves an episode and fails raises EnvironmentFailure, its own process EpisodeFailure, or LimitExceeded where
+    the call under way may be to blame; with `runs_policy_code` its own process raises PolicyLoss from reset on.
+    `layers` says which layers of isolation hold here.
     """
 
-    def __init__(self, client: Client, bounds: Bounds) -> None:
-        self._client, self._bounds = client, bounds
+    def __init__(self, client: Client, bounds: Bounds, runs_policy_code: bool) -> None:
+        self._client, self._bounds, self.runs_policy_code = client, bounds, runs_policy_code
         described = client.connection.described
         self.name: str = described["name"]
         self.layers: Mapping[str, bool] = described["layers"]
@@ -36,7 +38,7 @@ class IsolatedEnvironment:
 
     @functools.cached_property
     def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple(self._call("tools"))
+        return read(tuple[Mapping[str, Any], ...], self._call("tools"))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         """As the environment's; what it refuses is a ValueError here too."""
@@ -45,10 +47,10 @@ class IsolatedEnvironment:
         except EnvironmentFailure as failure:
             _, named, reason = str(failure).partition("ValueError: ")
             raise ValueError(reason) if named else failure from None
-        return _read(tuple[Task, ...], found)
+        return read(tuple[Task, ...], found)
 
     def start(self, task: Task) -> IsolatedEpisode:
-        return IsolatedEpisode(self._client.connect(), task, self._bounds)
+        return IsolatedEpisode(self._client.connect(), task, self._bounds, self.runs_policy_code)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         return self._call("phrase", to_json(steps))
@@ -104,7 +106,7 @@ class DemonstratedEnvironment(IsolatedEnvironment):
         for start in itertools.count(0, _PAGE):
             page = self._call("demonstrations", count, seed, noise, start, _PAGE)
             for task, actions in page:
-                yield _read(Task, task), _read(tuple[Action, ...], actions)
+                yield read(Task, task), read(tuple[Action, ...], actions)
             if len(page) < _PAGE:
                 return
 
@@ -113,7 +115,7 @@ class ChartedDemonstratedEnvironment(ChartedEnvironment, DemonstratedEnvironment
     """Both."""
 
 
-def environment_of(client: Client, bounds: Bounds) -> IsolatedEnvironment:
+def environment_of(client: Client, bounds: Bounds, runs_policy_code: bool) -> IsolatedEnvironment:
     """The environment, with exactly the protocols that the one in the worker has."""
     described = client.connection.described
     kinds: dict[tuple[bool, bool], type[IsolatedEnvironment]] = {
@@ -122,21 +124,22 @@ def environment_of(client: Client, bounds: Bounds) -> IsolatedEnvironment:
         (False, True): DemonstratedEnvironment,
         (True, True): ChartedDemonstratedEnvironment,
     }
-    return kinds[described["charted"], described["demonstrated"]](client, bounds)
+    return kinds[described["charted"], described["demonstrated"]](client, bounds, runs_policy_code)
 
 
 class IsolatedEpisode:
     """One episode in a child of its own, which is killed when the episode is closed."""
 
-    def __init__(self, connection: Connection, task: Task, bounds: Bounds) -> None:
+    def __init__(self, connection: Connection, task: Task, bounds: Bounds, runs_policy_code: bool) -> None:
         self._connection, self._task, self._bounds = connection, task, bounds
         self._number = next(connection.episodes)
         self._tools: tuple[Mapping[str, Any], ...] = ()
+        self._runs_policy_code, self._opened = runs_policy_code, False
 
     def reset(self) -> tuple[Message, ...]:
-        opened = self._call("reset", to_json(self._task))
-        self._tools = tuple(opened["tools"])
-        return _read(tuple[Message, ...], opened["messages"])
+        opened = self._call(Opening, "reset", to_json(self._task))
+        self._tools, self._opened = opened.tools, True
+        return opened.messages
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._tools
@@ -147,29 +150,29 @@ class IsolatedEpisode:
         except (ValueError, RecursionError) as error:
             reason = f"error: the action is not JSON that can be sent: {error}"
             return Observation((Message("tool", reason[:200]),), ok=False)
-        reply = self._call("step", sent)
         try:
-            return _read(Observation, reply)
-        except EnvironmentFailure as failure:
+            return self._call(Observation, "step", sent)
+        except Malformed as failure:
             # Whoever runs in the child could write such a thing, to have a failing episode taken for a lost one.
             raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
 
     def state(self) -> Mapping[str, Any]:
-        return self._call("state")
+        return self._call(Mapping[str, Any], "state")
 
     def affordances(self) -> tuple[Action, ...]:
-        return _read(tuple[Action, ...], self._call("affordances"))
+        return self._call(tuple[Action, ...], "affordances")
 
     def evaluate(self) -> Evaluation:
-        return _read(Evaluation, self._call("evaluate"))
+        return self._call(Evaluation, "evaluate")
 
     def close(self) -> None:
         self._connection.dismiss(self._number)
 
-    def _call(self, op: str, *arguments: Any) -> Any:
-        return self._connection.call(self._number, op, list(arguments), self._bounds.deadline)
-
-
-def _read(kind: Any, value: Any) -> Any:
-    """The record that a worker sent. Raises EnvironmentFailure where it is none: a worker is not trusted."""
-    return ask(from_json, kind, value)
+    def _call(self, kind: Any, op: str, *arguments: Any) -> Any:
+        """The record of type `kind` that the child answers."""
+        try:
+            return read(kind, self._connection.call(self._number, op, list(arguments), self._bounds.deadline))
+        except (EpisodeFailure, LimitExceeded) as failure:
+            if self._runs_policy_code and self._opened:
+                raise PolicyLoss(str(failure)) from failure
+            raise

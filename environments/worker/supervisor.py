@@ -214,7 +214,7 @@ class _Ward:
                     if episode == _SERVICE:
                         # Lost by another call, while this one waited for its turn.
                         continue
-                    return wire.failed(wire.LOST, child.gone)
+                    return wire.failed(wire.ENDED, child.gone)
                 reply = await self._ask(child, op, arguments, deadline)
             break
         if reply.get("failure") not in (None, wire.ENVIRONMENT):
