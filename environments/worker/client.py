@@ -194,7 +194,7 @@ class Connection:
             self.ended = True
             for future in self.pending.values():
                 if not future.done():
-                    future.set_result(wire.failed(wire.LOST, "the worker ended"))
+                    future.set_result(wire.failed(wire.HOST, "the worker ended"))
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

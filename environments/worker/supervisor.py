@@ -193,7 +193,7 @@ class _Ward:
         except ConnectionError:
             raise
         except Exception as error:
-            failed = wire.failed(wire.LOST, f"the supervisor failed: {type(error).__name__}: {error}")
+            failed = wire.failed(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
             line = wire.encode({"id": request["id"], **failed})
         self.writer.write(line)
         await self.writer.drain()
@@ -203,9 +203,9 @@ class _Ward:
             try:
                 child = await self._child(episode, op)
             except OSError as error:
-                return wire.failed(wire.LOST, f"no child could be started: {error}")
+                return wire.failed(wire.HOST, f"no child could be started: {error}")
             if child is None:
-                return wire.failed(wire.LOST, "the episode is closed")
+                return wire.failed(wire.HOST, "the episode is closed")
             async with child.turn:
                 if child.reader.at_eof():
                     # Its end of the socket is closed; that it has ended too is not taken on trust.
@@ -214,7 +214,7 @@ class _Ward:
                     if episode == _SERVICE:
                         # Lost by another call, while this one waited for its turn.
                         continue
-                    return wire.failed(wire.ENDED, child.gone)
+                    return wire.failed(wire.LOST, child.gone)
                 reply = await self._ask(child, op, arguments, deadline)
             break
         if reply.get("failure") not in (None, wire.ENVIRONMENT):

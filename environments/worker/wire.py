@@ -15,14 +15,14 @@ from typing import Any, NoReturn
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
 WORKER_DIED = "WORKER_DIED"  # the child ended while the call was under way
 LIMIT = "LIMIT"  # the child ran out of memory, or its reply was too long
-ENDED = "ENDED"  # the child was gone before the call
+LOST = "LOST"  # the child was gone before the call
 ENVIRONMENT = "ENVIRONMENT"  # the environment raised
-LOST = "LOST"  # what serves the child failed: the supervisor, the fork server, the host
+HOST = "HOST"  # what serves the child failed: the supervisor, the fork server, the host
 START = "START"  # the environment could not be imported or made
 
 # Failures that may be the doing of the action under way, and others of the child itself.
 OF_THE_CALL = frozenset({TIMEOUT, WORKER_DIED, LIMIT})
-OF_THE_CHILD = frozenset({ENDED, ENVIRONMENT})
+OF_THE_CHILD = frozenset({LOST, ENVIRONMENT})
 
 # Longest message of a failure, in characters.
 _MESSAGE = 2_000
