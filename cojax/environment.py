@@ -4,12 +4,15 @@ differ only in the actor they pass."""
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from cojax.types import Action, Check, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
+from cojax import replies
+from cojax.clock import running as running  # environments take it from here
+from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
 _T = TypeVar("_T")
 _NO_VERDICT = Evaluation(0.0)
@@ -139,7 +142,7 @@ class Abandoned(BaseException):
 class Progress:
     """Where an episode is, for whoever watches its deadline. Phases: queued, reset, act, step, evaluate, over.
 
-    `since` is `time.monotonic()` at the start of the phase; `abandoned` is set by the watcher. `turns` includes the
+    `since` is `running()` at the start of the phase; `abandoned` is set by the watcher. `turns` includes the
     one under way, whose observation is still empty; `result` is the verdict, before the episode is closed.
     """
 
@@ -153,7 +156,19 @@ class Progress:
     def enter(self, phase: str) -> None:
         if self.abandoned:
             raise Abandoned
-        self.phase, self.since = phase, time.monotonic()
+        self.phase, self.since = phase, running()
+
+
+_PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
+
+
+def excuse(seconds: float) -> None:
+    """Has so many seconds not count against the deadline of the episode that this thread plays, if it plays one.
+
+    For an environment that knows that its call waited for the host.
+    """
+    if progress := _PLAYING.get():
+        progress.since += seconds
 
 
 # An actor sees the new messages, and the episode: explorers read its affordances and state, a policy never does.
@@ -172,7 +187,8 @@ def play(
 ) -> Trajectory:
     """Plays one episode and returns what happened.
 
-    `max_turns` counts actions, `max_observation` characters of one observation; what is cut says so. An exception of
+    `max_turns` counts actions, `max_observation` characters of one observation, of which `replies.MOST_MESSAGES` are
+    kept; what is cut says so. An exception of
     the environment becomes the outcome environment_error, but `LimitExceeded` inside `step` and `PolicyLoss` anywhere
     become timeout; so does, after reset, any exception but `EnvironmentFailure` and any malformed reply of an
     environment that runs what a policy wrote. `EngineError` becomes engine_error; `OutOfContext` and too many turns
@@ -181,7 +197,7 @@ def play(
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
     turns = progress.turns
-    running: Episode | None = None
+    started: Episode | None = None
 
     def result(outcome: Outcome, error: str = "", verdict: Evaluation = _NO_VERDICT) -> Trajectory:
         progress.enter("over")
@@ -191,27 +207,28 @@ def play(
         progress.result = ended
         return ended
 
+    token = _PLAYING.set(progress)
     try:
         progress.enter("reset")
-        running = ask(environment.start, task)
-        progress.opening = messages = ask(_opening, running, max_observation)
+        started = ask(environment.start, task)
+        progress.opening = messages = ask(_opening, started, max_observation)
         outcome: Outcome = "truncated"
         while outcome == "truncated" and len(turns) < max_turns:
             progress.enter("act")
             try:
-                turn = act(running, messages)
+                turn = act(started, messages)
             except OutOfContext:
                 break
             turns.append(turn)
             progress.enter("step")
             began = time.perf_counter()
-            observation = ask(_observation, running, turn.action, max_observation, failure=failure)
+            observation = ask(_observation, started, turn.action, max_observation, failure=failure)
             seconds = time.perf_counter() - began
             messages = observation.messages
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
-        verdict = ask(_verdict, running, failure=failure)
+        verdict = ask(_verdict, started, failure=failure)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
         inside = progress.phase == "step"
@@ -222,8 +239,9 @@ def play(
     except EngineError as error:
         return result("engine_error", str(error))
     finally:
-        if running is not None:
-            _close(running)
+        if started is not None:
+            _close(started)
+        _PLAYING.reset(token)
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:
@@ -248,38 +266,12 @@ def _close(episode: Episode) -> None:
 
 
 def _opening(episode: Episode, limit: int) -> tuple[Message, ...]:
-    return _checked(episode.reset(), limit)
+    return replies.messages(episode.reset(), limit)
 
 
 def _observation(episode: Episode, action: Action, limit: int) -> Observation:
-    observation = episode.step(action)
-    if not isinstance(observation, Observation):
-        raise TypeError(f"step returned {type(observation).__name__}; expected an Observation")
-    messages = _checked(observation.messages, limit)
-    return Observation(messages, ok=bool(observation.ok), done=bool(observation.done))
+    return replies.observation(episode.step(action), limit)
 
 
 def _verdict(episode: Episode) -> Evaluation:
-    """The evaluation with plain numbers. Raises ValueError for a reward outside [0, 1]."""
-    verdict = episode.evaluate()
-    if not isinstance(verdict, Evaluation):
-        raise TypeError(f"evaluate returned {type(verdict).__name__}; expected an Evaluation")
-    reward = float(verdict.reward)
-    if not 0.0 <= reward <= 1.0:
-        raise ValueError(f"reward {reward!r}; expected a number in [0, 1]")
-    return Evaluation(reward, tuple(Check(str(c.name), bool(c.passed)) for c in verdict.checks))
-
-
-def _checked(messages: tuple[Message, ...], limit: int) -> tuple[Message, ...]:
-    """The messages as text that any tokenizer and file takes, of at most `limit` characters in all."""
-    checked: list[Message] = []
-    for message in messages:
-        if not (isinstance(message, Message) and isinstance(message.content, str) and isinstance(message.role, str)):
-            raise TypeError(f"a message is {message!r:.100}; expected a Message with role and content as text")
-        # Half a surrogate pair is a Python string but no text.
-        content = message.content.encode("utf-8", "replace").decode()
-        if len(content) > limit:
-            content = f"{content[:limit]}\n[{len(content) - limit} characters cut]"
-        limit = max(0, limit - len(content))
-        checked.append(Message(message.role, content))
-    return tuple(checked)
+    return replies.evaluation(episode.evaluate())

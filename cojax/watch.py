@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-from cojax.environment import Abandoned, Actor, Environment, EnvironmentFailure, Progress, ask, play
+from cojax.environment import Abandoned, Actor, Environment, EnvironmentFailure, Progress, ask, play, running
 from cojax.types import Task, Trajectory
 
 _T = TypeVar("_T")
@@ -37,7 +36,7 @@ class Watched:
 
     def __call__(self, environment: Environment, task: Task, act: Actor, **settings: Any) -> Trajectory:
         """As `play`, which takes the same `settings`."""
-        progress = Progress(since=time.monotonic())
+        progress = Progress(since=running())
         result: list[Trajectory | BaseException] = []
 
         def run() -> None:
@@ -52,10 +51,10 @@ class Watched:
         thread.start()
         while thread.is_alive():
             # Another phase may begin meanwhile, whose limit is nearer.
-            wait = min(self.deadline, progress.since + self._limit(progress.phase) - time.monotonic())
-            thread.join(max(0.001, wait))
+            patience = min(self.deadline, progress.since + self._limit(progress.phase) - running())
+            thread.join(max(0.001, patience))
             limit = self._limit(progress.phase)
-            if thread.is_alive() and time.monotonic() - progress.since > limit:
+            if thread.is_alive() and running() - progress.since > limit:
                 progress.abandoned = True
                 if progress.result is not None:  # only closing hangs: the verdict stands
                     return progress.result
@@ -77,6 +76,9 @@ def within(seconds: float, call: Callable[[], _T]) -> _T:
             answer.set_exception(error)
 
     threading.Thread(target=work, name="asked", daemon=True).start()
-    if not wait([answer], seconds).done:
+    until = running() + seconds
+    while not wait([answer], max(0.001, until - running())).done:
+        if running() < until:
+            continue
         raise EnvironmentFailure(f"what it offers was not said within {seconds:g} s{ADVICE}")
     return answer.result()

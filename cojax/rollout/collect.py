@@ -14,11 +14,10 @@ import logging
 import math
 import queue
 import threading
-import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 
-from cojax.environment import Abandoned, Environment, Progress, play
+from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
 from cojax.rollout.chat import Actors, Chat, PolicyActors
 from cojax.rollout.engine import Engine, Sampling
 from cojax.types import INFRASTRUCTURE, Group, Outcome, Task, Trajectory
@@ -27,6 +26,8 @@ from cojax.watch import ADVICE
 _LOG = logging.getLogger(__name__)
 # A hang inside `step` is, when it happens twice, the action's doing; elsewhere it is the machinery's.
 _WHERE_IT_HUNG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
+# Where an environment runs what a policy wrote, a hanging verdict too may be its doing.
+_WHERE_CODE_HUNG: dict[str, Outcome] = {**_WHERE_IT_HUNG, "evaluate": "timeout"}
 # Seconds between two looks at the deadlines.
 _WATCH_EVERY = 0.05
 _NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
@@ -44,9 +45,9 @@ class RolloutStopped(RuntimeError):
 class Limits:
     """What one episode may take, and how much loss a step bears.
 
-    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds;
-    `retries` is how often a lost episode is played again; `error_rate` is the share of lost episodes above which
-    `collect` raises.
+    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds in which
+    this process ran; `retries` is how often an episode lost to the machinery is played again (one that hung always is,
+    once); `error_rate` is the share of lost episodes above which `collect` raises.
     """
 
     max_turns: int = 30
@@ -66,7 +67,8 @@ class _Job:
     episode: str
     seed: tuple[int, ...]
     attempt: int = 0
-    hung: bool = False  # the attempt before hung inside `step`
+    lost: int = 0  # attempts that the machinery lost
+    hung: bool = False  # an attempt before was lost by what may be the policy's doing
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     @property
@@ -163,6 +165,7 @@ class _Floor:
     ):
         self.actors, self.environment = actors, environment
         self.limits, self.on_episode = limits, on_episode
+        self.charged = runs_policy_code(environment)
         self.todo: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[_Job, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
         self.running: dict[int, _Job] = {}
@@ -206,17 +209,20 @@ class _Floor:
             raise result
         if self._again(job, result):
             return
-        if result.outcome == "timeout" and not job.hung:
-            # Only a hang that comes again is put down to the action.
-            result = dataclasses.replace(result, outcome="environment_error")
         results[job.index] = result
         self.on_episode(result)
 
     def _again(self, job: _Job, result: Trajectory) -> bool:
-        """Plays a lost or hanging episode once more, with the same seeds, while retries are left."""
-        if result.outcome not in INFRASTRUCTURE | {"timeout"} or job.attempt >= self.limits.retries:
+        """Plays a lost episode once more, with the same seeds: a hanging one once, as only what comes again is put down
+        to the policy, one that the machinery lost while retries are left."""
+        if result.outcome == "timeout":
+            if job.hung:
+                return False
+            job.hung = True
+        elif result.outcome in INFRASTRUCTURE and job.lost < self.limits.retries:
+            job.lost += 1
+        else:
             return False
-        job.hung = result.outcome == "timeout"
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
         job.attempt += 1
         job.progress = Progress()
@@ -230,7 +236,7 @@ class _Floor:
     def _work(self) -> None:
         while (job := self.todo.get()) is not None:
             progress, session = job.progress, job.session
-            progress.since = time.monotonic()
+            progress.since = running()
             with self.lock:
                 if self.dismissed:
                     return
@@ -258,7 +264,7 @@ class _Floor:
 
     def _watch(self) -> None:
         """Abandons the threads that overran a deadline and puts others in their place."""
-        now = time.monotonic()
+        now = running()
         with self.lock:
             late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
             for job in late:
@@ -274,7 +280,8 @@ class _Floor:
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
                 error += ADVICE
-            outcome: Outcome = _WHERE_IT_HUNG.get(phase, "environment_error")
+            where = _WHERE_CODE_HUNG if self.charged else _WHERE_IT_HUNG
+            outcome: Outcome = where.get(phase, "environment_error")
             turns = tuple(progress.turns)
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
             self.done.put((job, progress, lost))

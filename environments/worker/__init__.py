@@ -47,8 +47,8 @@ def isolate(
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
     `visible` names further files and folders that it may read, `hidden` folders among all it may that are empty to it;
-    see `Bounds` for what an episode may take. `runs_policy_code` declares that a child runs what a policy wrote, so that
-    any loss of it after reset may be the policy's doing. Raises EnvironmentFailure where it cannot be made.
+    see `Bounds` for what an episode may take. `runs_policy_code` declares that a child runs what a policy wrote: any
+    loss of it after reset may be the policy's doing. Raises EnvironmentFailure where it cannot be made.
     """
     client = Client(Launch(module, python, settings, bounds, visible, enclosed, hidden))
     return environment_of(client, bounds, runs_policy_code)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, PolicyLoss, play, runs_policy_code
-from cojax.replay import follow
+from cojax.environment import runs_policy_code
 from cojax.types import Action, Call, Task
 from cojax.wrapping import Wrapped
 from environments.worker import Bounds, IsolatedEnvironment, isolate

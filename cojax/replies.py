@@ -1,0 +1,59 @@
+"""What an environment replies, as `play` takes it: of the right shape, bounded, and text that any tokenizer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cojax.types import ROLES, Check, Evaluation, Message, Observation
+
+# So many messages of one observation are kept, as of the opening.
+MOST_MESSAGES = 256
+# Checks of one verdict, and characters of a check's name.
+_CHECKS, _NAME = 10_000, 10_000
+
+
+def messages(found: Sequence[Message], limit: int) -> tuple[Message, ...]:
+    """The messages, of at most `limit` characters in all; what is cut says so. Raises TypeError for another shape."""
+    checked: list[Message] = []
+    for message in found[:MOST_MESSAGES]:
+        if not (isinstance(message, Message) and isinstance(message.content, str) and _known(message.role)):
+            raise TypeError(
+                f"a message is {message!r:.100}; expected a Message with role and content as text, "
+                f"and as role one of {', '.join(sorted(ROLES))}"
+            )
+        content = _text(message.content[:limit])
+        if cut := len(message.content) - len(content):
+            content = f"{content}\n[{cut} characters cut]"
+        limit = max(0, limit - len(content))
+        checked.append(Message(message.role, content))
+    if cut := len(found) - len(checked):
+        checked.append(Message(checked[-1].role, f"[{cut} messages cut]"))
+    return tuple(checked)
+
+
+def observation(found: Observation, limit: int) -> Observation:
+    """The observation with bounded messages and plain truth values. Raises TypeError for another shape."""
+    if not isinstance(found, Observation):
+        raise TypeError(f"step returned {type(found).__name__}; expected an Observation")
+    return Observation(messages(found.messages, limit), ok=bool(found.ok), done=bool(found.done))
+
+
+def evaluation(found: Evaluation) -> Evaluation:
+    """The evaluation with plain numbers and text. Raises TypeError for another shape, ValueError out of bounds."""
+    if not isinstance(found, Evaluation):
+        raise TypeError(f"evaluate returned {type(found).__name__}; expected an Evaluation")
+    reward = float(found.reward)
+    if not 0.0 <= reward <= 1.0:
+        raise ValueError(f"reward {reward!r}; expected a number in [0, 1]")
+    if len(found.checks) > _CHECKS:
+        raise ValueError(f"{len(found.checks):,} checks; expected at most {_CHECKS:,}")
+    return Evaluation(reward, tuple(Check(_text(str(c.name)[:_NAME]), bool(c.passed)) for c in found.checks))
+
+
+def _known(role: object) -> bool:
+    return isinstance(role, str) and role in ROLES
+
+
+def _text(text: str) -> str:
+    """Half a surrogate pair is a Python string but no text."""
+    return text.encode("utf-8", "replace").decode()
