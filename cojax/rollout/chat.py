@@ -1,8 +1,8 @@
 """Text ⇄ tokens: chat rendering in which a trajectory's tokens only ever grow, and the parsing of tool calls.
 
 Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as the
-difference template(stub + new) − template(stub). Control tokens come only from the template: message text is encoded
-by a copy of the tokenizer that has none, so a literal `<|im_end|>` in an observation stays text.
+difference template(stub + new) − template(stub). Control tokens come only from the template (controls.py): roles are of
+a closed set, and a literal `<|im_end|>` in a query, an observation or a tool's documentation stays text.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from cojax.environment import Actor, Episode, ask
+from cojax.rollout.controls import Controls, Shield
 from cojax.rollout.engine import Engine, Sampling
-from cojax.types import Action, Call, Message, Turn
+from cojax.types import ROLES, Action, Call, Message, Turn
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_OPENS, _CLOSES = "<tool_call>", "</tool_call>"
+# Where a call would begin or end, or a thought.
+_MARK = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _STUB = (Message("user", "x"), Message("assistant", "y"))
-# Private-use characters that stand for control literals while the template runs.
-_PRIVATE = 0xF0000
 _TEXT_CHARACTERS = 100_000
 _DEPTH = 32
 Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
@@ -66,11 +66,7 @@ class Chat:
         self.shown = shown
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
-        controls = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
-        self._controls = dict(sorted(controls.items(), key=lambda item: -len(item[0])))
-        self._split = re.compile("(" + "|".join(map(re.escape, self._controls)) + ")")
-        specification = json.loads(tokenizer.backend_tokenizer.to_str())
-        self._plain = Tokenizer.from_str(json.dumps({**specification, "added_tokens": [], "post_processor": None}))
+        self._controls = Controls(tokenizer)
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._opened = functools.lru_cache(maxsize=1_024)(self._open)
         self._check()
@@ -82,27 +78,32 @@ class Chat:
         return self._opened(messages, json.dumps(documents, ensure_ascii=False))
 
     def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
-        (*safe, documents), restore = self._protect((*messages, Message("tools", tools)))
-        return self._encode(self._template(safe, generate=True, tools=json.loads(documents.content)), restore)
+        documents = json.loads(tools)
+
+        def rendered(shield: Shield) -> str:
+            shown = self._controls.shielded(documents, shield)
+            return self._template(_shielded(messages, shield), generate=True, tools=shown)
+
+        return self._controls.render(rendered, tools + _contents(messages))
 
     def _extend(self, messages: tuple[Message, ...], ended: bool) -> tuple[int, ...]:
         """Tokens that follow a sampled action: new messages and the generation prompt.
 
         `ended` says whether the action ended in the stop token; if not, it is part of what is added.
         """
-        safe, restore = self._protect(messages)
-        text = self._difference(safe)
-        return (() if ended else (self.end,)) + self._encode(text, restore)
+        added = self._controls.render(lambda shield: self._difference(_shielded(messages, shield)), _contents(messages))
+        return (() if ended else (self.end,)) + added
 
     @staticmethod
     def write(calls: Iterable[Call]) -> str:
-        """The text by which the policy makes these calls."""
+        """The text by which the policy makes these calls; what could end a call within one is written by its code."""
         bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-        return "\n".join(f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>" for body in bodies)
+        written = (_MARK.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
+        return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in written)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
-        return (*self._encode(action.text or self.write(action.calls), {}), self.end)
+        return (*self._controls.encode_spoken(action.text or self.write(action.calls)), self.end)
 
     def read(self, tokens: Sequence[int]) -> Action:
         """The action that sampled tokens spell, its calls parsed; never raises."""
@@ -127,25 +128,6 @@ class Chat:
             raise ValueError("the chat template rewrites earlier turns when a message is added; cannot extend it")
         return whole[head.rindex(self._end_text) + len(self._end_text) :]
 
-    def _protect(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], dict[int, str]]:
-        """Messages with control literals replaced by private-use characters, and the table to restore them."""
-        used = {ord(character) for message in messages for character in message.content if ord(character) >= _PRIVATE}
-        free = (code for code in range(_PRIVATE, 0x10FFFE) if code not in used)
-        stand_in = {literal: chr(next(free)) for literal in self._controls}
-        safe = tuple(
-            Message(m.role, self._split.sub(lambda found: stand_in[found.group()], m.content)) for m in messages
-        )
-        return safe, {ord(character): literal for literal, character in stand_in.items()}
-
-    def _encode(self, text: str, restore: Mapping[int, str]) -> tuple[int, ...]:
-        tokens: list[int] = []
-        for piece in self._split.split(text):
-            if piece in self._controls:
-                tokens.append(self._controls[piece])
-            elif piece:
-                tokens.extend(self._plain.encode(piece.translate(restore), add_special_tokens=False).ids)
-        return tuple(tokens)
-
     def _check(self) -> None:
         """The template extends turn by turn, and our rendering of harmless text is the tokenizer's own."""
         opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
@@ -158,12 +140,24 @@ class Chat:
             raise ValueError(f"a turn must end in {self._end_text!r}, the tokenizer's eos_token")
 
 
+def _contents(messages: Iterable[Message]) -> str:
+    return "".join(message.content for message in messages)
+
+
+def _shielded(messages: Iterable[Message], shield: Shield) -> list[Message]:
+    """The messages with their text shielded. Raises ValueError for a role that is none."""
+    messages = list(messages)
+    if strange := [message.role for message in messages if message.role not in ROLES]:
+        raise ValueError(f"a message has the role {strange[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
+    return [Message(message.role, shield(message.content)) for message in messages]
+
+
 def parse(text: str) -> Action:
     """The action a text spells: every `<tool_call>` must hold {"name": str, "arguments": object}, or none counts.
 
     What stands before `</think>` was thought, not done.
     """
-    found = _CALL.findall(text[:_TEXT_CHARACTERS].rpartition("</think>")[2])
+    found = list(_bodies(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]))
     if not found:
         return Action(text, (), "no tool call found")
     calls = []
@@ -179,6 +173,14 @@ def parse(text: str) -> Action:
             return Action(text, (), "arguments must be an object")
         calls.append(Call(value["name"], arguments))
     return Action(text, tuple(calls))
+
+
+def _bodies(text: str) -> Iterator[str]:
+    """What stands between each `<tool_call>` and the next `</tool_call>`, in time linear in the text."""
+    end = 0
+    while (start := text.find(_OPENS, end)) >= 0 and (end := text.find(_CLOSES, start)) >= 0:
+        yield text[start + len(_OPENS) : end]
+        end += len(_CLOSES)
 
 
 def read_json(body: str) -> Any:
