@@ -12,9 +12,10 @@ import hashlib
 import json
 import types
 import typing
-import unicodedata
 from collections.abc import Mapping
 from typing import Any, Literal
+
+from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
 Origin = Literal["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"]
@@ -248,7 +249,7 @@ class Verdict:
 
 def normalise(text: str) -> str:
     """Case, width and white space do not make another query."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(normal_form("NFKC", text).casefold().split())
 
 
 def canonical(value: Any) -> str:

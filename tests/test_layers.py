@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module may import modules of its own level or below.
 LEVELS = [
-    {"cojax", "cojax.types"},
+    {"cojax", "cojax.types", "cojax.unicode_forms"},
     {"cojax.environment", "cojax.wrapping", "cojax.store", "cojax.watch", "cojax.overlap"},
     {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},

@@ -1,0 +1,48 @@
+"""Normal forms are the standard library's, in time linear in the text."""
+
+import sys
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cojax.unicode_forms import _HIDDEN, normal_form
+
+FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+MARKS = "\u0315\u0300\u0327\u0f73\u0344\u0f71\u3099\uff9e"
+TEXT = st.lists(
+    st.one_of(
+        st.text(max_size=4),
+        st.text(alphabet="aé\ufb01한\u1161\u11a8か" + MARKS, max_size=8),
+        st.text(alphabet=MARKS, min_size=31, max_size=60),
+    ),
+    max_size=4,
+).map("".join)
+
+
+@given(TEXT)
+def test_the_forms_are_the_standard_librarys(text):
+    for form in FORMS:
+        assert normal_form(form, text) == unicodedata.normalize(form, text)
+
+
+def test_every_letter_that_hides_a_mark_is_known():
+    hiding = {
+        letter
+        for letter in map(chr, range(sys.maxunicode + 1))
+        if not unicodedata.combining(letter) and unicodedata.combining(unicodedata.normalize("NFKD", letter)[0])
+    }
+    assert hiding == _HIDDEN
+
+
+@pytest.mark.parametrize(
+    "text", ["a" + "\u0315" * 99_999 + "\u0300" * 99_999, "\u0f73" * 99_999, "\u0344\u0315" * 99_999]
+)
+def test_marks_in_a_row_are_ordered_in_linear_time(text):
+    """By insertion these take minutes."""
+    before = time.process_time()
+    for form in FORMS:
+        normal_form(form, text)
+    assert time.process_time() - before < 10
