@@ -14,7 +14,8 @@ class Bounds:
 
     `deadline` is for one call, `service_deadline` for one that concerns the whole environment, `start_deadline` for
     importing and making it, all in seconds. `memory` bounds the address space of each of its processes, `file_size` one
-    file, `scratch` all files in /tmp, `output` one reply, in bytes; `processes` counts the child's own. At most
+    file, `scratch` all files in /tmp, `output` one reply, in bytes; `values` are the JSON values of one reply, keys
+    included; `processes` counts the child's own. At most
     `children` live at once, no more than 4,096.
     """
 
@@ -25,6 +26,7 @@ class Bounds:
     file_size: int = 64 * 2**20
     scratch: int = 64 * 2**20
     output: int = 8 * 2**20
+    values: int = 250_000
     processes: int = 16
     children: int = 1_024
 

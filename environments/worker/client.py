@@ -18,13 +18,17 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, excuse, running
 from environments.worker import wire
 from environments.worker.bounds import Bounds
 
 _LOG = logging.getLogger(__name__)
-# Seconds the supervisor gets beyond a call's own deadline, which it enforces itself.
+# Seconds in which a supervisor must end.
 _GRACE = 15.0
+# Deadlines are the supervisor's to keep; one that is not heard for so many seconds is given up.
+_SILENCE = 30.0
+# Seconds between two looks at it, those that what it says may be old, and the most that a call is excused.
+_LOOK, _OLD, _EXCUSED = 1.0, 3.0, 3_600.0
 # A supervisor that ends is replaced, but no more than so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
 # Imports exactly our packages from where they lie, whatever else lies there, and leaves the rest to the interpreter.
@@ -123,6 +127,8 @@ class Connection:
         self.waiting = threading.Lock()
         self.numbers, self.episodes = itertools.count(1), itertools.count(1)
         self.ended = False
+        # When the supervisor was last heard, and what each call under way has counted by then.
+        self.heard, self.counted = running(), dict[str, float]()
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [place for _, origin, places in roots for place in (places or [os.path.dirname(origin or "")])]
@@ -139,7 +145,7 @@ class Connection:
         first = self.pending[0]
         threading.Thread(target=_read, args=(weakref.ref(self), ours), name="worker-replies", daemon=True).start()
         self._send(order)
-        self.described = self._value(first, launch.bounds.start_deadline, "start")
+        self.described = self._value(first, 0)
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
         """The value of one call. Raises LimitExceeded for a loss that may be the call's doing, else EnvironmentFailure.
@@ -151,7 +157,7 @@ class Connection:
             future = self.pending[number] = concurrent.futures.Future()
         try:
             self._send({"id": number, "episode": episode, "op": op, "arguments": arguments, "deadline": deadline})
-            return self._value(future, deadline, op)
+            return self._value(future, number)
         finally:
             with self.waiting:
                 self.pending.pop(number, None)
@@ -172,21 +178,41 @@ class Connection:
             self.fail()
             raise EnvironmentFailure(f"the worker is gone: {error}") from error
 
-    def _value(self, future: concurrent.futures.Future[dict[str, Any]], deadline: float, op: str) -> Any:
-        try:
-            reply = future.result(deadline + _GRACE)
-        except concurrent.futures.TimeoutError:
-            raise EnvironmentFailure(f"the supervisor did not answer {op} within {deadline + _GRACE:g} s") from None
+    def _value(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> Any:
+        reply = self._reply(future, number)
         if "failure" in reply:
             raise _failure(reply["failure"])(f"{reply['failure']}: {reply['message']}")
         return reply["value"]
 
-    def resolve(self, reply: dict[str, Any]) -> None:
-        """Hands a reply to the thread that waits for it."""
+    def _reply(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> dict[str, Any]:
+        """The reply to the call of that number; what it waited for the host does not count against its episode.
+
+        Raises EnvironmentFailure where the supervisor is not heard any more: a stopped one is replaced.
+        """
+        began, excused = running(), 0.0
+        while True:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return future.result(_LOOK)
+            now = running()
+            if now - max(began, self.heard) > _SILENCE:
+                self.process.kill()
+                self.fail()
+                raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
+            due = min(now - began - self.counted.get(str(number), 0.0) - _OLD, _EXCUSED)
+            if due > excused:
+                excuse(due - excused)
+                excused = due
+
+    def resolve(self, message: dict[str, Any]) -> None:
+        """Hands a reply to the thread that waits for it, and notes that the supervisor was heard."""
+        self.heard = running()
+        if "counted" in message:
+            self.counted = message["counted"]
+            return
         with self.waiting:
-            future = self.pending.get(reply["id"])
+            future = self.pending.get(message["id"])
             if future is not None and not future.done():
-                future.set_result(reply)
+                future.set_result(message["reply"])
 
     def fail(self) -> None:
         """The supervisor is gone: no call will be answered."""

@@ -2,7 +2,8 @@
 a child for every episode. It is single-threaded and opens no episode itself.
 
 On its control socket, one message a packet: it gets {"spawn": number, "slot", "kind"} with the child's end of a socket
-pair, or {"kill": number}; it says {"ready"} or {"failure", "message"} once, then {"exited": number, "slot", "reason"}.
+pair, or {"kill": number}; it says {"ready"} or {"failure", "message"} once, then {"born": number, "pid"} and
+{"exited": number, "slot", "reason"}.
 A number is never used twice, a slot (and the user id that goes with it) once nothing of its last child is left.
 """
 
@@ -112,6 +113,7 @@ class _Nursery:
             return
         if pid:
             self.born[pid] = (number, slot)
+            self._tell({"born": number, "pid": pid})
             return
         with _last_words():
             die_with_parent()

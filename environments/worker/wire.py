@@ -1,7 +1,7 @@
 """The wire format: one JSON object a line, over a socket pair that no path leads to.
 
 client → supervisor   {"id", "episode", "op", "arguments", "deadline"}   episode 0 is the environment itself
-supervisor → client   {"id", "value"} or {"id", "failure", "message"}
+supervisor → client   {"id", "reply": {"value"} or {"failure", "message"}}; {"counted": {id: seconds}} now and then
 supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "failure", "message"}
 """
 
@@ -36,9 +36,10 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(line: bytes) -> dict[str, Any]:
-    """The message of a line. Raises ValueError where it is not a JSON object."""
+    """The message of a line. Raises ValueError where it is not a JSON object in ASCII, or names a key twice."""
     try:
-        message = json.loads(line, parse_constant=_reject, parse_float=_finite)
+        text = line.decode("ascii")
+        message = json.loads(text, parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("a message is nested too deeply") from None
     if not isinstance(message, dict):
@@ -48,7 +49,14 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def failed(code: str, message: str) -> dict[str, str]:
     """The part of a reply that says why there is no value."""
-    return {"failure": code, "message": message[:_MESSAGE]}
+    return {"failure": code, "message": message[:_MESSAGE].encode("utf-8", "replace").decode()}
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("an object names a key twice")
+    return made
 
 
 def _reject(constant: str) -> NoReturn:

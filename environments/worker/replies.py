@@ -1,0 +1,131 @@
+"""Reading one reply of a child that is trusted with nothing: bytes, values and depth are bounded as they come in.
+
+A reply made of empty lists takes 30 times its bytes once it is read: what it holds is counted before it is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable
+
+from environments.worker import wire
+
+# Bytes read at a time, and of a reply without asking for room.
+_PART = 64 * 2**10
+# Bytes that large replies may take at once, of all children together; one reply always has room.
+_ROOM = 64 * 2**20
+# Levels that a reply may nest.
+_DEPTH = 256
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+
+class Scan:
+    """Counts the values and levels of JSON text part by part, outside of strings, which it can tell by their quotes."""
+
+    def __init__(self, values: int, depth: int = _DEPTH) -> None:
+        self.most, self.deepest = values, depth
+        self.values = self.depth = 0
+        self.quoted = self.escaped = False
+
+    def take(self, part: bytes) -> None:
+        """Raises ValueError where the text so far has too many values or levels, or is none that a worker sends."""
+        if not part.isascii():
+            raise ValueError("it is not ASCII")
+        if self.escaped and part:
+            part = part[1:]
+            self.escaped = False
+        if (len(part) - len(part.rstrip(b"\\"))) % 2:
+            part, self.escaped = part[:-1], True
+        part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+        self.values += (part.count(b'"') + self.quoted) // 2
+        self._bound()
+        pieces = part.split(b'"')
+        outside = b"".join(pieces[self.quoted :: 2])
+        self.quoted ^= len(pieces) % 2 == 0
+        self.values += sum(map(outside.count, (b",", b":", b"[", b"{")))
+        self._bound()
+        for bracket in outside.translate(None, _NOT_BRACKETS):
+            self.depth += 1 if bracket in b"[{" else -1
+            if not 0 <= self.depth <= self.deepest:
+                raise ValueError(f"it nests deeper than {self.deepest} levels, or ends what it did not begin")
+
+    def _bound(self) -> None:
+        if self.values > self.most:
+            raise ValueError(f"it holds more than {self.most:,} values")
+
+
+class Room:
+    """Large replies of all children at once: as many as have room in memory, the others wait their turn."""
+
+    def __init__(self, reply: int) -> None:
+        self._free = asyncio.Semaphore(max(1, _ROOM // reply))
+
+    async def admit(self, held: contextlib.AsyncExitStack) -> None:
+        """Waits for room, which `held` gives back when it is closed."""
+        await held.enter_async_context(self._free)
+
+
+async def receive(
+    source: socket.socket, scan: Scan, limit: int, admit: Callable[[], Awaitable[None]], begun: Callable[[], None]
+) -> bytes:
+    """One line of at most `limit` bytes; `admit` is awaited once, before a large one is read on, `begun` called first.
+
+    Raises ConnectionError where the child hangs up, and ValueError where the line is too much or not the only one.
+    """
+    loop = asyncio.get_running_loop()
+    line = bytearray()
+    large = False
+    while True:
+        part = await loop.sock_recv(source, _PART)
+        if not part:
+            raise ConnectionError("the child hung up")
+        begun()
+        head, ended, rest = part.partition(b"\n")
+        scan.take(head)
+        line += head
+        if len(line) > limit:
+            raise ValueError(f"it is longer than {limit:,} bytes")
+        if rest:
+            raise ValueError("more follows it")
+        if ended:
+            return bytes(line)
+        if len(line) > _PART:
+            if not large:
+                large = True
+                await admit()
+            await asyncio.sleep(0)  # others have their turn
+
+
+def spoken(source: socket.socket) -> bytes | None:
+    """What the child sent unasked: None for nothing, no bytes where it hung up."""
+    try:
+        return source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+
+
+class OutOfMemory(Exception):
+    """The child says that it ran out of memory."""
+
+
+def examined(line: bytes, call: int) -> bytes:
+    """The reply as it is passed on. Raises ValueError where it is none to the call of that number, or OutOfMemory."""
+    answer = wire.decode(line)
+    if type(answer.get("n")) is not int or answer["n"] != call:
+        raise ValueError("it has not the number of the call")
+    if answer.keys() == {"n", "value"}:
+        return line
+    if answer.keys() != {"n", "failure", "message"} or not isinstance(answer["message"], str):
+        raise ValueError("it has neither a value nor a failure")
+    if answer["failure"] == wire.LIMIT:
+        raise OutOfMemory(answer["message"])
+    return failure(wire.ENVIRONMENT, answer["message"])
+
+
+def failure(code: str, message: str) -> bytes:
+    """A reply that says why there is no value."""
+    return wire.encode(wire.failed(code, message)).rstrip()
