@@ -109,7 +109,7 @@ def task_draft(
     draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int
 ) -> TaskDraft:
     """The draft with its actions looked up, and what speaks against it. Nothing of an action is the mind's word."""
-    turns = [(draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)]
+    turns = _turns(draft, len(actions) + 1)
     chosen = [step for _, steps in turns for step in steps]
     found = [actions[step] for step in chosen if step in actions]
     against = _objections(chosen, actions) + _idle([steps for _, steps in turns], actions)
@@ -146,6 +146,15 @@ def task_draft(
         runs=tuple(sorted({step.run for step in found})),
         objections=tuple(against),
     )
+
+
+def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
+    """The user's turns with the numbers of their actions, at most so many numbers in all."""
+    turns: list[tuple[str, list[int]]] = []
+    for query, steps in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
+        turns.append((query, steps[:most]))
+        most -= len(turns[-1][1])
+    return turns
 
 
 def _objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:

@@ -28,6 +28,7 @@ _BLOCK = re.compile(
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(?!\w|\.\d)")
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
+_EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
 # What may be filled after it was written.
 _CONTAINERS = (ast.List, ast.Dict, ast.Set)
@@ -84,13 +85,23 @@ class _Text:
     def numbers(self) -> set[Decimal]:
         return {Decimal(said) for text in (self.text, _GROUPING.sub("", self.text)) for said in _NUMBER.findall(text)}
 
+    @functools.cached_property
+    def edged(self) -> str:
+        return _edged(self.text)
+
     def holds(self, said: str) -> bool:
         if _NUMBER.fullmatch(plain := _GROUPING.sub("", said)):
             return Decimal(plain) in self.numbers
-        case = re.IGNORECASE if said.lower() in ("true", "false") else re.NOFLAG
-        return (bool(case) or said in self.text) and bool(
-            re.search(rf"(?<!\w){re.escape(said)}(?!\w)", self.text, case)
-        )
+        if said.lower() in ("true", "false"):
+            return bool(re.search(rf"(?<!\w){said}(?!\w)", self.text, re.IGNORECASE))
+        # A search by pattern would take as long as both texts' lengths multiplied.
+        return said in self.text and _edged(said) in self.edged
+
+
+def _edged(text: str) -> str:
+    """The text with marks where a word begins or ends and where none is: within another one so marked, it stands in
+    whole words."""
+    return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
 def _unshown(value: Any, told: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:

@@ -1,0 +1,164 @@
+"""What a model, an explorer or an environment's child wrote is read in time linear in its length.
+
+The bound is in CPU time, the least of three, and about ten times what reading takes; quadratic reading takes minutes.
+"""
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from cojax import reflexion, replies
+from cojax.explorer import abstraction, acting, answers, mind, transport, wording
+from cojax.explorer.windows import Ending
+from cojax.rollout import chat, endpoint
+from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
+from cojax.signals.tools import tools_of
+from cojax.types import Action, Call, Message, Observation, Task, Trajectory, Triplet, Turn, normalise
+from environments.appworld import prompt
+from environments.appworld.verdict import answer_text
+from environments.bfcl import calls
+from environments.desk import grammar
+
+TASK = Task("desk", "move report", {})
+CHATS = [chat.Chat(word_tokenizer(["report"], ["move report"], [])), chat.Chat(byte_tokenizer([], 512))]
+
+
+class Record(BaseModel):
+    query: str
+    steps: list[int] = []
+
+
+def shown(text: str, *actions: Action) -> list[Triplet]:
+    """Two steps that say `text`, the second of which is the last."""
+    said = Message("tool", text)
+    return [Triplet(action, Observation((said,), done=action is actions[-1]), 0) for action in actions]
+
+
+def answered(text: str) -> None:
+    """Many answers, each as long as may be and found nowhere, in long observations."""
+    given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
+    steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
+    answers.unfounded(steps, "finish", "answer", text[:3_000])
+
+
+def coded(text: str) -> None:
+    steps = shown(text, Action(f"```python\n{text[:19_000]}\n```\n"), Action(text))
+    answers.unfounded(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
+
+
+def drafted(text: str) -> None:
+    actions = dict(enumerate(shown(text, Action(text), Action(text, (Call(text[:99], {"answer": text}),))), 1))
+    draft = abstraction.Draft(query=text, steps=[1, 2] * 999, answer=text, description=text, criterion=text)
+    abstraction.task_draft(draft, actions, TASK, Ending("finish", "answer"), "\n---\n", 1)
+
+
+def rendered(text: str) -> None:
+    for one in CHATS:
+        one.extend((Message("tool", text),), True)
+        one.encode_action(Action(text))
+
+
+# Who reads, how, and how many characters at most.
+READERS: dict[str, tuple[Callable[[str], object], int]] = {
+    "actions": (chat.parse, 400_000),
+    "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
+    "JSON": (chat.read_json, 400_000),
+    "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
+    "rendering": (rendered, 16_000),
+    "an endpoint": (lambda text: endpoint.action_of(endpoint.Reply(text, (("a", "b", text),))), 200_000),
+    "records": (lambda text: mind.read(mind.Reply(text), Record), 200_000),
+    "fenced records": (lambda text: mind.read(mind.Reply('```json\n{"query":"' + text), Record), 200_000),
+    "answers": (answered, 8_000),
+    "code": (coded, 20_000),
+    "drafts": (drafted, 8_000),
+    "code blocks": (lambda text: prompt.code_of(Action(text)), 200_000),
+    "an open code block": (lambda text: prompt.code_of(Action("```python\n" + text)), 200_000),
+    "Python calls": (calls.read, 20_000),
+    "arguments": (lambda text: calls.examine({text: [text]}), 200_000),
+    "the desk's queries": (grammar.read, 200_000),
+    "tools in code": (lambda text: tools_of(Action(text)), 200_000),
+    "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
+    "sameness": (lambda text: acting._sameness(f"f({text})"), 200_000),
+    "keys": (lambda text: transport.struck(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
+    "errors of servers": (lambda text: transport._message(text.encode("utf-8", "replace")), 200_000),
+    "completions": (lambda text: transport.completion(text, 9), 200_000),
+    "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
+    "sameness of queries": (normalise, 50_000),
+    "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
+    "answers in AppWorld": (answer_text, 200_000),
+}
+UNITS = [
+    "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call>{", "<tool_call>{}", "<tool_call>[",
+    "<think>", "</think>", "<think></think>", "```python\n", "```python\n```\n", "```json\n", "```py ", "```", "`",
+    "\n", " ", "\t", "\n ", "\r\n", "\u3000", "\\", '"', '"\\', "'", "{", "}", "[[", "[]", "[1,", '{"a":', "{{",
+    "(", ")", "()", "f(x=", "1", "9", "1.", "0.", "1e", "1,234,", "-", "-1", "a", "ab", "a ", "a.b", "x=", "aA",
+    "\u0301", "\u0315" * 99 + "\u0300" * 99, "e\u0301", "\u0f73", "\uff9e", "\ud83d", "\udc00", "\u200b",
+    "\U000f0000", "漢", "İ", "ﷺ", "<|im_", "<|im_end|>", "apis.", "apis.a", "apis.a.b ", "#", "_", "; ", "true", "null",
+    "then ", "s", "sk-", "a\n", "x" * 29 + " ", "\0",
+]  # fmt: skip
+ENDS = ["", 'x"}']
+MOST = 2.0  # seconds
+# What reading raises on purpose.
+REFUSED = (ValueError, KeyError, RecursionError, mind.ChatFailure, transport.Refused)
+
+
+def _failed(text: str) -> Trajectory:
+    turn = Turn(Action(text), Observation((Message("tool", text),)))
+    return Trajectory(TASK, opening=(Message("user", text),), turns=(turn, turn))
+
+
+def seconds(read: Callable[[str], object], text: str) -> float:
+    began = time.process_time()
+    with contextlib.suppress(REFUSED):
+        read(text)
+    return time.process_time() - began
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_repetitions_are_read_in_linear_time(name):
+    read, longest = READERS[name]
+    for text in (unit * (longest // len(unit)) + end for unit in UNITS for end in ENDS):
+        # Were its time quadratic, the whole would take 64 times as long as an eighth.
+        if 64 * seconds(read, text[-len(text) // 8 :]) > MOST:
+            took = min(seconds(read, text) for _ in range(3))
+            assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
+
+
+OLD_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+PIECES = st.lists(
+    st.sampled_from([
+        "<tool_call>", "</tool_call>", "</think>", "<think>", "<tool_call", "call>", '{"name": "f"}', '{"name": 1}',
+        "{", "}", "\n", "x",
+    ]),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(PIECES)
+def test_calls_are_those_between_an_opening_and_the_next_closing(text):
+    assert list(chat._bodies(text)) == OLD_CALL.findall(text)
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1", "\n"]), max_size=10).map("".join)
+
+
+@given(WORDS, WORDS)
+def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
+    if said and not answers._NUMBER.fullmatch(answers._GROUPING.sub("", said)):
+        old = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text)
+        assert answers._Text(text).holds(said) == bool(old)
+
+
+def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
+    steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
+    draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
+    made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
+    assert "its actions are not in rising order" in made.objections
+    assert len(json.dumps([action.text for action in made.solution])) < 100
