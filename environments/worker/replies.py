@@ -14,8 +14,8 @@ from environments.worker import wire
 
 # Bytes read at a time, and of a reply without asking for room.
 _PART = 64 * 2**10
-# Bytes that large replies may take at once, of all children together; one reply always has room.
-_ROOM = 64 * 2**20
+# Bytes that large replies may take at once, of all children together, and how many times over each is held on its way.
+_ROOM, _COPIES = 96 * 2**20, 3
 # Levels that a reply may nest.
 _DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -57,10 +57,10 @@ class Scan:
 
 
 class Room:
-    """Large replies of all children at once: as many as have room in memory, the others wait their turn."""
+    """Large replies of all children at once: as many as have room in memory, and at least one; the others wait."""
 
     def __init__(self, reply: int) -> None:
-        self._free = asyncio.Semaphore(max(1, _ROOM // reply))
+        self._free = asyncio.Semaphore(max(1, _ROOM // (_COPIES * reply)))
 
     async def admit(self, held: contextlib.AsyncExitStack) -> None:
         """Waits for room, which `held` gives back when it is closed."""

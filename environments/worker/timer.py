@@ -10,8 +10,8 @@ from pathlib import Path
 
 from cojax.environment import running
 
-# A reply that has begun has so many seconds to end.
-_SENDING = 5.0
+# A reply that has begun has so many seconds to end, a large one from when it has room.
+_SENDING = 2.0
 # However starved the child is, a call ends after so many times its deadline.
 _PATIENCE = 5
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -34,7 +34,7 @@ class Timer:
     """
 
     def __init__(self, deadline: float) -> None:
-        self.deadline, self.begun = deadline, False
+        self.deadline, self._begun = deadline, False
         self._start = running()
         self._pid, self._before = 0, Usage()
         self._excused = 0.0
@@ -60,9 +60,13 @@ class Timer:
 
     def begin(self) -> None:
         """The reply has begun; where it comes late, it may still come to its end."""
-        if not self.begun:
-            self.begun = True
+        if not self._begun:
+            self._begun = True
             self.deadline = max(self.deadline, self.wall + _SENDING)
+
+    def admitted(self) -> None:
+        """A large reply has room, which others wait for: it has to end soon."""
+        self.deadline = self.wall + _SENDING
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:

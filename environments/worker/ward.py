@@ -12,6 +12,7 @@ import dataclasses
 import heapq
 import itertools
 import socket
+import sys
 import traceback
 from collections.abc import Coroutine
 from typing import Any
@@ -29,8 +30,6 @@ BEAT = 1.0
 _SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
 # The episode that stands for the environment itself.
 _SERVICE = 0
-# Seconds in which the fork server must fork, or bury; then it is given up, and with it this supervisor.
-_FORK_SERVER = 60.0
 # Seconds between two looks at a call that is under way, and before the first.
 _LOOK, _FIRST_LOOK = 0.25, 0.1
 
@@ -199,6 +198,7 @@ class Ward:
         async def admit() -> None:
             with timer.excused():
                 await self.room.admit(held)
+            timer.admitted()
 
         async def exchange() -> bytes:
             message = wire.encode({"n": child.calls, "op": op, "arguments": arguments})
@@ -230,9 +230,8 @@ class Ward:
             if wait == _FIRST_LOOK:
                 timer.follow(child.pid)
             left = timer.deadline - timer.counted()
-            if left <= 0 and not timer.begun and spoken(child.socket):
-                timer.begin()
-            elif left <= 0:
+            # What it has sent and nobody has read yet is not late.
+            if left <= 0 and not spoken(child.socket):
                 return False
             wait = max(0.01, left) if timer.wall < timer.deadline else _LOOK
         return True
@@ -245,14 +244,14 @@ class Ward:
         return failure(code if buried else wire.HOST, reason)
 
     async def _within(self, event: asyncio.Event, what: str) -> bool:
-        """Waits for what the fork server must do; where it does not, all ends here."""
+        """Waits for what the fork server must do; where it does not within `start_deadline`, all ends here."""
         waiting = asyncio.create_task(event.wait())
-        until = running() + _FORK_SERVER
+        until = running() + self.bounds.start_deadline
         while running() < until:
             if (await asyncio.wait({waiting}, timeout=1.0))[0]:
                 return True
         waiting.cancel()
-        traceback.print_exception(TimeoutError(f"the fork server did not {what} within {_FORK_SERVER:g} s"))
+        print(f"the fork server did not {what} within {self.bounds.start_deadline:g} s", file=sys.stderr, flush=True)
         self.over.set()
         return False
 
