@@ -27,8 +27,8 @@ _LOG = logging.getLogger(__name__)
 _GRACE = 15.0
 # Deadlines are the supervisor's to keep; one that is not heard for so many seconds is given up.
 _SILENCE = 30.0
-# Seconds between two looks at it, those that what it says may be old, and the most that a call is excused.
-_LOOK, _OLD, _EXCUSED = 1.0, 3.0, 3_600.0
+# Seconds between two looks at it, and the most that one call is excused from an episode's deadline.
+_LOOK, _EXCUSED = 0.25, 3_600.0
 # A supervisor that ends is replaced, but no more than so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
 # Imports exactly our packages from where they lie, whatever else lies there, and leaves the rest to the interpreter.
@@ -198,10 +198,10 @@ class Connection:
                 self.process.kill()
                 self.fail()
                 raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
-            due = min(now - began - self.counted.get(str(number), 0.0) - _OLD, _EXCUSED)
-            if due > excused:
-                excuse(due - excused)
-                excused = due
+            # Of the wait counts what the supervisor last said that it counts.
+            due = min(now - began - self.counted.get(str(number), 0.0), _EXCUSED)
+            excuse(due - excused)
+            excused = due
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes that the supervisor was heard."""

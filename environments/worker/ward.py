@@ -25,7 +25,7 @@ from environments.worker.replies import OutOfMemory, Room, Scan, examined, failu
 from environments.worker.timer import Timer
 
 # Seconds between two words to the client that calls are under way.
-BEAT = 1.0
+BEAT = 0.5
 # A reply about the whole environment, in bytes and values: thousands of tasks.
 _SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
 # The episode that stands for the environment itself.

@@ -1,0 +1,276 @@
+"""A host that stops or starves is not charged to an honest episode; what a child does by itself still is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from worker_trials import ROOT, descendants, gone, processes
+
+from cojax.environment import EnvironmentFailure, Progress, play
+from cojax.replay import follow
+from cojax.types import Action, Task, Trajectory
+from environments.worker import Bounds, IsolatedEnvironment, client, isolate
+from environments.worker.timer import Timer, usage
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
+BOUNDS = Bounds(deadline=1.0)
+
+
+@pytest.fixture
+def world() -> Iterator[IsolatedEnvironment]:
+    environment = isolate("liar", bounds=BOUNDS, runs_policy_code=True)
+    environment.phrase([])
+    yield environment
+    environment.close()
+
+
+def fork_server(world: IsolatedEnvironment) -> int:
+    (found,) = [pid for pid, parent in processes().items() if parent == world.supervisor]
+    return found
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+
+
+class Played:
+    """An episode of two steps on a thread, stopped or not by whoever made it."""
+
+    def __init__(self, world: IsolatedEnvironment, **setup: object) -> None:
+        self.progress, self.result = Progress(), list[Trajectory]()
+        self.thread = threading.Thread(target=self._play, args=(world, Task("liar", "", setup)))
+        self.thread.start()
+
+    def _play(self, world: IsolatedEnvironment, task: Task) -> None:
+        steps = follow([Action("on")] * 2)
+        self.result.append(play(world, task, steps, max_turns=2, progress=self.progress))
+
+    def reached(self, phase: str) -> None:
+        until = time.monotonic() + 20
+        while self.progress.phase != phase and time.monotonic() < until:
+            time.sleep(0.005)
+        assert self.progress.phase == phase
+
+    def ended(self) -> tuple[str, float]:
+        self.thread.join(60)
+        return self.result[0].outcome, self.result[0].reward
+
+
+@pytest.mark.parametrize("who", ["supervisor", "fork server", "both"])
+def test_an_honest_episode_outlasts_a_stop_of_what_serves_it(world, who):
+    victims = {"supervisor": [world.supervisor], "fork server": [fork_server(world)]}
+    pids = victims[who] if who != "both" else [*victims["supervisor"], *victims["fork server"]]
+    played = Played(world, nap=0.3)
+    played.reached("step")
+    with stopped(*pids):
+        time.sleep(2.5)
+        # One that begins meanwhile has to wait for its child.
+        other = Played(world, nap=0.3)
+        time.sleep(1.5)
+    assert played.ended() == ("truncated", 1.0)
+    assert other.ended() == ("truncated", 1.0)
+
+
+def test_an_honest_episode_outlasts_a_stop_of_all(world):
+    played = Played(world, nap=0.3)
+    played.reached("step")
+    with stopped(world.supervisor, *descendants(world.supervisor)):
+        time.sleep(2.5)
+    assert played.ended() == ("truncated", 1.0)
+
+
+def test_a_death_while_the_fork_server_is_stopped_is_told_when_it_goes_on(world):
+    with stopped(fork_server(world)):
+        pass
+    played = Played(world, op="step", ending="exit", nap=0.3)
+    played.reached("step")
+    with stopped(fork_server(world)):
+        time.sleep(2.0)
+    assert played.ended() == ("timeout", 0.0)
+
+
+def test_a_fork_server_that_does_not_go_on_is_replaced():
+    world = isolate("liar", bounds=Bounds(deadline=1.0, start_deadline=10.0), runs_policy_code=True)
+    family = descendants(world.supervisor) | {world.supervisor}
+    os.kill(fork_server(world), signal.SIGSTOP)
+    assert Played(world).ended() == ("environment_error", 0.0)
+    assert Played(world).ended() == ("truncated", 1.0)
+    assert gone(family)
+    world.close()
+
+
+def test_a_supervisor_that_does_not_go_on_is_replaced(world, monkeypatch):
+    monkeypatch.setattr(client, "_SILENCE", 3.0)
+    family = descendants(world.supervisor) | {world.supervisor}
+    episode = world.start(Task("liar", "", {}))
+    episode.reset()
+    os.kill(world.supervisor, signal.SIGSTOP)
+    with pytest.raises(EnvironmentFailure, match="was not heard for 3 s"):
+        episode.step(Action("on"))
+    assert Played(world).ended() == ("truncated", 1.0)
+    assert gone(family)
+
+
+PROGRAM = """
+import json, sys
+sys.path[:0] = [{tests!r}]
+from cojax.replay import follow
+from cojax.rollout.collect import Limits, gather
+from cojax.types import Action, Task
+from environments.worker import Bounds, isolate
+
+class Actors:
+    sessions = []
+    def __call__(self, session, seed):
+        self.sessions.append(session)
+        return follow([Action("on")] * 2)
+    def release(self, session):
+        pass
+
+world = isolate("liar", bounds=Bounds(deadline=1.0), runs_policy_code=True)
+world.phrase([])
+print(world.supervisor, flush=True)
+input()
+tasks = [Task("liar", "", {{"nap": 0.3, **setup}}) for setup in {setups!r}]
+limits = Limits(max_turns=2, environment_deadline=1.5, error_rate=1.0)
+groups = gather(Actors(), world, tasks, group_size=2, seed=(0,), label="0", limits=limits)
+print(json.dumps([[t.outcome, t.reward] for group in groups for t in group.trajectories]))
+print(len(Actors.sessions))
+world.close()
+"""
+
+
+@contextmanager
+def trainer(*setups: dict[str, object]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that plays two episodes of each setup once it is told to; its supervisor."""
+    code = textwrap.dedent(PROGRAM).format(tests=str(ROOT / "tests"), setups=list(setups))
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        yield process, int(process.stdout.readline())
+
+
+def begin(process: subprocess.Popen[str], supervisor: int) -> set[int]:
+    """Has it play; returns once its episodes have children, with these."""
+    before = descendants(supervisor)
+    print("", file=process.stdin, flush=True)
+    until = time.monotonic() + 20
+    while not (born := descendants(supervisor) - before) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert born
+    return born
+
+
+def test_a_stopped_trainer_charges_nobody():
+    with trainer({}, {}) as (process, supervisor):
+        begin(process, supervisor)
+        with stopped(process.pid):
+            time.sleep(4.0)
+        assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 4
+        assert process.stdout.readline() == "4\n"  # none was played again
+
+
+@pytest.mark.real
+def test_a_supervisor_stopped_for_longer_than_the_trainers_patience_charges_nobody():
+    with trainer({}, {}) as (process, supervisor):
+        begin(process, supervisor)
+        with stopped(supervisor):
+            time.sleep(5.0)
+        assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 4
+
+
+def test_stopped_children_are_played_again_on_fresh_ones():
+    with trainer({}) as (process, supervisor):
+        born = begin(process, supervisor)
+        with stopped(*born):
+            assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 2
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that do nothing but work, for forty seconds at most."""
+    code = "import time\nuntil = time.monotonic() + 40\nwhile time.monotonic() < until: pass"
+    at_work = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in at_work:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.real
+def test_a_starved_child_is_given_the_time_that_it_waited_for():
+    """A quarter of its deadline is work, of which it gets an eighth in time, as others are at work too."""
+    with busy(6 * len(os.sched_getaffinity(0))), trainer({"work": 0.25, "nap": 0.0}) as (process, supervisor):
+        begin(process, supervisor)
+        assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 2
+
+
+def test_what_a_process_waited_for_a_processor_does_not_count():
+    """Four share one processor; each has a quarter of it."""
+    pinned = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(flush=True)\n"
+    code = pinned + "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+    at_work = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)]
+    for process in at_work:
+        process.stdout.readline()
+    timer = Timer(0.5)
+    timer.follow(at_work[0].pid)
+    time.sleep(2.0)
+    wall, counted = timer.wall, timer.counted()
+    for process in at_work:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert counted <= 0.6 * wall
+    assert counted >= wall / 5
+
+
+def test_a_child_that_works_or_sleeps_without_end_is_still_ended(world):
+    for ending in ("spin", "hang"):
+        began = time.monotonic()
+        assert Played(world, op="step", ending=ending).ended() == ("timeout", 0.0)
+        assert time.monotonic() - began < 5 * BOUNDS.deadline + 3
+
+
+def test_time_that_counts_is_wall_time_and_processor_time():
+    timer = Timer(0.2)
+    timer.follow(os.getpid())
+    time.sleep(0.3)
+    assert timer.counted() >= 0.2  # asleep: wall time
+    before = usage(os.getpid())
+    until = time.process_time() + 0.3
+    while time.process_time() < until:
+        pass
+    assert 0.2 < usage(os.getpid()).worked - before.worked < 2.0
+    timer = Timer(5.0)
+    with timer.excused():
+        time.sleep(0.3)
+    assert timer.wall < 0.2
+
+
+def test_what_a_process_below_uses_counts():
+    code = "import os, time\nos.fork()\nuntil = time.process_time() + 0.4\nwhile time.process_time() < until: pass\n"
+    with subprocess.Popen([sys.executable, "-c", f"{code}print(flush=True)\ninput()"], stdin=-1, stdout=-1) as process:
+        process.stdout.readline()
+        process.stdout.readline()
+        assert usage(process.pid).worked > 0.75
+        process.kill()
