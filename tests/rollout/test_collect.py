@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from shelf import CounterEnvironment, hang
+from shelf import CounterEnvironment, CounterEpisode, hang
 
-from cojax.environment import EngineError
+from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.rollout.chat import Chat, PolicyActors, none
@@ -249,3 +249,71 @@ def test_nothing_starts_once_nobody_waits():
     floor.todo.put(job)
     floor._work()
     assert (job.progress.turns, floor.running, floor.done.empty()) == ([], {}, True)
+
+
+class CodeRunning(CounterEnvironment):
+    """An environment that declares that it runs what a policy wrote."""
+
+    runs_policy_code = True
+
+
+def hanging(monkeypatch, method: str) -> None:
+    """Has that method of the first task's episodes hang."""
+    as_it_is = getattr(CounterEpisode, method)
+
+    def call(self, *arguments):
+        if self.task.setup["target"] == 1:
+            hang()
+        return as_it_is(self, *arguments)
+
+    monkeypatch.setattr(CounterEpisode, method, call)
+
+
+def test_a_hanging_verdict_is_the_policys_where_its_code_runs(monkeypatch):
+    hanging(monkeypatch, "evaluate")
+    for environment, valid in ((CodeRunning(), True), (CounterEnvironment(), False)):
+        groups = gather(environment, group_size=1)
+        outcome = "timeout" if valid else "environment_error"
+        assert [t.outcome for g in groups for t in g.trajectories] == [outcome, *["finished"] * 3]
+        assert (groups[0].trajectories[0].valid, groups[0].trajectories[0].reward) == (valid, 0.0)
+
+
+def test_a_hanging_start_is_nobodys_where_a_policys_code_runs(monkeypatch):
+    hanging(monkeypatch, "reset")
+    groups = gather(CodeRunning(), group_size=1)
+    assert [t.outcome for g in groups for t in g.trajectories] == ["environment_error", *["finished"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("losses", "retries", "outcome", "played"),
+    [
+        ("t", 1, "finished", 2),
+        ("tt", 1, "timeout", 2),
+        ("tt", 0, "timeout", 2),
+        ("tttt", 3, "timeout", 2),
+        ("it", 1, "finished", 3),
+        ("itt", 1, "timeout", 3),
+        ("tit", 1, "timeout", 3),
+        ("tii", 1, "environment_error", 3),
+        ("ii", 1, "environment_error", 2),
+        ("i", 0, "environment_error", 1),
+    ],
+)
+def test_a_loss_by_the_policy_is_played_once_more_whatever_the_machinery_loses(losses, retries, outcome, played):
+    """`t` is a loss that may be the policy's, `i` one of what serves it."""
+    left, count = iter(losses), [0]
+
+    def lose(task, step):
+        if step == 0:
+            count[0] += 1
+            match next(left, ""):
+                case "t":
+                    raise LimitExceeded("the child is gone")
+                case "i":
+                    raise EnvironmentFailure("the worker is gone")
+
+    groups = gather_of(
+        PolicyActors(DiceEngine(), CHAT, SAMPLING), CounterEnvironment(lose), TASKS[:1],
+        group_size=1, seed=(0, 7), label="7", limits=Limits(retries=retries, error_rate=1.0),
+    )  # fmt: skip
+    assert (groups[0].trajectories[0].outcome, count[0]) == (outcome, played)
