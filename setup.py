@@ -19,6 +19,7 @@ setup(
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt"]},
     install_requires=[
         "absl-py>=2.1",
+        "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
         "flax>=0.12",
         "httpx>=0.28",
         "jax>=0.8",

@@ -5,17 +5,28 @@ from __future__ import annotations
 import dataclasses
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cojax.types import Task, content_hash, normalise, to_json
+from cojax.environment import EnvironmentFailure
+from cojax.replay import Replay
+from cojax.types import Action, Task, content_hash, normalise, to_json
+from cojax.validation.confusables import BLANK, plain
+from cojax.validation.disguise import Disguises
 from cojax.validation.similarity import Nearest
 
-# Said around a request without changing it.
-_COURTESY = re.compile(r"^(?:(?:please|kindly|hey|hi|hello)\b\s*)+|(?:\s*\b(?:please|kindly|thanks|thank you))+$")
-# Letters that show nothing: the fillers of Hangul.
-_BLANK = frozenset("\u115f\u1160\u3164\uffa0")
+# Said before and after a request without changing it.
+_OPENING = frozenset({"please", "kindly", "hey", "hi", "hello"})
+_CLOSING = frozenset({"please", "kindly", "thanks"})
 # A turn of an evaluated dialogue, which is only part of a task, is told by so many times as many words as a query.
 _PART = 2
+# Characters of a query that is compared; validation allows far fewer.
+_LONGEST = 20_000
+# In pieces, with other words in between, a query is told by so many more words.
+_SCATTERED = 3
+# What is decoded is compared by its wording from so many words on.
+_WORDED = 4
+# Evaluation tasks on one setup whose solutions are run; a benchmark has a few there.
+_MOST = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,16 +60,20 @@ class Words:
 
 @dataclasses.dataclass(frozen=True)
 class Exclusions:
-    """Refuses a query that an evaluation task has on any setup, by itself or as a turn of a dialogue, however dressed;
-    the same actions on the same setup; one that holds an evaluation task's query of at least `words` words word for
-    word (0: whatever it holds); and, where `similarity` is above 0, a query whose cosine with an evaluation task's, or
-    with a part of it, is greater."""
+    """Refuses a query that an evaluation task has on any setup, by itself or as a turn of a dialogue, however dressed
+    or disguised (disguise.py); the same actions on the same setup, or actions that come to the same end there; one that
+    holds an evaluation task's query of at least `words` words word for word, or in pieces (0: whatever it holds); and,
+    where `similarity` is above 0, a query whose cosine with an evaluation task's, or with a part of it, is greater."""
 
     queries: frozenset[str] = frozenset()
     plans: frozenset[str] = frozenset()
     similarity: float = 0.0
     nearest: Nearest | None = None
     held: tuple[str, ...] = ()
+    disguises: Disguises | None = None
+    planned: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
+    # Setup → what the solutions of its evaluation tasks come to, run when it is first asked for.
+    ends: dict[str, tuple[End, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, tasks: Iterable[Task], similarity: float = 0.0, words: int = 5) -> Exclusions:
@@ -77,10 +92,16 @@ class Exclusions:
             similarity,
             Nearest(texts) if similarity else None,
             tuple(sorted({held for text in texts for held in _telling(text, words)})) if words else (),
+            Disguises(texts, _SCATTERED + words if words else 0),
+            _by_setup(tasks),
         )
 
     def why(self, task: Task) -> str:
         """Which rule excludes the task; empty where none does."""
+        if self.disguises is None:
+            return ""
+        if len(task.query) > _LONGEST:
+            return f"the query has {len(task.query):,} characters; no more than {_LONGEST:,} can be compared"
         if _samenesses(task.query) & self.queries:
             return "an evaluation task has the same query"
         if _plan(task) in self.plans:
@@ -94,7 +115,79 @@ class Exclusions:
         turns = (_samenesses(turn) for turn in _turns(task.query) if _words(turn))
         if any(said.hold(held) for held in self.held) or any(turn & self.queries for turn in turns):
             return "it holds the query of an evaluation task word for word"
+        return self._disguised(task.query)
+
+    def _disguised(self, query: str) -> str:
+        assert self.disguises is not None
+        for how, reading in self.disguises.readings(query):
+            if found := self.disguises.why(how, reading, query):
+                return f"the query of an evaluation task is hidden in it: {found}"
+            said = reading if how else plain(query)
+            if said == query or self.nearest is None or len(said.split()) < _WORDED:
+                continue
+            if self.nearest.to(said)[0] > self.similarity:
+                return f"an evaluation task is worded alike: {how or 'letters that look alike'}"
         return ""
+
+    def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
+        """Which rule excludes what the run of the task's solution did; empty where none does.
+
+        `again` replays actions as a task. An evaluation task on the same setup must not come to the same change of the
+        world, whatever was looked up on the way; where it changes nothing, the run must not earn its full reward. Where
+        an evaluation task brings no solution, or its solution does not run, nothing is known of its end.
+        """
+        where = _where(task)
+        tasks = self.planned.get(where, ())
+        if where not in self.ends:
+            self.ends[where] = tuple(end for one in tasks if (end := End.of(one, again)) is not None)
+        change = _change(run)
+        for end in self.ends[where]:
+            if end.change != change:
+                continue
+            if change or again(end.task, task.solution).trajectory.reward >= 1.0:
+                return "an evaluation task on the same setup comes to the same end"
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """An evaluation task, and how its solution changes the world: empty where it does not."""
+
+    task: Task
+    change: str
+
+    @classmethod
+    def of(cls, task: Task, again: Callable[[Task, tuple[Action, ...]], Replay]) -> End | None:
+        """None where the solution does not run."""
+        try:
+            run = again(task, task.solution)
+        except EnvironmentFailure:
+            return None
+        return cls(task, _change(run)) if run.complete else None
+
+
+def _change(run: Replay) -> str:
+    """A hash of those parts of the world that the run left otherwise than it found them, as they are now.
+
+    Parts of the world are the mappings of a state. What else a state holds is the account of the episode: the answer,
+    what calls returned, whose turn it is.
+    """
+    first, last = run.states[0], run.states[-1]
+    changed = {name: part for name, part in last.items() if isinstance(part, Mapping) and part != first.get(name)}
+    return content_hash(changed) if changed else ""
+
+
+def _by_setup(tasks: Iterable[Task]) -> dict[str, tuple[Task, ...]]:
+    """Setup → the evaluation tasks on it that bring solutions, at most 20."""
+    found: dict[str, tuple[Task, ...]] = {}
+    for task in tasks:
+        if task.solution and len(known := found.get(_where(task), ())) < _MOST:
+            found[_where(task)] = (*known, task)
+    return found
+
+
+def _where(task: Task) -> str:
+    return content_hash([task.environment, task.setup])
 
 
 def _plan(task: Task) -> str:
@@ -106,15 +199,20 @@ def _plan(task: Task) -> str:
 def _words(text: str) -> Sequence[str]:
     """Runs of letters and digits, lower case and without accents, width or characters that show nothing."""
     folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
-    shown = (c for c in folded if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in _BLANK)
+    shown = (c for c in folded if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
     return re.findall(r"[^\W_]+", "".join(shown))
 
 
 def _samenesses(text: str) -> set[str]:
     """What two texts share that ask for the same thing in the same words: never empty, so that nothing is not alike."""
-    words = " ".join(_words(text))
-    bare = _COURTESY.sub("", words) or words
-    return {normalise(text), *({bare.replace(" ", "")} if bare else ())}
+    words = _words(text)
+    first, last = 0, len(words)
+    while first < last and words[first] in _OPENING:
+        first += 1
+    while last > first and (words[last - 1] in _CLOSING or words[last - 2 : last] == ["thank", "you"]):
+        last -= 1 if words[last - 1] in _CLOSING else 2
+    bare = "".join(words[first:last] or words)
+    return {normalise(text), *({bare} if bare else ())}
 
 
 def _turns(text: str) -> list[str]:
