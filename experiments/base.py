@@ -189,7 +189,8 @@ def get_config() -> ConfigDict:
     # `attempts` at each draft of a mind on its query alone, by `attempter`: explorer | policy; 0 is the paper. `judge`:
     # off | note | veto. A draft whose query has a greater cosine with an evaluation task, or with a task of the pool on
     # the same setup, is refused; 0 compares nothing. So is one that holds, word for word, an evaluation task's query of
-    # at least `evaluation_words` words; 0 is whatever it holds. `safe` sets aside what a person should look at first.
+    # at least `evaluation_words` words; 0 is whatever it holds. `safe` sets aside what a person should look at first. A
+    # query has at most `longest_query` characters.
     config.validation = ConfigDict(
         {
             "attempts": placeholder(int),  # None: 2 at drafts of a mind
@@ -199,6 +200,7 @@ def get_config() -> ConfigDict:
             "evaluation_words": 5,
             "pool_similarity": 0.95,
             "safe": True,
+            "longest_query": 4_000,
         }
     )
     # `select`: confident | even | all, of the signals that there are more of than contexts.

@@ -148,6 +148,8 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         attempts=attempted,
         judge=judge,
         safe=section.safe,
+        longest_query=section.longest_query,
+        control_tokens=tuple(token.content for token in made.chat.tokenizer.added_tokens_decoder.values()),
     )
 
 

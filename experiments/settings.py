@@ -16,6 +16,7 @@ from cojax.rollout.chat import SHOWN
 from cojax.signals import SIGNALS
 from cojax.synthesis import EVOLUTIONS, SELECTIONS
 from cojax.types import SignalKind
+from cojax.validation.query import MOST_CHARACTERS
 
 # How a judge's word counts: not asked for, noted, or enough to refuse a draft.
 JUDGES = {"off": None, "note": False, "veto": True}
@@ -28,6 +29,7 @@ _BOUNDS = {
     "checkpoints_kept": 1, "steps": 0, "episodes_kept": 0, "synthesis.contexts": 1, "synthesis.budget": 1,
     "synthesis.per_context": 1, "explorer.runs": 1, "explorer.steps": 1, "explorer.shortest": 1, "explorer.width": 1,
     "explorer.window": 2_000, "validation.attempts": 0, "validation.evaluation_words": 0,
+    "validation.longest_query": 1,
     "evaluation.tasks": 1, "evaluation.trials": 1,
     "evaluation.dev_tasks": 1, "evaluation.every": 0, "limits.concurrency": 1, "limits.max_turns": 1,
     "limits.retries": 0, "sampling.max_tokens": 1, "engine.slots": 1, "learner.micro_rows": 1,
@@ -115,6 +117,11 @@ def _check_validation(config: ConfigDict) -> None:
     for name in ("evaluation_similarity", "pool_similarity"):
         if not 0.0 <= section[name] <= 1.0:
             raise ValueError(f"validation.{name} is {section[name]}; expected a cosine from 0 (compares nothing) to 1")
+    if section.longest_query > MOST_CHARACTERS:
+        raise ValueError(
+            f"validation.longest_query is {section.longest_query}; expected at most {MOST_CHARACTERS} characters, as "
+            "each query is compared with all others"
+        )
     choose(JUDGES, section.judge, "validation.judge")
     choose(dict.fromkeys(_ATTEMPTERS), section.attempter, "validation.attempter")
     asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")

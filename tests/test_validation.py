@@ -25,9 +25,9 @@ def unknown(id: str) -> bool:
     return False
 
 
-def judged(validation: Validation, *solution: Action) -> tuple[str, str]:
+def judged(validation: Validation, *solution: Action, query: str = "move report to taxes") -> tuple[str, str]:
     """The status and the last line of evidence; a task comes with acceptance and only with it."""
-    verdict, task = validation(draft(*solution), unknown, EXPLORER)
+    verdict, task = validation(draft(*solution, query=query), unknown, EXPLORER)
     assert (task is not None) == (verdict.status == "accepted")
     return verdict.status, verdict.evidence[-1]
 
@@ -38,23 +38,32 @@ def validation() -> Validation:
 
 
 def test_a_good_draft_is_accepted_with_a_line_for_each_examination(validation: Validation) -> None:
-    verdict, task = validation(draft(MOVE, call("files_read", file="report"), NOTE, FINISH), unknown, EXPLORER)
+    query = "move report to taxes, then note text of report as todo"
+    solution = (MOVE, call("files_read", file="report"), NOTE, FINISH)
+    verdict, task = validation(draft(*solution, query=query), unknown, EXPLORER)
     assert verdict.status == "accepted"
     assert verdict.evidence == (
         "new, and no evaluation task",
         "runs: 4 actions, full reward",
         "repeatable: a second run passes through the same states",
         "has an effect, and doing nothing fails",
+        "query and solution agree: the environment words these steps so",
+        "look-up used: 'amber', first shown by action 2, files_read(file=report), stands in what follows",
         "negative control: fails without action 1, files_move(file=report, folder=taxes)",
         "negative control: fails without action 3, notes_add(note=todo, text=amber)",
     )
     assert task is not None
-    assert (task.query, task.setup, len(task.solution)) == ("move report to taxes", DESK, 4)
+    assert (task.query, task.setup, len(task.solution)) == (query, DESK, 4)
 
 
 def test_an_answer_alone_is_an_effect(validation: Validation) -> None:
-    status, line = judged(validation, call("files_read", file="report"), call("finish", answer="amber"))
-    assert (status, line) == ("accepted", "has an effect, and doing nothing fails")
+    look, tell = call("files_read", file="report"), call("finish", answer="amber")
+    verdict, task = validation(draft(look, tell, query="tell the text of report"), unknown, EXPLORER)
+    assert task is not None
+    assert verdict.evidence[3:5] == (
+        "has an effect, and doing nothing fails",
+        "the answer 'amber' is shown by an action, and not in the query",
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,14 +87,15 @@ def test_an_answer_alone_is_an_effect(validation: Validation) -> None:
     ],
 )
 def test_what_proves_nothing_is_discarded(validation: Validation, solution: tuple, line: str) -> None:
-    assert judged(validation, *solution) == ("discarded", line)
+    assert judged(validation, *solution, query="move report to taxes, then archive it") == ("discarded", line)
 
 
 def test_one_control_is_drawn_by_the_draft(validation: Validation) -> None:
     one = dataclasses.replace(validation, controls=1)
-    found = one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER)
+    both = draft(MOVE, NOTE, FINISH, query="move report to taxes, then add note todo saying amber")
+    found = one(both, unknown, EXPLORER)
     assert sum(line.startswith("negative control") for line in found[0].evidence) == 1
-    assert one(draft(MOVE, NOTE, FINISH), unknown, EXPLORER) == found
+    assert one(both, unknown, EXPLORER) == found
 
 
 def test_a_failing_run_that_earns_reward_is_retained_and_makes_no_task() -> None:
@@ -148,7 +158,8 @@ def test_duplicates_and_evaluation_tasks_never_pass(enabled: bool) -> None:
     assert judged(worded, MOVE, FINISH) == ("discarded", "an evaluation task has the same query")
     planned = Validation(desk, Exclusions.of([other]), enabled=enabled)
     assert judged(planned, MOVE, FINISH) == ("discarded", "an evaluation task has the same setup and actions")
-    assert judged(planned, MOVE, NOTE, FINISH)[0] == "accepted"
+    more = "move report to taxes, then add note todo saying amber"
+    assert judged(planned, MOVE, NOTE, FINISH, query=more)[0] == "accepted"
     moved = Validation(desk, Exclusions.of([dataclasses.replace(other, setup=elsewhere)]), enabled=enabled)
     assert judged(moved, MOVE, FINISH)[0] == "accepted"
 

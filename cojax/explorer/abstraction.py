@@ -20,7 +20,6 @@ from cojax.types import Action, Call, ExplorationContext, Task, TaskDraft, Tripl
 if TYPE_CHECKING:
     from cojax.explorer.llm import LLMExplorer
 
-_LONGEST_QUERY = 4_000
 # Characters of the headings of an action and its result.
 _HEADINGS = 24
 _FIELDS = {
@@ -128,8 +127,8 @@ def task_draft(
         against.append("it has several user turns, which this environment has not")
     if separator and any(normalise(separator) in normalise(query) for query, _ in turns):
         against.append("a user turn holds what stands between user turns")
-    if not all(query.strip() for query, _ in turns) or sum(len(query) for query, _ in turns) > _LONGEST_QUERY:
-        against.append(f"a query is empty, or longer than {_LONGEST_QUERY} characters")
+    if not all(query.strip() for query, _ in turns):
+        against.append("a user turn has no words")
     if spelled := _spelled_out(draft, found):
         against.append(f"the query spells out a call: {spelled}")
     # What hands back to the user does nothing.

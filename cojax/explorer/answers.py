@@ -13,6 +13,7 @@ import ast
 import contextlib
 import functools
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import accumulate, islice
@@ -54,25 +55,60 @@ def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answ
         return [f"its code cannot be read: {' '.join(str(error).split())}"[:120]]
 
 
-def _against(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
+def written(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
+    """The values that these steps write down as an answer; `unfounded` says whether these can be read."""
+    try:
+        return [value for given, _ in _given_by(steps, ending, parameter) for value in given]
+    except (RecursionError, MemoryError, SyntaxError, ValueError):
+        return []
+
+
+def holds(text: str, value: Any) -> bool:
+    """Whether a text says a value: in whole words of any case and width, numbers by value."""
+    said = str(value).strip()
+    return 0 < len(said) <= _LONGEST_ANSWER and _Text(_folded(text)).holds(_folded(said))
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFKC", text).casefold()
+
+
+def _given_by(
+    steps: Sequence[Triplet], ending: str, parameter: str | None
+) -> Iterator[tuple[list[Any], tuple[_Text, _Text]]]:
+    """The answers that each step writes down; and what it showed before it gave them up to its end, with what its own
+    code says there."""
     carries = parameter or ("" if ending else "answer")
-    trees = [_parsed(step) for step in steps]
+    trees = [parsed(step) for step in steps]
     names = _last_set(trees)
-    told: list[tuple[_Text, _Text]] = []  # what each step showed, and what its own code says there
     for place, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         last = place == len(steps) - 1 and step.observation.done
         given = [
-            value for call in step.action.calls if ending and call.name == ending for value in _leaves(call.arguments)
+            value for call in step.action.calls if ending and call.name == ending for value in leaves(call.arguments)
         ]
         for call in _calls(tree) if carries else ():
             given += _given(call, ending.rpartition(".")[2], carries, last, names)
+        yield given, (_Text(step.observation.text), _Text("\n".join(map(str, _said(tree, names)))))
+
+
+def _against(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
+    told: list[tuple[_Text, _Text]] = []  # what each step showed, and what its own code says there
+    for step, (given, shown) in zip(steps, _given_by(steps, ending, parameter), strict=True):
         if len(given) > _MOST:
             yield f"its answer holds more than {_MOST} values"
         for value in given[:_MOST]:
-            yield from _unshown(value, told)
-        told.append((_Text(step.observation.text), _Text("\n".join(map(str, _said(tree, names))))))
+            yield from _unshown(value, [*told, *_before_the_end(step, ending)])
+        told.append(shown)
     if answer:
         yield from _unshown(answer, told)
+
+
+def _before_the_end(step: Triplet, ending: str) -> Iterator[tuple[_Text, _Text]]:
+    """What the calls of one action showed before the one among them that ended the episode."""
+    names = [call.name for call in step.action.calls]
+    if ending in names[1:] and len(names) == len(step.observation.messages):
+        for message in step.observation.messages[: names.index(ending)]:
+            yield _Text(message.content), _Text("")
 
 
 class _Text:
@@ -113,7 +149,7 @@ def _unshown(value: Any, told: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
         yield f"no step shows the answer {said[:100]!r}"
 
 
-def _parsed(step: Triplet) -> ast.Module:
+def parsed(step: Triplet) -> ast.Module:
     """An action's code: its first fenced block outside of thoughts, or else its text if that is code; empty where it
     has none. Raises ValueError, SyntaxError for a block that cannot be read."""
     spoken = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
@@ -173,7 +209,7 @@ def _given(call: ast.Call, name: str, parameter: str, last: bool, names: Names) 
         parts = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
         for part in parts:
             try:
-                yield from _leaves(_literal(part, names))
+                yield from leaves(_literal(part, names))
             except _NotLiteral:
                 continue
 
@@ -229,7 +265,7 @@ def _said(tree: ast.Module, names: Names) -> Iterator[Any]:
             printed = [node.value]
         for part in printed:
             try:
-                yield from _leaves(_literal(part, names))  # type: ignore[arg-type]
+                yield from leaves(_literal(part, names))  # type: ignore[arg-type]
             except (_NotLiteral, ValueError):
                 yield from _constants(part, names)
 
@@ -246,7 +282,7 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
         yield from _constants(child, names)
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
     """The values within lists and dictionaries, a few more than an answer may have at most."""
 
     def within(value: Any) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from cojax.overlap import beside
 from cojax.synthesis.expeditions import Expedition
 from cojax.synthesis.interruption import Interrupted, interruptible
 from cojax.types import Task, TaskDraft, Verdict
+from cojax.validation.query import MOST_CHARACTERS, flaw, oversize
 from cojax.validation.similarity import Kin
 
 # The verdict on a draft, and the task where it was accepted: of the draft, of which ids are taken, and on behalf of
@@ -126,7 +127,8 @@ class Wave:
 
 
 def _alike(draft: TaskDraft, taken: Callable[[str], bool], kin: Kin) -> Verdict | None:
-    if draft.objections:
+    # What is no query, whatever the settings, is refused by validation at once, and may be too long to be compared.
+    if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
         return None
     task = Task(draft.environment, draft.query, draft.setup, draft.solution)
     reason = "" if taken(task.id) else kin.why(task)

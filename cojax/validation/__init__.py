@@ -1,25 +1,31 @@
 """Validation: what a draft must survive to become a task (CoEvolve §3.3).
 
 A task's reward is the environment's own comparison with the replayed solution, so what is proved here is that the
-solution runs, always to the same end, that this end is worth something, and that nothing less passes for it.
+solution runs, always to the same end, that this end is worth something, that nothing less passes for it, and, as far as
+the environment can tell, that the query asks for it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import random
+import functools
 from collections.abc import Callable
 
 from cojax import environment as world
-from cojax.environment import Environment, EnvironmentFailure, Episode
+from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.guidance import signature
+from cojax.explorer.windows import documented, phrased
 from cojax.replay import Play, Replay, replay
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict
-from cojax.validation import safety
+from cojax.validation import necessity, query, safety
+from cojax.validation.answered import answered
 from cojax.validation.attempts import Attempts
+from cojax.validation.consistency import Accord, Documents, accord
+from cojax.validation.controls import Controls
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.judge import Judge
+from cojax.validation.refusal import Refused
 from cojax.watch import PATIENCE, within
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
@@ -27,22 +33,17 @@ __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 _NONE = Exclusions()
 
 
-class _Refused(Exception):
-    """An examination failed; `quarantine` names the rule by which a person should look at it."""
-
-    def __init__(self, reason: str, quarantine: str = ""):
-        super().__init__(reason)
-        self.quarantine = quarantine
-
-
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """Examines drafts by running them.
 
-    accepted   the solution runs twice to the same end and earns full reward, the end differs from doing nothing,
-               neither doing nothing nor the solution less one effective action passes, and, where attempts are made on
-               the query alone, one of them earns full reward. Doing nothing is to end at once and without a word; an
-               ending that does something besides is an action like any other, left out by ending so instead
+    accepted   the query is text of at most `longest_query` characters without `control_tokens`; the solution runs
+               twice to the same end and earns full reward, the end differs from doing nothing, neither doing nothing
+               nor the solution less one effective action passes, no look-up is superfluous (necessity.py), an answer
+               was shown and does not stand in the query, which agrees with the solution (consistency.py); and, where
+               attempts are made on the query alone, one of them earns full reward. Doing nothing is to end at once and
+               without a word; an ending that does something besides is an action like any other, left out by ending so
+               instead
     retained   the run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule);
                not a task
     discarded  everything else
@@ -52,8 +53,8 @@ class Validation:
 
     `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. `attempts`
     and `judge` are asked last, as they cost most; a judge can refuse and never accept. With `safe`, drafts under a rule
-    of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run, and only duplicates,
-    evaluation tasks and what is unsafe are refused (the ablation).
+    of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run, and only what is no
+    query, duplicates, evaluation tasks and what is unsafe are refused (the ablation).
     """
 
     environment: Environment
@@ -64,6 +65,8 @@ class Validation:
     attempts: Attempts | None = None
     judge: Judge | None = None
     safe: bool = False
+    longest_query: int = 4_000
+    control_tokens: tuple[str, ...] = ()
 
     def __call__(
         self, draft: TaskDraft, known: Callable[[str], bool], explorer: Explorer
@@ -74,9 +77,10 @@ class Validation:
         draft is discarded with a line that begins "environment failed". Raises TypeError where a judge or attempts are
         asked for on behalf of an explorer without a budget.
         """
-        task = Task(draft.environment, draft.query, draft.setup, draft.solution)
         evidence: list[str] = []
         try:
+            self._readable(draft)
+            task = Task(draft.environment, draft.query, draft.setup, draft.solution)
             self._admissible(task, draft, known, evidence)
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
@@ -92,37 +96,51 @@ class Validation:
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
             self._worth_doing(task, run, bare, evidence)
-            self._needs_its_actions(task, run, bare, evidence)
+            agreed = self._agrees(task, run, explorer.ending, evidence)
+            rest = None if _merely_ends(task.solution[-1], bare) else bare
+            phrase = functools.partial(phrased, self.environment)
+            controls = Controls(task, run, explorer.ending, rest, agreed.worded, self._documents, phrase, self._run)
+            controls.examine(self.controls, evidence)
             if self.judge is not None:
                 self._judged(task, draft, _metered(explorer), evidence)
             if self.attempts is not None:
                 return self._attempted(task, self.attempts, _metered(explorer), evidence)
-        except _Refused as reason:
+        except Refused as reason:
             return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
         except EnvironmentFailure as failure:
             return Verdict("discarded", (*evidence, f"environment failed: {failure}")), None
         return Verdict("accepted", tuple(evidence)), task
 
+    @functools.cached_property
+    def _documents(self) -> Documents:
+        return ask(documented, self.environment)
+
+    def _readable(self, draft: TaskDraft) -> None:
+        """First of all, as what is no query costs time wherever it is looked at."""
+        reason = query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution)
+        if reason:
+            raise Refused(reason)
+
     def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
         if draft.objections:
             evidence += draft.objections[:-1]
-            raise _Refused(draft.objections[-1])
+            raise Refused(draft.objections[-1])
         if not task.solution:
-            raise _Refused("has no actions")
+            raise Refused("has no actions")
         if known(task.id):
-            raise _Refused(f"duplicate of task {task.id}")
+            raise Refused(f"duplicate of task {task.id}")
         if reason := self.exclusions.why(task):
-            raise _Refused(reason)
+            raise Refused(reason)
         evidence.append("new, and no evaluation task")
         if self.safe and (rule := safety.concern(draft)):
-            raise _Refused(f"set aside for review: {rule}", quarantine=rule)
+            raise Refused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         again = self._run(task, task.solution)
         if again.states != run.states:
             both = zip(run.states, again.states, strict=False)
             first = next((i for i, (one, other) in enumerate(both) if one != other), len(again.states))
-            raise _Refused(f"not repeatable: a second run differs in the state after action {first}")
+            raise Refused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
     def _bare_ending(self, task: Task, ending: str) -> Action:
@@ -148,34 +166,35 @@ class Validation:
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
         if nothing.states[-1] == run.states[-1]:
-            raise _Refused("no effect: ends in the same state as doing nothing, and gives no answer")
+            raise Refused("no effect: ends in the same state as doing nothing, and gives no answer")
         if nothing.trajectory.reward >= 1.0:
-            raise _Refused("doing nothing earns full reward")
+            raise Refused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
 
-    def _needs_its_actions(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
-        effective, last = list(run.effective), len(task.solution) - 1
-        if not _merely_ends(task.solution[last], bare):
-            effective.append(last)
-        if self.controls is not None and self.controls < len(effective):
-            effective = sorted(random.Random(repr(("controls", task.id))).sample(effective, self.controls))
-        for left_out in effective:
-            action = f"action {left_out + 1}, {signature(task.solution[left_out])}"
-            instead = (bare,) if left_out == last else ()
-            less = self._run(task, (*task.solution[:left_out], *instead, *task.solution[left_out + 1 :]))
-            if left_out == last and less.states[-1] == run.states[-1]:
-                continue  # besides ending it did nothing
-            if less.trajectory.reward >= 1.0:
-                raise _Refused(f"negative control: passes without {action}")
-            evidence.append(f"negative control: fails without {action}")
+    def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> Accord:
+        """That the solution ends where the episode does, that its answer is found and not said, and that the query
+        asks for all this."""
+        steps = necessity.triplets(run)
+        if late := necessity.after_the_end(task.solution, len(steps), ending):
+            raise Refused(late)
+        answer = answered(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
+        if answer.against:
+            raise Refused(answer.against)
+        evidence += [answer.line] if answer.line else []
+        worded = phrased(self.environment, steps)
+        agreed = accord(task.query, steps, necessity.opening(run), worded, self._documents, ending)
+        if agreed.against:
+            raise Refused(agreed.against)
+        evidence.append(agreed.line)
+        return agreed
 
     def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:
         assert self.judge is not None
         opinion = self.judge(task, draft, explorer.budget())
         if opinion.unsafe and self.safe:
-            raise _Refused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
+            raise Refused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
         if opinion.veto:
-            raise _Refused(opinion.line)
+            raise Refused(opinion.line)
         evidence.append(opinion.line)
 
     def _attempted(

@@ -29,7 +29,11 @@ def both(*actions: Action) -> Action:
 
 
 def examined(
-    environment: Environment, setup: dict, *solution: Action, ending: str = "finish", query: str = "do it"
+    environment: Environment,
+    setup: dict,
+    *solution: Action,
+    ending: str = "finish",
+    query: str = "move report to taxes",
 ) -> Verdict:
     draft = TaskDraft(environment.name, setup, "by hand", query, solution, "same end")
     verdict, task = Validation(environment)(draft, lambda id: False, ScriptedExplorer(ending=ending))
@@ -73,10 +77,11 @@ def test_a_last_action_that_does_all_the_work_is_more_than_nothing() -> None:
     )
 
 
-def test_a_last_action_that_only_looks_on_the_way_is_no_control() -> None:
+def test_a_last_action_that_only_looks_on_the_way_is_superfluous() -> None:
     assert examined(Several(), DESK, both(READ, FINISH)).evidence[-1].startswith("no effect")
-    verdict = examined(Several(), DESK, MOVE, both(READ, FINISH))
-    assert verdict.evidence[-1] == "negative control: fails without action 1, files_move(file=report, folder=taxes)"
+    assert examined(Several(), DESK, MOVE, both(READ, FINISH)).evidence[-1] == (
+        "superfluous: nothing that it shows is used or asked for, call 1 of action 2, files_read(file=report)"
+    )
 
 
 def test_a_last_action_that_is_not_needed_is_refused() -> None:
@@ -90,19 +95,21 @@ def test_a_last_action_that_is_not_needed_is_refused() -> None:
             return SeveralEpisode(super().start(task))
 
     note = call("notes_add", note="todo", text="amber")
-    assert examined(Loose(judge=judge), DESK, MOVE, both(note, FINISH)).evidence[-1] == (
-        "negative control: passes without action 2, notes_add(note=todo, text=amber); finish()"
+    query = "move report to taxes, then add note todo saying amber"
+    assert examined(Loose(judge=judge), DESK, MOVE, both(note, FINISH), query=query).evidence[-1] == (
+        "negative control: passes without call 1 of action 2, notes_add(note=todo, text=amber)"
     )
 
 
 def test_an_answer_given_with_the_work_counts() -> None:
-    verdict = examined(Several(), DESK, both(READ, call("finish", answer="amber")))
-    assert verdict.status == "accepted"
+    query = "tell the text of report"
+    verdict = examined(Several(), DESK, both(READ, call("finish", answer="amber")), query=query)
+    assert verdict.status == "accepted", verdict
 
 
 @dataclasses.dataclass
 class LedgerEpisode:
-    """A world of text: `set NAME VALUE`, `get NAME`, `done [ANSWER]`, several to a block, one a line; a call of `quit`
+    """A world of text: `set NAME VALUE`, `get NAME` (7 where it was not set), `done [ANSWER]`, several to a block, one a line; a call of `quit`
     stands for a bare `done`. `dialogue` ends turns instead, as often as the query has lines."""
 
     task: Task
@@ -123,18 +130,19 @@ class LedgerEpisode:
         lines = ["done" for one in action.calls if one.name == "quit"] or action.text.splitlines()
         if self.over or not lines:
             return Observation((Message("user", "nothing was run"),), ok=False, done=self.over)
+        shown = "ok"
         for line in lines:
             match line.split():
                 case ["set", name, value]:
                     self.book[name] = value
-                case ["get", _]:
-                    pass
+                case ["get", name]:
+                    shown = self.book.get(name, "7")
                 case ["done", *words]:
                     self.answer, self.turns = " ".join(words), self.turns + 1
                     self.over = not self.dialogue or self.turns == len(self.task.query.splitlines())
                 case _:
                     return Observation((Message("user", f"cannot run {line!r}"),), ok=False)
-        return Observation((Message("user", "ok"),), done=self.over)
+        return Observation((Message("user", shown),), done=self.over)
 
     def state(self) -> dict:
         return {"book": dict(self.book), "answer": self.answer, "turns": self.turns}
@@ -173,13 +181,20 @@ class Ledger:
 @pytest.mark.parametrize("ending", ["quit", ""])
 def test_code_that_does_the_work_and_ends_in_one_block_is_a_task(ending: str) -> None:
     """The bare ending is the tool's, as the environment writes it, or the action that the environment offers last."""
-    verdict = examined(Ledger(), {}, Action("set rent 7\ndone"), ending=ending)
+    verdict = examined(Ledger(), {}, Action("set rent 7\ndone"), ending=ending, query="set the rent to 7")
     assert verdict.status == "accepted", verdict
-    assert verdict.evidence[-2:] == (
+    assert verdict.evidence[-3:] == (
         "has an effect, and doing nothing fails",
+        "query and solution have words in common, and 0 arguments are named, shown or documented; it cannot be told of "
+        "code",
         "negative control: fails without action 1, set rent 7\ndone",
     )
-    assert examined(Ledger(), {}, Action("get rent"), Action("set rent 7\ndone 7"), ending=ending).status == "accepted"
+    looked = examined(
+        Ledger(), {}, Action("get page"), Action("set rent 7\ndone 7"), ending=ending, query="set the rent to the page"
+    )
+    assert looked.status == "accepted", looked
+    idle = examined(Ledger(), {}, Action("get page"), Action("set rent 3\ndone"), ending=ending, query="set rent to 3")
+    assert idle.evidence[-1] == "superfluous: nothing that it shows is used or asked for, action 1, get page"
 
 
 @pytest.mark.parametrize("ending", ["quit", ""])
@@ -210,7 +225,7 @@ def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatc
 
 def test_doing_nothing_hands_back_each_turn_of_a_dialogue() -> None:
     def turns(*texts: str) -> Verdict:
-        return examined(Ledger(dialogue=True), {}, *map(Action, texts), ending="", query="one\ntwo")
+        return examined(Ledger(dialogue=True), {}, *map(Action, texts), ending="", query="set rent to 7\nset page to 3")
 
     assert turns("get rent", "done", "get rent", "done").evidence[-1].startswith("no effect")
     verdict = turns("set rent 7", "done", "set page 3\ndone")

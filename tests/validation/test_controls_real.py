@@ -29,17 +29,18 @@ def test_one_block_of_code_may_do_all_the_work() -> None:
     world = environments.load("appworld", data="tiny", skills=False)
     (place,) = world.tasks("seed", 1)
 
-    def code(*blocks: str) -> Verdict:
+    def code(*blocks: str, query: str = "Note the groceries.") -> Verdict:
         actions = (Action(f"```python\n{block}```") for block in blocks)
-        return examined(world, place, "supervisor.complete_task", "Note the groceries.", *actions)
+        return examined(world, place, "supervisor.complete_task", query, *actions)
 
     try:
         whole = code(NOTE + DONE)
         assert whole.status == "accepted", whole
         assert whole.evidence[-1].startswith("negative control: fails without action 1, ```python")
-        assert code(LOOK, NOTE + DONE).status == "accepted"
+        assert code(LOOK, NOTE + DONE).evidence[-1].startswith("superfluous: nothing that it shows is used")
         assert code(LOOK + DONE).evidence[-1].startswith("no effect")
-        assert code(LOOK + "apis.supervisor.complete_task(answer=name)\n").status == "accepted"
+        answer = "apis.supervisor.complete_task(answer=name)\n"
+        assert code(LOOK + answer, query="What is my first name?").status == "accepted"
     finally:
         world.close()
 

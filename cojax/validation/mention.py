@@ -1,0 +1,216 @@
+"""Whether a text names a value: in any case and width, in the plural, as a number in words, as a date, or in part.
+
+What is said in other words altogether cannot be told apart from what is not said, so every rule here errs towards yes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+# Words that stand in any query.
+COMMON = frozenset(
+    _listed(
+        "a about all also am an and any are as at be been but by can could do does done each every everything for from "
+        "get give had has have he her here him his how i if in into is it its just let like make may me my need no not "
+        "now of off on one only or our out over please she should so some such tell than that the their them then "
+        "there these they thing things this those to up us use want was we were what when where whether which who will "
+        "with would yes you your"
+    )
+)
+_UNITS = _listed(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_TENS = _listed("twenty thirty forty fifty sixty seventy eighty ninety")
+_ORDINALS = _listed("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
+_MONTHS = _listed("january february march april may june july august september october november december")
+_DAYS = _listed("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
+_SCALES = {"hundred": 100, "thousand": 1_000, "k": 1_000, "million": 1_000_000, "m": 1_000_000, "billion": 10**9}
+_SAID: Mapping[str, float] = {
+    **{word: number for number, word in enumerate(_UNITS)},
+    **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
+    **{word: number for number, word in enumerate(_ORDINALS, start=1)},
+    **{word: number for number, word in enumerate(_MONTHS, start=1)},
+    **{word[:3]: number for number, word in enumerate(_MONTHS, start=1)},
+    "dozen": 12, "couple": 2, "pair": 2, "half": 0.5, "quarter": 0.25, "once": 1, "twice": 2, "noon": 12,
+}  # fmt: skip
+_PIECE = re.compile(r"\d+(?:[.,]\d+)*|[^\W\d_]+")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_DATE = re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2})?")
+_CODE = re.compile(r"[A-Z]{1,6}")
+_SUFFIX = re.compile(r"(?<=\w)\.[A-Za-z]\w{0,4}$")
+# Numbers that computing with others takes: parts of a day, a week, a year, a whole.
+_FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
+# Numbers of a text that are computed with.
+_FEW = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """A text, and the words and numbers that it says."""
+
+    text: str
+
+    @functools.cached_property
+    def folded(self) -> str:
+        return fold(self.text)
+
+    @functools.cached_property
+    def letters(self) -> str:
+        """Its letters and digits alone."""
+        return re.sub(r"[\W_]+", "", self.folded)
+
+    @functools.cached_property
+    def words(self) -> frozenset[str]:
+        """The stems of its words, common words aside."""
+        return frozenset(words(self.text))
+
+    @functools.cached_property
+    def numbers(self) -> frozenset[float]:
+        return frozenset(_numbers(self.text))
+
+    def holds(self, folded: str) -> bool:
+        """Whether a folded text stands in it as whole words."""
+        return folded in self.folded and bool(re.search(rf"(?<!\w){re.escape(folded)}(?!\w)", self.folded))
+
+    def names(self, value: str | int | float) -> bool:
+        """Whether it names the value, or the larger part of a long one."""
+        if isinstance(value, int | float):
+            return any(_near(value, number) for number in self.numbers)
+        folded = fold(value).strip()
+        if self.holds(folded):
+            return True
+        if _DATE.fullmatch(folded):
+            return self._dates(folded)
+        parts = set(words(_SUFFIX.sub("", value))) or set(words(value))
+        if not parts:
+            return False
+        if len(joined := re.sub(r"[\W_]+", "", folded)) > 3 and joined in self.letters:
+            return True
+        found = sum(self._says(part) for part in parts)
+        return found >= max(1, len(parts) / 3)
+
+    def _says(self, word: str) -> bool:
+        if word in self.words:
+            return True
+        if word[0].isdigit():
+            return any(_near(number_of(word), number) for number in self.numbers)
+        return len(word) > 4 and any(
+            other.startswith(word[:-1]) or (len(other) > 4 and word.startswith(other[:-1])) for other in self.words
+        )
+
+    def _dates(self, value: str) -> bool:
+        """Whether each number of a date or a time is said, a year aside; or a day that depends on today."""
+        if any(word in self.folded for word in _DAYS):
+            return True
+        parts = [float(number) for number in re.findall(r"\d+", value)]
+        day = parts[1:] if "-" in value else parts[:2]
+        later = {number + 12 for number in self.numbers if number < 12}
+        return bool(day) and all(part == 0 or part in self.numbers or part in later for part in day)
+
+
+def words(text: str) -> Iterator[str]:
+    """The stems of the words of a text, common ones aside; names that are written together are taken apart."""
+    for piece in _PIECE.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text))):
+        word = fold(piece)
+        if word[0].isdigit():
+            yield word.replace(",", "")
+        elif word not in COMMON and len(word) > 1:
+            yield stem(word)
+
+
+def number_of(word: str) -> float:
+    """The number that a word is in digits, not a number where it is none."""
+    try:
+        return float(word)
+    except ValueError:
+        return float("nan")
+
+
+def stem(word: str) -> str:
+    """The word without an ending of the plural or of a tense."""
+    for ending, instead in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("ing", ""),
+                            ("ed", ""), ("es", "e"), ("s", "")):  # fmt: skip
+        if word.endswith(ending) and len(word) - len(ending) > 2 and not word.endswith("ss"):
+            return word[: -len(ending)] + instead
+    return word
+
+
+def fold(text: str) -> str:
+    """The text in one case and width and without accents."""
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    return " ".join("".join(c for c in plain if unicodedata.category(c) not in ("Mn", "Cf")).split())
+
+
+def specific(value: Any) -> bool:
+    """Whether a value is one that a query has to name: no truth value, and with a word or a number in it."""
+    if isinstance(value, bool) or value is None:
+        return False
+    return not isinstance(value, str) or any(words(value))
+
+
+def codified(value: Any) -> bool:
+    """Whether it stands for something that people call by another name: USD, AAPL, SFO; or a number below ten."""
+    if isinstance(value, str):
+        return bool(_CODE.fullmatch(value))
+    return isinstance(value, int | float) and abs(value) < 10
+
+
+def computed(value: Any, known: frozenset[float]) -> bool:
+    """Whether one operation on two of these numbers, or one of them and a usual factor, gives the value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    some = sorted(known, key=abs)[:_FEW]
+    return any(_near(value, result) for one in some for other in (*some, *_FACTORS) for result in _results(one, other))
+
+
+def _results(one: float, other: float) -> Iterator[float]:
+    yield from (one + other, one - other, other - one, one * other)
+    if other:
+        yield one / other
+    if one:
+        yield other / one
+
+
+def _near(value: float, number: float) -> bool:
+    """Equal, or rounded from it to as many decimals as the value has."""
+    if abs(value - number) <= 1e-9 * max(1.0, abs(number)):
+        return True
+    decimals = len(repr(value).partition(".")[2]) if isinstance(value, float) else 0
+    return decimals > 0 and abs(value - number) <= 0.5 * 10**-decimals
+
+
+def _numbers(text: str) -> Iterator[float]:
+    """Numbers in digits, a percentage also as a share, and in words: "five hundred", "2 million", "twenty-one"."""
+    folded = fold(text)
+    for number, percent in re.findall(r"(\d[\d,]{0,30}(?:\.\d{1,30})?)(\s*%|\s+per\s?cent)?", folded):
+        value = float(number.replace(",", ""))
+        yield value
+        if percent:
+            yield value / 100
+    total, part, open_ = 0.0, 0.0, False
+    for piece in (*_PIECE.findall(folded), ""):
+        digits = piece[:1].isdigit() and len(piece) < 16 and piece.count(".") < 2
+        if digits or piece in _SAID:
+            value = float(piece.replace(",", "")) if digits else _SAID[piece]
+            if not digits:
+                yield value
+            # "twenty" may go on with "one", nothing else does.
+            part = part + value if open_ and part % 100 in range(20, 100, 10) and value < 10 else value
+            open_ = True
+        elif piece in _SCALES and (open_ or piece == "hundred"):
+            part = (part or 1.0) * _SCALES[piece]
+            total, part = (total + part, 0.0) if _SCALES[piece] > 100 else (total, part)
+        elif piece != "and" and open_:
+            yield total + part
+            total, part, open_ = 0.0, 0.0, False

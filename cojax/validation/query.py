@@ -1,0 +1,121 @@
+"""What a query and a solution may be before anything is run: text that a person can read, of a size that costs little.
+
+All of it is looked at before the draft is hashed, compared or played, and costs no more than the limits allow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action
+
+# The greatest value that `longest_query` may be set to.
+MOST_CHARACTERS = 100_000
+# Bounds of a solution: actions, calls of one, and what is written in all of it.
+_ACTIONS, _CALLS, _VALUES, _WRITTEN, _DEPTH = 200, 64, 10_000, 200_000, 32
+# What templates write around messages: refused whatever the policy's own tokens are.
+_TEMPLATE = re.compile(
+    r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
+)
+# Letters that show nothing: the fillers of Hangul.
+_FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
+_LINES = frozenset("\n\r\t")
+# Joiners and marks of direction that writing in some languages needs.
+_JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c\u00ad")
+# What is no letter, digit or white space.
+_SIGN = re.compile(r"[^\w\s]")
+
+
+def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
+    """Why this is no query, as a line of evidence; empty where it is one.
+
+    A query is text with a letter or a digit in it, of at most `longest` characters, without half a surrogate, control
+    characters, characters that hide or turn text, and without a literal of `control_tokens` in any case or width.
+    """
+    if not isinstance(query, str):
+        return f"the query is {type(query).__name__}; expected text"
+    if len(query) > longest:
+        return f"the query has {len(query):,} characters; at most {longest:,} are taken (validation.longest_query)"
+    for character in query:
+        if named := _unreadable(character):
+            return f"the query holds {named}, U+{ord(character):04X}; expected plain text"
+    if not any(unicodedata.category(c)[0] in "LN" and c not in _FILLERS for c in query):
+        return "the query has no letter and no digit; expected words that ask for something"
+    folded = _folded(query)
+    if found := _TEMPLATE.search(folded):
+        return f"the query holds {found[0]!r}, a control token of chat templates"
+    for literal in control_tokens:
+        if _telling(literal) and _folded(literal) in folded:
+            return f"the query holds {literal!r}, a control token of the policy's template"
+    return ""
+
+
+def oversize(solution: Sequence[Action]) -> str:
+    """Why a solution is too large, or no data, to be played; empty where it is neither."""
+    if len(solution) > _ACTIONS:
+        return f"the solution has {len(solution):,} actions; at most {_ACTIONS} are played"
+    calls = [call for action in solution for call in action.calls]
+    if any(len(action.calls) > _CALLS for action in solution):
+        return f"an action has more than {_CALLS} calls"
+    written, values = 0, 0
+    waiting: list[tuple[int, Any]] = [(0, action.text) for action in solution]
+    for call in calls:
+        waiting += [(0, call.name), (0, call.arguments)]
+    while waiting:
+        depth, value = waiting.pop()
+        values += 1
+        if isinstance(value, str):
+            written += len(value)
+            if written <= _WRITTEN and any(unicodedata.category(c) == "Cs" for c in value):
+                return "the solution holds half a surrogate pair; expected text"
+        elif isinstance(value, Mapping | list | tuple):
+            inner = [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
+            values += len(inner)
+            if values <= _VALUES:
+                waiting += [(depth + 1, part) for part in inner]
+        elif isinstance(value, int):
+            # Python takes its time to write a number of millions of digits.
+            written += value.bit_length() // 3
+        elif isinstance(value, float) and math.isfinite(value):
+            written += 24
+        elif value is not None:
+            return f"an argument of the solution is {value!r:.60}; expected what JSON holds"
+        if depth > _DEPTH:
+            return f"arguments of the solution nest deeper than {_DEPTH} levels"
+        if written > _WRITTEN or values > _VALUES:
+            return f"the solution holds more than {_WRITTEN:,} characters or {_VALUES:,} values"
+    return ""
+
+
+def _unreadable(character: str) -> str:
+    """What a character is that no query holds; empty for any other."""
+    if character in _LINES or character in _JOINERS:
+        return ""
+    match unicodedata.category(character):
+        case "Cs":
+            return "half a surrogate pair"
+        case "Cc":
+            return "a control character"
+        case "Cf":
+            return "a character that hides or turns text"
+        case "Co":
+            return "a character for private use"
+        case "Cn" if ord(character) & 0xFFFE == 0xFFFE or 0xFDD0 <= ord(character) <= 0xFDEF:
+            return "a code point that is no character"
+    return ""
+
+
+def _folded(text: str) -> str:
+    """The text in one case and width, without white space and what shows nothing."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    shown = (c for c in plain if not c.isspace() and c not in _FILLERS)
+    return "".join(c for c in shown if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
+
+
+def _telling(literal: str) -> bool:
+    """Whether a control literal is written as no ordinary text is: some tokenizers have runs of spaces among theirs."""
+    return len(literal.strip()) > 2 and bool(_SIGN.search(literal))
