@@ -182,7 +182,7 @@ class Validation:
             raise Refused(answer.against)
         evidence += [answer.line] if answer.line else []
         worded = phrased(self.environment, steps)
-        agreed = accord(task.query, steps, necessity.opening(run), worded, self._documents, ending)
+        agreed = accord(task.query, task.environment, steps, necessity.opening(run), worded, self._documents, ending)
         if agreed.against:
             raise Refused(agreed.against)
         evidence.append(agreed.line)

@@ -23,6 +23,14 @@ from cojax.validation.mention import Said, codified, computed, fold, number_of, 
 # Values told in a line of evidence, and characters of each.
 _TOLD, _SHORT = 4, 60
 
+# Words for doing something by which people mean much the same.
+_ALIKE = (
+    ("add", "create", "write", "schedule", "new", "post", "put", "set", "update", "edit", "change", "append"),
+    ("delete", "remove", "cancel", "erase", "clear", "close"),
+    ("find", "read", "show", "search", "list", "view", "look", "check", "day"),
+    ("move", "rename", "copy", "send", "share", "forward", "postpone"),
+)
+
 Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
 
 
@@ -48,11 +56,17 @@ class Accord:
 
 
 def accord(
-    query: str, steps: Sequence[Triplet], opening: str, worded: str | None, documents: Documents, ending: str
+    query: str,
+    world: str,
+    steps: Sequence[Triplet],
+    opening: str,
+    worded: str | None,
+    documents: Documents,
+    ending: str,
 ) -> Accord:
     """How the query stands to the steps of a replay, which `worded` says in the environment's words, if it has any.
 
-    `opening` is what the episode shows before the first action.
+    `world` is the environment's name, `opening` what the episode shows before the first action.
     """
     if worded is not None and normalise(worded) == normalise(query):
         return Accord(worded=True)
@@ -60,7 +74,7 @@ def accord(
         return Accord("the query says the words of these steps in another order")
     said = Said(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _unrelated(said, steps, calls, worded, documents):
+    if against := _unrelated(said, steps, calls, worded, world, documents):
         return Accord(against)
     seen = [opening.replace(query, " "), *(shown(step, query) for step in steps)]
     named, open_ = 0, list[str]()
@@ -124,17 +138,23 @@ def _unrelated(
     steps: Sequence[Triplet],
     calls: Sequence[tuple[int, Call]],
     worded: str | None,
+    world: str,
     documents: Documents,
 ) -> str:
     """Why the query asks for something else altogether; empty where it does not seem to."""
     asked = {word for word in said.words if not word[0].isdigit()}
     given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
     done = {word for _, call in calls for word in words(f"{call.name} {_told(documents.get(call.name, {}))}")}
-    done |= {word for step in steps for word in _of_code(step)} | set(words(worded or ""))
+    done |= {word for step in steps for word in _of_code(step)} | set(words(f"{worded or ''} {world}"))
     about = Said(" ".join(done | given))
     if not any(about.names(word) for word in asked) and not (said.numbers & about.numbers):
         return "the query has no word in common with what the solution does"
     return _contradiction(asked, {call.name for _, call in calls}, done, documents)
+
+
+def _kind(word: str) -> str:
+    """The first of the words that are said for one another."""
+    return next((alike[0] for alike in _ALIKE if word in alike), word)
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
@@ -145,7 +165,8 @@ def _contradiction(asked: set[str], called: set[str], done: set[str], documents:
     does = {tool: set(name[1:] if rooms[name[0]] > 1 else name) for tool, name in split.items() if name}
     ours = {word for tool in called for word in does.get(tool, ())}
     homes = {split[tool][0] for tool in called if split.get(tool) and rooms[split[tool][0]] > 1}
-    if not ours or asked & ours:
+    kinds = {_kind(word) for word in ours}
+    if not ours or kinds & {_kind(word) for word in asked}:
         return ""
     for tool, name in split.items():
         if name and name[0] in homes and (other := (does[tool] - done) & asked):

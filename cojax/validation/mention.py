@@ -141,7 +141,7 @@ def stem(word: str) -> str:
     """The word without an ending of the plural or of a tense."""
     for ending, instead in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("ing", ""),
                             ("ed", ""), ("es", "e"), ("s", "")):  # fmt: skip
-        if word.endswith(ending) and len(word) - len(ending) > 2 and not word.endswith("ss"):
+        if word.endswith(ending) and len(word) - len(ending) + len(instead) > 2 and not word.endswith("ss"):
             return word[: -len(ending)] + instead
     return word
 

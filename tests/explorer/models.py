@@ -100,7 +100,11 @@ def told(body: dict[str, Any]) -> str:
 def many(count: int) -> list[dict[str, Any]]:
     """Different drafts over one run of the tour."""
     pairs = [(a, b) for a in (1, 3, 6, 7, 8) for b in (3, 6, 7, 8) if a < b]
-    return [{"query": f"task number {a} and {b}", "steps": [a, b]} for a, b in pairs][:count]
+    words = {
+        1: "move report to taxes", 3: "add note todo saying amber", 6: "postpone lunch to monday",
+        7: "delete note memo", 8: "copy budget to taxes",
+    }  # fmt: skip
+    return [{"query": f"{words[a]}, then {words[b]}", "steps": [a, b]} for a, b in pairs][:count]
 
 
 def read_move(line: str) -> Move:

@@ -116,8 +116,8 @@ DRAFTS = [
     ({"query": "q", "steps": [5, 1]}, "its actions are not in rising order"),
     ({"query": "q", "steps": [1, 1]}, "its actions are not in rising order"),
     ({"query": "q", "steps": [1]}, "it has 2 actions; at least 3 are wanted"),
-    ({"query": " ", "steps": [1, 4]}, "a query is empty"),
-    ({"query": "x" * 5_000, "steps": [1, 4]}, "longer than 4000 characters"),
+    ({"query": " ", "steps": [1, 4]}, "the query has no letter and no digit"),
+    ({"query": "x" * 5_000, "steps": [1, 4]}, "the query has 5,000 characters; at most 4,000 are taken"),
     ({"query": "call files_move(report) and more", "steps": [1, 4]}, "spells out a call: files_move("),
     ({"query": "what is in the report?", "steps": [1, 2], "answer": "42"}, "no step shows the answer '42'"),
     ({"query": "what is in the budget?", "steps": [1, 2], "answer": "rea"}, "no step shows the answer 'rea'"),
@@ -154,17 +154,20 @@ def test_a_run_that_ended_itself_needs_no_second_ending() -> None:
 def test_solutions_that_do_nothing_or_too_much_are_refused() -> None:
     drafts = [
         {"query": "look", "steps": [2, 4]},
-        {"query": "move report to taxes", "steps": [1, 2]},
+        {"query": "move report to taxes, and look at budget", "steps": [1, 2]},
         {"query": "move report to taxes, then back", "steps": [1, 3]},
     ]
     there = ("files_move", {"file": "report", "folder": "taxes"})
     back = ("files_move", {"file": "report", "folder": "drafts"})
     tour = (there, TOUR[1], back, TOUR[3], *TOUR[4:])
-    done = evolve(model(drafts, tour, {drafts[1]["query"]: (there, TOUR[1], ("finish", {}))}))
+    done = evolve(model(drafts, tour))
     nothing = "no effect: ends in the same state as doing nothing, and gives no answer"
     assert done.verdict("look").evidence[-1] == nothing
     assert done.verdict("move report to taxes, then back").evidence[-1] == nothing
-    assert [task.query for task in done.result.tasks] == ["move report to taxes"]
+    assert done.verdict("move report to taxes, and look at budget").evidence[-1] == (
+        "superfluous: nothing that it shows is used or asked for, action 2, files_read(file=budget)"
+    )
+    assert done.result.tasks == ()
 
 
 @pytest.mark.parametrize(("best", "status"), [(0.0, "discarded"), (0.5, "retained")])
@@ -173,9 +176,9 @@ def test_what_nobody_can_solve_by_its_query_is_not_accepted(best: float, status:
         verdict = episode.evaluate()
         return verdict if verdict.reward == 1.0 else Evaluation(best, verdict.checks)
 
-    riddle = {**MAIL, "query": "you know what to do"}
+    riddle = {**MAIL, "query": "plum, to ana, the way you know"}
     done = evolve(model([riddle]), environment=BrokenDesk(judge=judged), attempts=3)
-    verdict = done.verdict("you know what to do")
+    verdict = done.verdict(riddle["query"])
     assert (verdict.status, verdict.difficulty) == (status, 1.0)
     assert verdict.evidence[-1] == (
         f"solved without hints: 0 of 3 attempts on the query alone, the best earned {best:.2f}"

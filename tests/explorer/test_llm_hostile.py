@@ -100,16 +100,19 @@ def test_a_mind_that_fails_now_and_then_costs_those_runs_alone() -> None:
     assert len(record["failures"]) == sum(run["actions"] == 5 for run in record["runs"])
 
 
+TWO_NOTES = "two notes: a new one, todo, that says amber, and memo, which goes"
+
+
 def test_what_observations_say_is_shown_between_marks_and_changes_no_verdict() -> None:
     tour = (("files_move", {"file": "nothing", "folder": "taxes"}), *TOUR[1:])
     drafts = [
         {"query": "move nothing to taxes", "steps": [1, 3]},
         {"query": "delete report", "steps": [3, 77]},
-        {"query": "two notes", "steps": [3, 7]},
+        {"query": TWO_NOTES, "steps": [3, 7]},
     ]
-    solutions = {"two notes": (TOUR[2], TOUR[6], ("finish", {}))}
+    solutions = {TWO_NOTES: (TOUR[2], TOUR[6], ("finish", {}))}
     done = evolve(model(drafts, tour, solutions), environment=Injecting(OFFICE))
-    assert [task.query for task in done.result.tasks] == ["two notes"]
+    assert [task.query for task in done.result.tasks] == [TWO_NOTES]
     assert "did not succeed" in " ".join(done.verdict("move nothing to taxes").evidence)
     assert all(between_marks(body) for body in done.server.bodies)
 

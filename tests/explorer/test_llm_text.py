@@ -75,7 +75,8 @@ def test_text_is_the_action_and_the_task_is_made_of_what_worked() -> None:
         ({"query": "look, then set both", "steps": [1, 3, 4]}, "run fails: action 4, : cannot run ''"),
         # Handing back is no action.
         ({"query": "set both", "steps": [3, 4]}, "it has 2 actions"),
-        ({"query": "set the page to 4", "steps": [1, 4, 5]}, "0 of 1 attempts on the query alone"),
+        ({"query": "set the page to 4", "steps": [1, 4, 5]}, "superfluous: nothing that it shows is used"),
+        ({"query": "set page to 4, deposit to 700", "steps": [3, 4, 5]}, "0 of 1 attempts on the query alone"),
         ({"query": "look at the rent", "steps": [1, 5]}, "it has 2 actions"),
     ],
 )

@@ -130,10 +130,15 @@ def reasons(result: Synthesis) -> list[tuple[int, str, str]]:
 
 
 def test_of_what_several_find_at_once_the_first_one_counts() -> None:
-    result = counted(Counter(lambda number: ("the same", f"number {number}")))
-    assert [task.query for task in result.tasks] == ["the same", "number 0", "number 1", "number 2"]
+    result = counted(Counter(lambda number: ("count the same", f"count number {number}")))
+    assert [task.query for task in result.tasks] == [
+        "count the same",
+        "count number 0",
+        "count number 1",
+        "count number 2",
+    ]
     same = result.tasks[0].id
-    assert reasons(result) == [(n, "the same", f"duplicate of task {same}") for n in (1, 2)]
+    assert reasons(result) == [(n, "count the same", f"duplicate of task {same}") for n in (1, 2)]
     assert result.counts["accepted"] == 4
     assert result.counts["discarded"] == 2
     # It had been accepted, and is told so.
@@ -160,14 +165,18 @@ def test_the_budget_is_cut_in_the_order_of_the_expeditions() -> None:
     def slowest_first(number: int) -> None:
         time.sleep(0.02 * (3 - number))
 
-    result = counted(Counter(lambda number: (f"a{number}", f"b{number}"), during=slowest_first), budget=3)
-    assert [task.query for task in result.tasks] == ["a0", "b0", "a1"]
-    assert {(number, query) for number, query, _ in reasons(result)} == {(1, "b1"), (2, "a2"), (2, "b2")}
+    result = counted(Counter(lambda number: (f"count a{number}", f"count b{number}"), during=slowest_first), budget=3)
+    assert [task.query for task in result.tasks] == ["count a0", "count b0", "count a1"]
+    assert {(number, query) for number, query, _ in reasons(result)} == {
+        (1, "count b1"),
+        (2, "count a2"),
+        (2, "count b2"),
+    }
     assert {line for *_, line in reasons(result)} == {"one too many: the 3 tasks wanted were found before it"}
 
 
 def test_a_wave_is_no_wider_than_tasks_are_wanted() -> None:
-    result = counted(Counter(lambda number: (f"a{number}",), width=8), count=8, budget=2)
+    result = counted(Counter(lambda number: (f"count a{number}",), width=8), count=8, budget=2)
     assert len(result.expeditions) == 2
 
 

@@ -109,8 +109,9 @@ def test_an_answer_given_with_the_work_counts() -> None:
 
 @dataclasses.dataclass
 class LedgerEpisode:
-    """A world of text: `set NAME VALUE`, `get NAME` (7 where it was not set), `done [ANSWER]`, several to a block, one a line; a call of `quit`
-    stands for a bare `done`. `dialogue` ends turns instead, as often as the query has lines."""
+    """A world of text: `set NAME VALUE`, `get NAME` (7 where it was not set), `done [ANSWER]`, several to a block, one
+    a line; a call of `quit` stands for a bare `done`. With `dialogue`, `done` ends a turn, one for each line of the
+    query."""
 
     task: Task
     dialogue: bool
