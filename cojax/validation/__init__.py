@@ -92,7 +92,7 @@ class Validation:
                 return Verdict("retained" if retained else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
             if reason := self.exclusions.why_done(task, run, self._run):
-                raise _Refused(reason)
+                raise Refused(reason)
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
             self._worth_doing(task, run, bare, evidence)
