@@ -1,7 +1,7 @@
 """Checkpoints: arrays by Orbax, everything else as JSON, one directory a step, there whole or not at all.
 
 checkpoints/12/arrays/       Orbax
-checkpoints/12/host.json     step, the caller's host state, and size and CRC-32 of every file in arrays/
+checkpoints/12/host.json     step, the caller's host state, size and CRC-32 of every file in arrays/, its own checksum
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cojax.store import StorageError, explain, sync_folder, write_json
+from cojax.checksums import is_signed, signed
+from cojax.store import StorageError, explain, explain_reading, is_number, sync_folder, write_json
 
 LOG = logging.getLogger(__name__)
 
@@ -40,6 +41,19 @@ class Part:
     step: int
     arrays: Any
     content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sound:
+    """A step whose every file is as it was written; `signed`: its host state carries a checksum of its own.
+
+    `faults` say of later steps why they are not used.
+    """
+
+    step: int
+    host: dict[str, Any]
+    signed: bool
+    faults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,7 +78,8 @@ class Checkpointer:
             self._orbax.save(temporary / "arrays", args=ocp.args.StandardSave(arrays))
             for path in sorted(temporary.rglob("*")):
                 _sync(path)
-            write_json(temporary / "host.json", {"step": step, "host": host, "files": _listing(temporary / "arrays")})
+            record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
+            write_json(temporary / "host.json", signed(record))
             if final.exists():
                 # A directory cannot replace a full one: the old one steps aside and goes with the next sweep.
                 final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
@@ -76,7 +91,7 @@ class Checkpointer:
                 raise explain(cause, final) from error
             raise
         # A later step can only be one that was damaged and skipped: its future is being written anew.
-        kept = [other for other in self.steps() if other <= step][-self.keep :]
+        kept = self.kept(step)
         for old in set(self.steps()) - set(kept):
             shutil.rmtree(folder / str(old))
         self._sweep()
@@ -88,21 +103,37 @@ class Checkpointer:
         damaged step is skipped with a warning that names it. Raises CheckpointError when steps exist but none is
         good, or when the good one does not fit `like`.
         """
+        found = self.newest()
+        if found is None:
+            return None
+        for fault in found.faults:
+            LOG.warning("%s", fault)
+        return found.step, self.arrays(found.step, like), found.host
+
+    def newest(self) -> Sound | None:
+        """The newest good step, None where nothing was ever saved; reads only. Raises CheckpointError as `restore`."""
         steps = self.steps()
+        faults = []
         for step in reversed(steps):
             folder = self.folder.absolute() / str(step)
             try:
-                host = _verified(folder)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                LOG.warning("checkpoint %s is damaged and skipped: %s", folder, error)
+                host, signed = _verified(folder)
+            except PermissionError as error:
+                raise explain_reading(error, folder) from error
+            except _DAMAGE as error:
+                faults.append(f"checkpoint {folder} is damaged and skipped: {_said(error)}")
                 continue
-            return step, self._arrays(folder, like), host
+            return Sound(step, host, signed, tuple(faults))
         if steps:
             raise CheckpointError(
-                f"no usable checkpoint in {self.folder}: all of {steps} are damaged. "
-                "Restore the folder from a copy, or start in a new workdir."
+                f"no usable checkpoint in {self.folder}: all of {steps} are damaged, the newest: "
+                f"{faults[0].partition(' skipped: ')[2]}. Restore the folder from a copy, or start in a new workdir."
             )
         return None
+
+    def arrays(self, step: int, like: Any) -> Any:
+        """The arrays of a good step. Raises CheckpointError where they do not fit `like`."""
+        return self._arrays(self.folder.absolute() / str(step), like)
 
     def part(self, name: str, step: int | None = None) -> Part:
         """One branch of what was saved, such as the parameters without the optimiser's state: of `step`, or of the
@@ -122,8 +153,8 @@ class Checkpointer:
             try:
                 _verified(folder)
                 content = zlib.crc32((folder / "host.json").read_bytes())
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                faults.append(f"checkpoint {folder} is damaged: {error}")
+            except _DAMAGE as error:
+                faults.append(f"checkpoint {folder} is damaged: {_said(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
             return Part(chosen, self._branch(folder, name), f"{content:08x}")
@@ -131,19 +162,24 @@ class Checkpointer:
         fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
         raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
 
-    def hosts(self) -> list[dict[str, Any]]:
-        """The host state of every step in place that can be read."""
+    def kept(self, step: int) -> list[int]:
+        """The steps that are kept once `step` is saved."""
+        return sorted({*(other for other in self.steps() if other < step), step})[-self.keep :]
+
+    def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
+        """The host state of those of these steps that are in place and can be read."""
         found = []
-        for step in self.steps():
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found.append(json.loads((self.folder / str(step) / "host.json").read_text())["host"])
+        for step in steps:
+            with contextlib.suppress(*_DAMAGE):
+                found.append(_record(self.folder / str(step))[0]["host"])
         return found
 
     def steps(self) -> list[int]:
         """The steps in place, ascending; whether they are sound shows when they are read."""
         if not self.folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
+        return sorted(int(name) for name in names if str(int(name)) == name)
 
     @functools.cached_property
     def _orbax(self) -> ocp.Checkpointer:
@@ -178,13 +214,41 @@ class Checkpointer:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _verified(folder: Path) -> dict[str, Any]:
-    """The host state, once every file is as it was written. Raises ValueError for any difference."""
-    record = json.loads((folder / "host.json").read_text())
+# What reading a damaged step may raise.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+def _verified(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The host state, once every file is as it was written, and whether it carries a checksum of its own.
+
+    Raises one of _DAMAGE for any difference.
+    """
+    record, signed = _record(folder)
     if (found := _listing(folder / "arrays")) != (expected := record["files"]):
         damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
-    return record["host"]
+    return record["host"], signed
+
+
+def _record(folder: Path) -> tuple[dict[str, Any], bool]:
+    """host.json of a step, as it was written. Raises one of _DAMAGE."""
+    try:
+        record = json.loads((folder / "host.json").read_text(encoding="utf-8"))
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record["host"], dict)
+            or not isinstance(record["files"], dict)
+        ):
+            raise ValueError("expected an object with step, host and files")
+        if record["step"] != int(folder.name):
+            raise ValueError(f"it is of step {record['step']}")
+        return record, is_signed(record)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"host.json: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _listing(folder: Path) -> dict[str, list[int]]:

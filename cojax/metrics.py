@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import math
 import numbers
+import struct
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event
 
+from cojax.checksums import CheckedLog
 from cojax.store import Log
 
 # The parts of a run, in the order of summary.json. The warm start stands beside the total, not in it.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
+
+
+_EVENTS = "events.out.tfevents.*"
 
 
 class Clock:
@@ -84,9 +91,11 @@ class Clock:
 
     def _charge(self) -> None:
         now = self._now()
+        # A clock that is set back takes no time back.
+        spent = max(0.0, now - self._mark)
         if self._open:
-            self._parts[self._open[-1]] += now - self._mark
-        self._total += now - self._mark
+            self._parts[self._open[-1]] += spent
+        self._total += spent
         self._mark = now
 
     def _known(self, part: str) -> str:
@@ -107,8 +116,10 @@ class Wandb:
 class Metrics:
     """Writes one record a step to metrics.jsonl, TensorBoard and, when configured, W&B.
 
-    On a resume, `step` is the step resumed at: TensorBoard drops what came after it, and the caller has truncated `log`
-    to the length that the checkpoint remembers. Raises ModuleNotFoundError when W&B is configured and not installed.
+    On a resume, `step` is the step resumed at, and the caller has truncated the log to the length that the checkpoint
+    remembers: what TensorBoard shows is made again from it. `log` writes metrics.jsonl.
+
+    Raises ModuleNotFoundError when W&B is configured and not installed.
     """
 
     def __init__(
@@ -118,11 +129,25 @@ class Metrics:
         step: int = 0,
         wandb: Wandb | None = None,
         config: Mapping[str, Any] | None = None,
+        log: Log | CheckedLog | None = None,
     ):
         folder = Path(folder)
-        self.log = Log(folder / "metrics.jsonl")
+        self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+        records = [record for record in self.log.read() if record["step"] <= step] if step else []
+        known = {
+            (record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()
+        }
+        sound = known <= _drawn(folder / "tensorboard")
+        if not sound:
+            for damaged in (folder / "tensorboard").glob(_EVENTS):
+                damaged.unlink()
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step and sound else None)
+        # As if the run had never stopped.
+        end = time.time() - sum(map(_total, records))
+        for record in () if sound else records:
+            end += _total(record)
+            self._draw(record, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards.
@@ -132,13 +157,16 @@ class Metrics:
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        scalars = flatten({key: value for key, value in record.items() if key != "step"})
-        if self._board_lives():
-            for name, value in scalars.items():
-                self._board.add_scalar(name, value, step)
-            self._board.flush()
+        self._draw(record)
         if self._wandb is not None:
-            self._wandb.log(scalars, step=step)
+            self._wandb.log(scalars(record), step=step)
+
+    def _draw(self, record: Mapping[str, Any], end: float | None = None) -> None:
+        """Puts a record on TensorBoard, as of the time `end`."""
+        if self._board_lives():
+            for name, value in scalars(record).items():
+                self._board.add_scalar(name, value, record["step"], end)
+            self._board.flush()
 
     def _board_lives(self) -> bool:
         """Whether TensorBoard's writing thread still runs; on a full disk it ends, and then every call would block."""
@@ -162,15 +190,45 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record of metrics.jsonl, by name."""
+    return flatten({key: value for key, value in record.items() if key != "step"})
+
+
+def _drawn(folder: Path) -> set[tuple[int, str, float]]:
+    """(step, name, value) of all that TensorBoard's files hold; nothing where one of them is damaged."""
+    found = set()
+    for path in sorted(folder.glob(_EVENTS)):
+        data = path.read_bytes()
+        try:
+            while data:
+                # Of each record: its length, a checksum of that, the event, a checksum of it.
+                (length,) = struct.unpack_from("<Q", data)
+                event = Event.FromString(data[12 : 12 + length])
+                data = data[16 + length :]
+                found |= {(event.step, value.tag, value.simple_value) for value in event.summary.value}
+        except (struct.error, DecodeError):
+            return set()
+    return found
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def _total(record: Mapping[str, Any]) -> float:
+    return record.get("seconds", {}).get("total", 0.0)
+
+
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a nested record, by names joined with a slash."""
-    scalars: dict[str, float] = {}
+    found: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
-            scalars |= flatten(value, f"{prefix}{key}/")
+            found |= flatten(value, f"{prefix}{key}/")
         elif isinstance(value, numbers.Real):
-            scalars[f"{prefix}{key}"] = float(value)
-    return scalars
+            found[f"{prefix}{key}"] = float(value)
+    return found
 
 
 def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> Any:

@@ -1,26 +1,28 @@
 """A run directory: everything a run leaves on disk, and how it goes on after it was stopped at any moment.
 
-Logs are append-only; a checkpoint stores their lengths beside the arrays, and resuming truncates to them. So what was
-written after the last checkpoint is written again, identically, and nothing else is lost.
+Logs are append-only; a checkpoint stores their lengths, counts and checksums beside the arrays. Resuming verifies all
+before it changes anything, then truncates to them. So what was written after the last checkpoint is written again,
+identically, and nothing else is lost.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
-import itertools
 import json
 import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from cojax.checkpoint import Checkpointer
-from cojax.pool import TaskPool, task_from_record, task_record
+from cojax.checksums import CheckedLog, is_signed, signed
+from cojax.pool import TaskPool, task_record
+from cojax.run_files import REMADE, RunFiles
 from cojax.signals import Memory, apply
-from cojax.store import Episodes, Log, write_json
+from cojax.store import explain_reading, write_json
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
+from cojax.verify import Verified, verify
 
 _LOG = logging.getLogger(__name__)
 # A larger `steps` extends a finished run; these too may differ between two starts of one run.
@@ -35,6 +37,9 @@ FREE_SETTINGS = frozenset(
         "quality.base_url",
     }
 )  # fmt: skip
+
+# What the closing table needs of summary.json.
+_TABLE = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
 
 
 class RunDirectoryError(RuntimeError):
@@ -77,55 +82,64 @@ class RunDirectory:
     def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
         self.folder = folder
         self._lock = locked(folder, "--config.workdir")
-        self.metrics = Log(folder / "metrics.jsonl")
-        self.tasks = Log(folder / "tasks.jsonl")
-        self.signals = Log(folder / "signals.jsonl")
-        self.drafts = Log(folder / "drafts.jsonl")
-        self.expeditions = Log(folder / "expeditions.jsonl")
-        # Drafts that a person should look at; nothing reads them back.
-        self.quarantine = Log(folder / "quarantine.jsonl")
-        self.memory = Log(folder / "memory.jsonl")
-        self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
-        # The groups that a checkpoint's next step begins with, where they were sampled ahead.
-        self.waiting = Episodes(folder / "waiting")
-        self.checkpointer = Checkpointer(folder / "checkpoints", keep=checkpoints_kept)
+        self.files = RunFiles(folder, checkpoints_kept=checkpoints_kept, episodes_kept=episodes_kept)
+        self.metrics, self.tasks, self.memory = (self.files.logs[name] for name in ("metrics", "tasks", "memory"))
+        self.signals, self.drafts = self.files.logs["signals"], self.files.logs["drafts"]
+        self.expeditions, self.quarantine = self.files.logs["expeditions"], self.files.logs["quarantine"]
+        self.episodes, self.waiting = self.files.episodes, self.files.waiting
+        self.checkpointer = self.files.checkpointer
+        self._verified: Verified | None = None
+        # Retention has dropped the episodes of every step before this one.
+        self._first_episodes = 0
 
     @property
-    def logs(self) -> dict[str, Log]:
+    def logs(self) -> dict[str, CheckedLog]:
         """The append-only logs by name."""
-        return {
-            "metrics": self.metrics,
-            "tasks": self.tasks,
-            "signals": self.signals,
-            "drafts": self.drafts,
-            "expeditions": self.expeditions,
-            "quarantine": self.quarantine,
-            "memory": self.memory,
-        }
+        return self.files.logs
 
-    def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Writes config.json with `facts` (versions, commit, hardware) beside the configuration.
+    def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Verified | None:
+        """Writes config.json with `facts` (versions, commit, hardware) beside the configuration, once all that the
+        folder holds of this run is verified, and returns what it goes on from.
 
-        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them. A run that
-        never reached its first checkpoint has nothing to lose: its folder is taken over.
+        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them, and what
+        `verify` raises. A run that never reached its first checkpoint has nothing to lose: its folder is taken over.
         """
         path = self.folder / "config.json"
         begun = bool(self.checkpointer.steps() or self.metrics.length)
+        if begun:
+            self._compare(path, config)
+        elif not path.exists() and (foreign := [log.path for log in self.files.summed.values() if log.length]):
+            raise RunDirectoryError(
+                f"{foreign[0]} is there, but no config.json and no checkpoint: this is no run of this project. "
+                "Choose another --config.workdir."
+            )
+        self._verified = verify(self.files)
         if not begun:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
-        elif path.exists():
-            try:
-                before = json.loads(path.read_text())["config"]
-            except (ValueError, KeyError) as error:
-                raise RunDirectoryError(f"{path} cannot be read ({error}). Choose another --config.workdir.") from error
-            if different := differences(before, config, FREE_SETTINGS):
-                raise RunDirectoryError(
-                    f"{self.folder} holds a run with other settings: {different}. "
-                    "Use the same settings to go on with it, or choose another --config.workdir."
-                )
-        else:
-            raise RunDirectoryError(f"{self.folder} holds a run without config.json. Choose another --config.workdir.")
-        write_json(path, {"config": dict(config), **facts})
+        write_json(path, signed({"config": dict(config), **facts}))
+        return self._verified
+
+    def _compare(self, path: Path, config: Mapping[str, Any]) -> None:
+        """Raises RunDirectoryError where the settings in config.json are others, or cannot be read."""
+        if not path.exists():
+            raise RunDirectoryError(
+                f"{self.folder} holds a run without config.json. Restore it from a copy, or choose another "
+                "--config.workdir."
+            )
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(record, dict) or not isinstance(record["config"], dict):
+                raise ValueError("it holds no settings")
+            is_signed(record)
+        except (OSError, ValueError, KeyError, RecursionError) as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read ({error}). Restore it from a copy, or choose another --config.workdir."
+            ) from error
+        if different := differences(record["config"], config, FREE_SETTINGS):
+            raise RunDirectoryError(
+                f"{self.folder} holds a run with other settings: {different}. "
+                "Use the same settings to go on with it, or choose another --config.workdir."
+            )
 
     def begin(self) -> None:
         """Clears what a run that never reached its first checkpoint left behind.
@@ -134,36 +148,33 @@ class RunDirectory:
         """
         if self.metrics.length:
             raise RunDirectoryError(
-                f"{self.folder} has metrics but no checkpoint to go on from. "
-                "Restore its checkpoints/ from a copy, or choose another --config.workdir."
+                f"{self.metrics.path} holds steps, but there is no checkpoint to go on from. "
+                "Restore checkpoints/ from a copy, or choose another --config.workdir."
             )
-        for log in self.logs.values():
-            log.truncate(0)
+        for log in (*self.files.logs.values(), self.files.checksums.log):
+            log.clear()
         self.episodes.truncate(-1)
         self.waiting.truncate(-1)
+        self.files.note(REMADE)
 
     def resume(self, like: Any, memory: Memory) -> Resumed | None:
-        """The newest sound checkpoint with its logs cut back to it, or None.
+        """The newest sound checkpoint with its logs cut back to it, or None. All is verified before anything is cut.
 
         `like`: arrays, or their shapes, to restore into; `memory`: the detectors' at the start, which is filled.
         """
-        found = self.checkpointer.restore(like)
+        found, self._verified = self._verified or verify(self.files), None
         if found is None:
             return None
-        step, arrays, host = found
-        for name, length in host["lengths"].items():
-            self.logs[name].truncate(length)
-        self.episodes.truncate(step)
-        for record in self.memory.read():
-            apply(memory, record["changes"])
-        tasks = [task_from_record(record, line) for line, record in enumerate(self.tasks.read(), 1)]
-        pending = tuple(
-            from_json(Signal, {name: value for name, value in record.items() if name != "step"})
-            for record in self.signals.read()
-            if record["step"] > host["evolved"]
-        )
-        pool, waiting = TaskPool.of(tasks, fresh=host["fresh"]), self._waiting(step, host["waiting"])
-        return Resumed(step, arrays, pool, memory, pending, waiting, host)
+        arrays = self.checkpointer.arrays(found.step, like)
+        for log in (*self.files.logs.values(), self.files.checksums.log):
+            log.cut()
+        self.episodes.truncate(found.step)
+        self._first_episodes = found.host.get("first_episodes", 0)
+        # An older version noted nothing; what was made again may differ where an engine's bits do.
+        self.files.note(["zero_shot.json"] if found.checked else [*REMADE, "initial.json", "episodes"])
+        for changes in found.changes:
+            apply(memory, changes)
+        return Resumed(found.step, arrays, found.pool, memory, found.pending, found.waiting, found.host)
 
     def add_tasks(self, tasks: Sequence[Task]) -> None:
         self.tasks.append(task_record(task) for task in tasks)
@@ -186,7 +197,7 @@ class RunDirectory:
             for group in groups
             for trajectory in group.trajectories
         )
-        self.episodes.write(step, records)
+        self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))
         self.signals.append({"step": step, **to_json(signal)} for signal in found)
 
     def recall(self, steps: Iterable[int]) -> Recall:
@@ -195,42 +206,44 @@ class RunDirectory:
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
         """Checkpoints the arrays, the host's state and the groups `waiting` for the next step, together with the
-        lengths of all logs."""
-        lengths = {name: log.length for name, log in self.logs.items()}
+        extents of all logs."""
         trajectories = [to_json(trajectory) for group in waiting for trajectory in group.trajectories]
         if trajectories:
-            self.waiting.write(step, trajectories)
-        self.checkpointer.save(step, arrays, {**host, "lengths": lengths, "waiting": len(trajectories)})
+            self.files.checksums.add_file(self.waiting.path(step), self.waiting.write(step, trajectories))
         # Any checkpoint that is kept may be gone on from, and its next evolution looks back to its last one.
-        self.episodes.prune(1 + min(kept["evolved"] for kept in self.checkpointer.hosts()))
+        evolved = [kept["evolved"] for kept in self.checkpointer.hosts(self.checkpointer.kept(step)[:-1])]
+        first = self.episodes.first_kept(1 + min([*evolved, host["evolved"]]))
+        self._first_episodes = max(self._first_episodes, first)
+        told = {"first_episodes": self._first_episodes, "waiting": len(trajectories), "logs": self._extents()}
+        self.checkpointer.save(step, arrays, {**host, **told})
+        self.episodes.drop_before(self._first_episodes)
         self.waiting.retain(self.checkpointer.steps())
 
-    def _waiting(self, step: int, count: int) -> tuple[Group, ...]:
-        """The groups sampled ahead when step `step` was checkpointed, `count` episodes in all.
+    def _extents(self) -> dict[str, list[Any]]:
+        """The extents of all logs, of whose lines checksums.jsonl then knows every one."""
+        logs = {**self.files.logs, **self.files.paid}
+        extents = {name: log.extent() for name, log in logs.items()}
+        self.files.checksums.add_lines({name: log.fresh() for name, log in logs.items()})
+        extents["checksums"] = self.files.checksums.log.extent()
+        return {name: list(dataclasses.astuple(extent)) for name, extent in extents.items()}
 
-        Where their file is gone they are sampled anew; raises StorageError where it is damaged.
-        """
-        if not count:
-            return ()
-        records = self.waiting.read(step)
-        if len(records) != count:
-            _LOG.warning(
-                "%d of the %d episodes that waited for step %d are there; its groups are sampled anew",
-                len(records), count, step + 1,
-            )  # fmt: skip
-            return ()
-        trajectories = [from_json(Trajectory, record) for record in records]
-        return tuple(
-            Group(task, tuple(found)) for task, found in itertools.groupby(trajectories, lambda found: found.task)
-        )
-
-    def summary(self) -> dict[str, Any] | None:
-        """summary.json of a finished run, or None."""
-        path = self.folder / "summary.json"
+    def summary(self, found: Verified | None) -> dict[str, Any] | None:
+        """summary.json of a finished run; None where there is none, or it or final.json is not what the run wrote, or
+        the checkpoint that was `found` is of an earlier step: both are made again then."""
         try:
-            return json.loads(path.read_text()) if path.exists() else None
-        except ValueError:
-            _LOG.warning("%s cannot be read; it will be written again", path)
+            summary, final = (
+                json.loads((self.folder / name).read_text(encoding="utf-8")) for name in ("summary.json", "final.json")
+            )
+            # What an older version wrote is known by its form.
+            sound = all(isinstance(summary[name], dict) for name in _TABLE) and isinstance(final["success"], float)
+            sound = (is_signed(summary) and is_signed(final)) or (sound and isinstance(summary["steps"], int))
+            return summary if sound and (found is None or found.step >= summary["steps"]) else None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain_reading(error, self.folder) from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            _LOG.info("summary.json or final.json is not what the run wrote (%s): both are made again", error)
             return None
 
 

@@ -13,11 +13,18 @@ import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 Record = Mapping[str, Any]
+# Bytes that no log of ours holds, and what they are.
+_MARKS = {
+    b"\xef\xbb\xbf": "a byte-order mark",
+    b"\r": "a carriage return (CRLF line ends)",
+    b"\0": "a NUL byte",
+}
 
 
 class StorageError(OSError):
@@ -36,8 +43,11 @@ class Log:
 
     @property
     def length(self) -> int:
-        """Bytes; 0 for a log that was never written."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        """Bytes; 0 for a log that was never written. Raises StorageError for what is no file."""
+        if not self.path.exists():
+            return 0
+        expect_file(self.path)
+        return self.path.stat().st_size
 
     def append(self, records: Iterable[Record]) -> int:
         """Adds one line a record, all or none, and returns the new length.
@@ -45,7 +55,14 @@ class Log:
         A torn tail of a killed writer is cut first. Raises StorageError when the disk refuses, the log then as
         before, and ValueError for a record that is not strict JSON (NaN and infinity are not).
         """
-        text = b"".join(_line(record, self.path) for record in records)
+        return self.extend(self.encode(records))
+
+    def encode(self, records: Iterable[Record]) -> bytes:
+        """The lines of these records. Raises ValueError for one that is not strict JSON."""
+        return b"".join(_line(record, self.path) for record in records)
+
+    def extend(self, text: bytes) -> int:
+        """Adds whole lines as `append` does."""
         with _explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b") as file:
@@ -78,12 +95,13 @@ class Log:
         """The records, oldest first; a torn last line is left out. Raises StorageError for a broken earlier line."""
         if not self.path.exists():
             return
+        expect_file(self.path)
         with open(self.path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    record = json.loads(line)
+                    record = parsed(line)
                 except ValueError as error:
                     raise StorageError(
                         f"{self.path}, line {number}: {error}; expected one JSON object a line. "
@@ -102,34 +120,41 @@ class Episodes:
     folder: Path
     keep: int = 0
 
-    def write(self, step: int, records: Iterable[Record]) -> None:
-        """Stores the episodes of a step."""
-        path = self._path(step)
+    def write(self, step: int, records: Iterable[Record]) -> bytes:
+        """Stores the episodes of a step; the content of its file."""
+        path = self.path(step)
         buffer = io.BytesIO()
         # Neither time nor file name goes into the header, so that two runs of one seed give the same file.
         with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
             packed.writelines(_line(record, path) for record in records)
-        _replace(path, buffer.getvalue())
+        content = buffer.getvalue()
+        _replace(path, content)
+        return content
 
-    def prune(self, pending: int) -> None:
-        """Drops what retention no longer covers; steps from `pending` on stay whatever their age.
+    def first_kept(self, pending: int) -> int:
+        """The first step that retention covers; steps from `pending` on stay whatever their age.
 
         Signals not yet explored point there, in this process or in the one that resumes from a checkpoint.
         """
-        if self.keep:
-            newest = self.steps()[-self.keep :]
-            self._drop(old for old in self.steps() if old not in newest and old < pending)
+        newest = self.steps()[-self.keep :]
+        return min(pending, newest[0] if self.keep and newest else 0)
+
+    def drop_before(self, first: int) -> None:
+        """Drops the episodes of every step before `first`."""
+        self._drop(old for old in self.steps() if old < first)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step not kept. Raises StorageError if damaged."""
-        path = self._path(step)
+        path = self.path(step)
         if not path.exists():
             return []
+        expect_file(path)
         try:
             with gzip.open(path, "rb") as file:
-                return [json.loads(line) for line in file]
-        except (EOFError, ValueError, OSError) as error:
-            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy, or delete it.") from error
+                return [parsed(line) for line in file]
+        # Of a damaged stream zlib raises its own error.
+        except (EOFError, ValueError, OSError, zlib.error) as error:
+            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
 
     def truncate(self, step: int) -> None:
         """Drops the episodes of every step later than `step`."""
@@ -143,14 +168,39 @@ class Episodes:
     def steps(self) -> list[int]:
         """The steps kept, ascending."""
         names = (path.name.partition(".") for path in self.folder.glob("*.jsonl.gz"))
-        return sorted(int(stem) for stem, _, _ in names if stem.isdigit())
+        return sorted(int(stem) for stem, _, _ in names if is_number(stem))
 
-    def _path(self, step: int) -> Path:
+    def path(self, step: int) -> Path:
         return self.folder / f"{step:06d}.jsonl.gz"
 
     def _drop(self, steps: Iterable[int]) -> None:
         for step in list(steps):
-            self._path(step).unlink(missing_ok=True)
+            self.path(step).unlink(missing_ok=True)
+
+
+def parsed(line: bytes) -> dict[str, Any]:
+    """The record of a line. Raises ValueError, which says why, for one that no log wrote."""
+    for mark, what in _MARKS.items():
+        if mark in line:
+            raise ValueError(f"it holds {what}")
+    try:
+        value = json.loads(line.decode(), parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("its JSON is too deep") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"it holds {type(value).__name__}")
+    return value
+
+
+def expect_file(path: Path) -> None:
+    """Raises StorageError for a folder, or anything else, where a file must be."""
+    if path.exists() and not path.is_file():
+        raise StorageError(f"{path} is no file; expected one. Move it away and restore the file from a copy.")
+
+
+def is_number(name: str) -> bool:
+    """Whether a name is a step: digits 0 to 9 alone."""
+    return name.isascii() and name.isdigit()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -188,6 +238,12 @@ def explain(error: OSError, path: Path) -> StorageError:
     return StorageError(error.errno, f"cannot write {path}: {error.strerror or error}. {fix}")
 
 
+def explain_reading(error: OSError, path: Path) -> StorageError:
+    """The error of reading a file with its path and the fix."""
+    fix = "Make it readable, then run the same command again."
+    return StorageError(error.errno, f"cannot read {error.filename or path}: {error.strerror or error}. {fix}")
+
+
 @contextlib.contextmanager
 def _explained(path: Path) -> Iterator[None]:
     try:
@@ -213,6 +269,10 @@ def _replace(path: Path, content: bytes) -> None:
             temporary.unlink(missing_ok=True)
             raise
         sync_folder(path.parent)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _line(record: Record, path: Path) -> bytes:

@@ -89,15 +89,22 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
         return byte_tokenizer(said(environment, tasks, advance), config.model.vocabulary)
 
 
-def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool) -> None:
-    """Saves the tokenizer of a run. Raises ValueError where one that has `begun` learned with another one."""
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
+    """Saves the tokenizer of a run; of one that has `begun` where it is `lost`. Raises ValueError where that one
+    learned with another one."""
     saved = folder / "tokenizer.json"
-    if begun and saved.exists() and Tokenizer.from_file(str(saved)).get_vocab() != tokenizer.get_vocab():
-        raise ValueError(
-            f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its package "
-            "has changed. Choose another --config.workdir, or restore the package"
-        )
-    tokenizer.save_pretrained(folder)
+    if begun and saved.exists():
+        try:
+            before = Tokenizer.from_file(str(saved)).get_vocab()
+        except Exception as error:  # the package raises no other type
+            raise ValueError(f"{saved} cannot be read ({error}). Delete it: it is made again.") from error
+        if before != tokenizer.get_vocab():
+            raise ValueError(
+                f"the tokenizer is no longer the one in {folder} that this run began with: the environment or its "
+                "package has changed. Choose another --config.workdir, or restore the package"
+            )
+    if lost or not begun:
+        tokenizer.save_pretrained(folder)
 
 
 TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBase]] = {

@@ -28,6 +28,7 @@ from ml_collections import ConfigDict
 
 from cojax import signals as signs
 from cojax.checkpoint import CheckpointError
+from cojax.checksums import signed
 from cojax.coevolve import coevolve, save, told
 from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.environment import EngineError, EnvironmentFailure
@@ -38,6 +39,7 @@ from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.loop import Loop, State
 from cojax.metrics import Clock, Metrics, Wandb
 from cojax.overlap import settle
+from cojax.policy.transformer import Params
 from cojax.pool import TaskPool
 from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
@@ -94,11 +96,12 @@ def run(config: ConfigDict) -> int:
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
-    directory.claim(json.loads(json.dumps(config.to_dict())), facts())
+    verified = directory.claim(json.loads(json.dumps(config.to_dict())), facts())
     log_to(directory.folder / "run.log")
-    if (summary := directory.summary()) and summary["steps"] >= config.steps:
-        report = directory.folder / "report.html"
-        show_summary(summary, report if report.exists() else write_report(directory.folder))
+    for warning in verified.warnings if verified else ():
+        _LOG.warning(warning)
+    if (summary := directory.summary(verified)) and summary["steps"] >= config.steps:
+        show_summary(summary, write_report(directory.folder))
         return 0
     stop, clock = Stop(), Clock()
     with clock("warm_start"):
@@ -109,10 +112,10 @@ def run(config: ConfigDict) -> int:
         with clock("warm_start"):
             if config.model.tools in _CUT:
                 CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
-            begun = bool(directory.checkpointer.steps())
-            policies.keep_tokenizer(made.chat.tokenizer, directory.folder / "tokenizer", begun)
+            begun = verified is not None
+            _keep_tokenizer(made, directory, begun)
             params = assemble.initial_params(config, made, found)
-            trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), begun)
+            _keep_shape(config, made, params, directory, begun)
             learner = assemble.learner(config, made, params)
             loop = assemble.loop(config, made, learner, clock)
             learned = learner.init(params, config.seed)
@@ -130,15 +133,34 @@ def run(config: ConfigDict) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        write_json(directory.folder / "final.json", _told(final))
+        write_json(directory.folder / "final.json", signed(_told(final)))
         summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
         if final.trials:
             summary["trials"] = [trial.success for trial in final.trials]
-        write_json(directory.folder / "summary.json", summary)
+        write_json(directory.folder / "summary.json", signed(summary))
     finally:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
+
+
+def _keep_tokenizer(made: assemble.Parts, directory: RunDirectory, begun: bool) -> None:
+    """Saves the tokenizer; of a run that has `begun` only where a file of it is gone."""
+    policies.keep_tokenizer(
+        made.chat.tokenizer, directory.folder / "tokenizer", begun, lost=directory.files.lacks("tokenizer")
+    )
+    if begun:
+        directory.files.prove("tokenizer")
+
+
+def _keep_shape(config: ConfigDict, made: assemble.Parts, params: Params, directory: RunDirectory, begun: bool) -> None:
+    """Writes model.json and base/; of a run that has `begun` only where a file of them is gone."""
+    places = ("model.json", "base")
+    kept = begun and not any(directory.files.lacks(name) for name in places)
+    trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), kept)
+    for name in places:
+        if begun:
+            directory.files.prove(name)
 
 
 def _zero_shot(
@@ -147,7 +169,10 @@ def _zero_shot(
     """Held-out success before training, measured once a run."""
     path = directory.folder / "zero_shot.json"
     if path.exists():
-        return float(json.loads(path.read_text())["success"])
+        try:
+            return float(json.loads(path.read_text())["success"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
         found = held_out_score(config, made, "zero-shot evaluation")
@@ -181,6 +206,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
         initial = found()
         directory.add_evolution(initial)
         write_json(directory.folder / "initial.json", told(initial, 0)["evolution"])
+        directory.files.note(["initial.json"])
     state = State(0, learned, TaskPool.of(initial.tasks), signs.init(loop.detectors))
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
@@ -205,8 +231,7 @@ def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunD
     if found is None:
         return None
     loop.clock.restore(found.host["clock"])
-    message = f"resumed at step {found.step}"
-    _LOG.info(message)
+    _LOG.info(message := f"resumed at step {found.step}")
     CONSOLE.print(message)
     host, record = found.host, found.host.get("record")
     state = State(
@@ -218,7 +243,7 @@ def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunD
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
     """The loop, with its metrics written and shown."""
     wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
-    metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=config.to_dict())
+    metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=config.to_dict(), log=directory.metrics)
     spent: list[float] = []
     loop.clock.lap()
 

@@ -15,7 +15,15 @@ ROOT = Path(__file__).parents[1]
 # A module may import modules of its own level or below.
 LEVELS = [
     {"cojax", "cojax.types", "cojax.unicode_forms"},
-    {"cojax.environment", "cojax.wrapping", "cojax.store", "cojax.watch", "cojax.overlap"},
+    {
+        "cojax.environment",
+        "cojax.wrapping",
+        "cojax.store",
+        "cojax.checksums",
+        "cojax.differences",
+        "cojax.watch",
+        "cojax.overlap",
+    },
     {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {
@@ -27,7 +35,7 @@ LEVELS = [
         "cojax.console",
         "cojax.report",
     },
-    {"cojax.warm_start", "cojax.run_directory"},
+    {"cojax.warm_start", "cojax.run_directory", "cojax.run_files", "cojax.verify"},
     {"cojax.evaluation_directory", "cojax.loop"},
     {"cojax.coevolve"},
     {"environments"},

@@ -148,14 +148,14 @@ def test_retention_keeps_the_newest_and_what_is_pending(tmp_path):
     episodes = Episodes(tmp_path, keep=2)
     for step in range(1, 5):
         episodes.write(step, [])
-        episodes.prune(step + 1)
+        episodes.drop_before(episodes.first_kept(step + 1))
     assert episodes.steps() == [3, 4]
     for step in range(5, 9):
         episodes.write(step, [])
-        episodes.prune(4)
+        episodes.drop_before(episodes.first_kept(4))
     assert episodes.steps() == [4, 5, 6, 7, 8]
     episodes.write(9, [])
-    episodes.prune(9)
+    episodes.drop_before(episodes.first_kept(9))
     assert episodes.steps() == [8, 9]
 
 
@@ -163,7 +163,7 @@ def test_steps_are_ordered_as_numbers(tmp_path):
     episodes = Episodes(tmp_path, keep=2)
     for step in (999_999, 1_000_000, 1_000_001):
         episodes.write(step, [])
-    episodes.prune(1_000_002)
+    episodes.drop_before(episodes.first_kept(1_000_002))
     assert episodes.steps() == [1_000_000, 1_000_001]
 
 
