@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.run_directory import RunDirectoryError, differences, locked
+from cojax.differences import differences
+from cojax.run_directory import RunDirectoryError, locked
 from cojax.store import Log, write_json
 from cojax.types import Trajectory, from_json, to_json
 

@@ -134,20 +134,8 @@ class Metrics:
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
-        records = [record for record in self.log.read() if record["step"] <= step] if step else []
-        known = {
-            (record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()
-        }
-        sound = known <= _drawn(folder / "tensorboard")
-        if not sound:
-            for damaged in (folder / "tensorboard").glob(_EVENTS):
-                damaged.unlink()
+        sound = redraw(folder, self.log, step) if step else True
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step and sound else None)
-        # As if the run had never stopped.
-        end = time.time() - sum(map(_total, records))
-        for record in () if sound else records:
-            end += _total(record)
-            self._draw(record, end)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards.
@@ -157,16 +145,10 @@ class Metrics:
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        self._draw(record)
+        if self._board_lives():
+            _draw(self._board, record)
         if self._wandb is not None:
             self._wandb.log(scalars(record), step=step)
-
-    def _draw(self, record: Mapping[str, Any], end: float | None = None) -> None:
-        """Puts a record on TensorBoard, as of the time `end`."""
-        if self._board_lives():
-            for name, value in scalars(record).items():
-                self._board.add_scalar(name, value, record["step"], end)
-            self._board.flush()
 
     def _board_lives(self) -> bool:
         """Whether TensorBoard's writing thread still runs; on a full disk it ends, and then every call would block."""
@@ -193,6 +175,31 @@ def plain(value: Any) -> Any:
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a record of metrics.jsonl, by name."""
     return flatten({key: value for key, value in record.items() if key != "step"})
+
+
+def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
+    """Makes TensorBoard's files again where they do not show what `log` holds up to `step`; whether they did."""
+    board = folder / "tensorboard"
+    records = [record for record in log.read() if record["step"] <= step]
+    shown = {(record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()}
+    if shown <= _drawn(board):
+        return True
+    for damaged in board.glob(_EVENTS):
+        damaged.unlink()
+    # As if the run had never stopped.
+    end = time.time() - sum(map(_total, records))
+    with SummaryWriter(str(board)) as writer:
+        for record in records:
+            end += _total(record)
+            _draw(writer, record, end)
+    return False
+
+
+def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = None) -> None:
+    """Puts a record on TensorBoard, as of the time `end`."""
+    for name, value in scalars(record).items():
+        board.add_scalar(name, value, record["step"], end)
+    board.flush()
 
 
 def _drawn(folder: Path) -> set[tuple[int, str, float]]:

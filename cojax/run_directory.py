@@ -11,11 +11,12 @@ import dataclasses
 import fcntl
 import json
 import logging
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from cojax.checksums import CheckedLog, is_signed, signed
+from cojax.differences import differences
 from cojax.pool import TaskPool, task_record
 from cojax.run_files import REMADE, RunFiles
 from cojax.signals import Memory, apply
@@ -97,6 +98,10 @@ class RunDirectory:
         """The append-only logs by name."""
         return self.files.logs
 
+    def close(self) -> None:
+        """Lets another process at the folder."""
+        self._lock.close()
+
     def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Verified | None:
         """Writes config.json with `facts` (versions, commit, hardware) beside the configuration, once all that the
         folder holds of this run is verified, and returns what it goes on from.
@@ -110,8 +115,7 @@ class RunDirectory:
             self._compare(path, config)
         elif not path.exists() and (foreign := [log.path for log in self.files.summed.values() if log.length]):
             raise RunDirectoryError(
-                f"{foreign[0]} is there, but no config.json and no checkpoint: this is no run of this project. "
-                "Choose another --config.workdir."
+                f"{foreign[0]} is of no run: config.json is missing. Choose another --config.workdir."
             )
         self._verified = verify(self.files)
         if not begun:
@@ -141,6 +145,12 @@ class RunDirectory:
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
 
+    def cut(self, found: Verified) -> None:
+        """Cuts the logs and episodes back to the checkpoint that was verified."""
+        for log in (*self.files.logs.values(), self.files.checksums.log):
+            log.cut()
+        self.episodes.truncate(found.step)
+
     def begin(self) -> None:
         """Clears what a run that never reached its first checkpoint left behind.
 
@@ -166,9 +176,7 @@ class RunDirectory:
         if found is None:
             return None
         arrays = self.checkpointer.arrays(found.step, like)
-        for log in (*self.files.logs.values(), self.files.checksums.log):
-            log.cut()
-        self.episodes.truncate(found.step)
+        self.cut(found)
         self._first_episodes = found.host.get("first_episodes", 0)
         # An older version noted nothing; what was made again may differ where an engine's bits do.
         self.files.note(["zero_shot.json"] if found.checked else [*REMADE, "initial.json", "episodes"])
@@ -228,8 +236,10 @@ class RunDirectory:
         return {name: list(dataclasses.astuple(extent)) for name, extent in extents.items()}
 
     def summary(self, found: Verified | None) -> dict[str, Any] | None:
-        """summary.json of a finished run; None where there is none, or it or final.json is not what the run wrote, or
-        the checkpoint that was `found` is of an earlier step: both are made again then."""
+        """summary.json of a run that has finished, by the checkpoint that was `found`; else None.
+
+        It has not where summary.json, final.json or a file that every start makes is gone or not what the run wrote.
+        """
         try:
             summary, final = (
                 json.loads((self.folder / name).read_text(encoding="utf-8")) for name in ("summary.json", "final.json")
@@ -237,7 +247,8 @@ class RunDirectory:
             # What an older version wrote is known by its form.
             sound = all(isinstance(summary[name], dict) for name in _TABLE) and isinstance(final["success"], float)
             sound = (is_signed(summary) and is_signed(final)) or (sound and isinstance(summary["steps"], int))
-            return summary if sound and (found is None or found.step >= summary["steps"]) else None
+            whole = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
+            return summary if sound and whole else None
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -265,33 +276,3 @@ def locked(folder: Path, setting: str) -> TextIO:
             f"another process is running in {folder}. Wait for it, stop it, or choose another {setting}."
         ) from error
     return lock
-
-
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
-    """Which settings differ but for the `free` ones, dotted, with the values of the first; empty where none does."""
-    different = sorted(_differences(before, now, free))
-    if not different:
-        return ""
-    name = different[0]
-    return f"{', '.join(different)} ({name} was {_at(before, name)!r}, now {_at(now, name)!r})"
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
-    """Dotted names of the settings that differ."""
-    names: set[str] = set()
-    for name in before.keys() | now.keys():
-        path = f"{prefix}{name}"
-        one, other = before.get(name), now.get(name)
-        if path in free:
-            continue
-        if isinstance(one, Mapping) and isinstance(other, Mapping):
-            names |= _differences(one, other, free, f"{path}.")
-        elif one != other:
-            names.add(path)
-    return names
-
-
-def _at(config: Mapping[str, Any], name: str) -> Any:
-    for part in name.split("."):
-        config = config.get(part, "absent") if isinstance(config, Mapping) else "absent"  # type: ignore[assignment]
-    return config

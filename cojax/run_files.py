@@ -48,8 +48,8 @@ class RunFiles:
                     self.checksums.add_file(path)
 
     def lacks(self, name: str) -> bool:
-        """Whether a file that was noted at or in `name` is gone; where none was noted, whether there is nothing."""
-        return not all((self.folder / file).exists() for file in self._noted(name) or [name])
+        """Whether a file that was noted at or in `name` is gone."""
+        return not all((self.folder / file).exists() for file in self._noted(name))
 
     def prove(self, name: str) -> None:
         """Raises StorageError where a file at or in `name`, which was made again, is not what was noted."""

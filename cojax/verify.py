@@ -75,7 +75,7 @@ def _verified(files: RunFiles, found: Sound) -> Verified:
             "checked as far as they tell themselves; its next checkpoint carries them"
         )
         _adopt_logs(files, host["lengths"], where)
-        _check_ends(files, step, step - (host.get("record") is not None))
+        _check_steps(files, step, step - (host.get("record") is not None))
         _check_episodes(files, step, host["evolved"])
     tasks = _tasks(files.logs["tasks"])
     if host["fresh"] > len(tasks):
@@ -178,7 +178,8 @@ def _check_episodes(files: RunFiles, step: int, evolved: int) -> None:
         if wanted not in kept:
             need = _need("episodes", wanted, evolved)
             raise StorageError(f"{files.episodes.path(wanted)} is missing; {need}. {COPY}")
-        files.episodes.read(wanted)
+        if not files.episodes.read(wanted):
+            raise StorageError(f"{files.episodes.path(wanted)} holds no episode. {COPY}")
     for path in (files.folder / "model.json", files.folder / "initial.json", files.folder / "zero_shot.json"):
         try:
             if path.exists() and not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
@@ -187,16 +188,19 @@ def _check_episodes(files: RunFiles, step: int, evolved: int) -> None:
             raise StorageError(f"{path} cannot be read: {error}. {COPY}") from error
 
 
-def _check_ends(files: RunFiles, step: int, told: int) -> None:
-    """For a checkpoint without checksums: raises StorageError for a log that ends at another step than it."""
-    for name, expected in (("metrics", told), ("memory", step)):
-        log, last = files.logs[name], 0
-        for record in log.records():
-            last = record.get("step", -1)
-        if last != expected:
+def _check_steps(files: RunFiles, step: int, told: int) -> None:
+    """For a checkpoint without checksums: raises StorageError for a log whose steps are not in order, or end early."""
+    for name, last in (("metrics", told), ("memory", step), ("signals", None), ("drafts", None), ("expeditions", None)):
+        log, before = files.logs[name], 0
+        for line, record in enumerate(log.records(), 1):
+            number = record.get("step")
+            if not isinstance(number, int) or number < before or number > step or (last and number != before + 1):
+                raise StorageError(f"{log.path}, line {line}: step {number} after step {before}. {COPY}")
+            before = number
+        if last not in (None, before):
             raise StorageError(
-                f"{log.path} ends with step {last} by the length that checkpoint {step} knows; expected step "
-                f"{expected}. {COPY}"
+                f"{log.path} ends with step {before} by the length that checkpoint {step} knows; expected step {last}. "
+                f"{COPY}"
             )
 
 

@@ -37,9 +37,8 @@ from cojax.learner.rehearsal import rehearse
 from cojax.learner.step import Learner
 from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.loop import Loop, State
-from cojax.metrics import Clock, Metrics, Wandb
+from cojax.metrics import Clock, Metrics, Wandb, redraw
 from cojax.overlap import settle
-from cojax.policy.transformer import Params
 from cojax.pool import TaskPool
 from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
@@ -47,7 +46,7 @@ from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import write_json
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, policies, preflight, trained
+from experiments import assemble, kept, preflight
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
@@ -96,11 +95,15 @@ def run(config: ConfigDict) -> int:
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
-    verified = directory.claim(json.loads(json.dumps(config.to_dict())), facts())
+    plain = json.loads(json.dumps(config.to_dict()))
+    verified = directory.claim(plain, facts())
     log_to(directory.folder / "run.log")
     for warning in verified.warnings if verified else ():
         _LOG.warning(warning)
     if (summary := directory.summary(verified)) and summary["steps"] >= config.steps:
+        if verified and verified.checked:
+            directory.cut(verified)
+        redraw(directory.folder, directory.metrics, summary["steps"])
         show_summary(summary, write_report(directory.folder))
         return 0
     stop, clock = Stop(), Clock()
@@ -113,9 +116,9 @@ def run(config: ConfigDict) -> int:
             if config.model.tools in _CUT:
                 CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
             begun = verified is not None
-            _keep_tokenizer(made, directory, begun)
+            kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
             params = assemble.initial_params(config, made, found)
-            _keep_shape(config, made, params, directory, begun)
+            kept.keep_model(made.model, params, plain, directory, verified)
             learner = assemble.learner(config, made, params)
             loop = assemble.loop(config, made, learner, clock)
             learned = learner.init(params, config.seed)
@@ -142,25 +145,6 @@ def run(config: ConfigDict) -> int:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
-
-
-def _keep_tokenizer(made: assemble.Parts, directory: RunDirectory, begun: bool) -> None:
-    """Saves the tokenizer; of a run that has `begun` only where a file of it is gone."""
-    policies.keep_tokenizer(
-        made.chat.tokenizer, directory.folder / "tokenizer", begun, lost=directory.files.lacks("tokenizer")
-    )
-    if begun:
-        directory.files.prove("tokenizer")
-
-
-def _keep_shape(config: ConfigDict, made: assemble.Parts, params: Params, directory: RunDirectory, begun: bool) -> None:
-    """Writes model.json and base/; of a run that has `begun` only where a file of them is gone."""
-    places = ("model.json", "base")
-    kept = begun and not any(directory.files.lacks(name) for name in places)
-    trained.keep(directory.folder, made.model, params, json.loads(json.dumps(config.to_dict())), kept)
-    for name in places:
-        if begun:
-            directory.files.prove(name)
 
 
 def _zero_shot(

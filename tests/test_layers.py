@@ -24,6 +24,15 @@ LEVELS = [
         "cojax.watch",
         "cojax.overlap",
     },
+    {
+        "cojax.environment",
+        "cojax.wrapping",
+        "cojax.store",
+        "cojax.checksums",
+        "cojax.differences",
+        "cojax.watch",
+        "cojax.overlap",
+    },
     {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {
