@@ -85,16 +85,15 @@ class Checkpointer:
                 final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
             temporary.rename(final)
             sync_folder(folder)
+            # A later step can only be one that was damaged and skipped: its future is being written anew.
+            for old in set(self.steps()) - set(self.kept(step)):
+                shutil.rmtree(folder / str(old))
+            self._sweep()
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if (cause := _disk_error(error)) is not None:
                 raise explain(cause, final) from error
             raise
-        # A later step can only be one that was damaged and skipped: its future is being written anew.
-        kept = self.kept(step)
-        for old in set(self.steps()) - set(kept):
-            shutil.rmtree(folder / str(old))
-        self._sweep()
 
     def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """(step, arrays, host) of the newest good step; None where nothing was ever saved.

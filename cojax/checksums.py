@@ -19,7 +19,7 @@ from cojax.types import canonical
 _FIX = "Restore the file from a copy, or start in a new workdir."
 _PIECE = 2**20  # bytes of a file that are read at a time
 _LINE = 8  # bytes of a line's checksum
-_SUM = "checksum"
+CHECKSUM = "checksum"  # the key of a record's own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,10 +121,7 @@ class CheckedLog:
             raise StorageError(f"{self.path} holds {present} bytes; the checkpoint knows {length}. {_LOST}")
         self._absorb(length)
         if self._bytes != length:
-            raise StorageError(
-                f"{self.path}, line {self._lines + 1}: it goes on beyond the {length} bytes that the checkpoint knows, "
-                f"so lines before it are not what the run wrote. {_FIX}"
-            )
+            raise StorageError(_fault(self.path, Extent(length, self._lines + 1, ""), ()))
 
     def absorb(self) -> None:
         """Takes the lines after the part that was verified. Raises StorageError for one that is no JSON object."""
@@ -198,12 +195,12 @@ class Checksums:
             self.log.verify(extent)
         except StorageError:
             for number, record in enumerate(self.log.read(), 1):
-                if record.get(_SUM) != _of_line(_own(record)):
+                if record.get(CHECKSUM) != _of_line(_own(record)):
                     raise StorageError(f"{self.log.path}, line {number}: {_OTHER}. {_FIX}") from None
             raise
 
     def _add(self, record: Mapping[str, Any]) -> None:
-        self.log.append([{**record, _SUM: _of_line(_own(record))}])
+        self.log.append([{**record, CHECKSUM: _of_line(_own(record))}])
 
 
 _OTHER = "it is not what the run wrote"
@@ -228,14 +225,14 @@ def stamp(path: Path) -> str:
 
 def signed(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a checksum of the rest in it."""
-    return {**record, _SUM: checksum(_own(record))}
+    return {**record, CHECKSUM: checksum(_own(record))}
 
 
 def is_signed(record: Mapping[str, Any]) -> bool:
     """Whether it carries a checksum, which then holds. Raises ValueError where it does not."""
-    if _SUM not in record:
+    if CHECKSUM not in record:
         return False
-    if record[_SUM] != checksum(_own(record)):
+    if record[CHECKSUM] != checksum(_own(record)):
         raise ValueError("its content is not what the run wrote: its checksum differs")
     return True
 
@@ -245,7 +242,7 @@ def _stamp(content: bytes) -> str:
 
 
 def _own(record: Mapping[str, Any]) -> bytes:
-    return canonical({name: value for name, value in record.items() if name != _SUM}).encode()
+    return canonical({name: value for name, value in record.items() if name != CHECKSUM}).encode()
 
 
 def _of_line(line: bytes) -> str:

@@ -1,7 +1,7 @@
 """The folder of one evaluation: its configuration, every episode as it finishes, and how it goes on when stopped.
 
 config.json       what is evaluated, on what, and versions, commit and hardware
-episodes.jsonl    appended to, one line an episode; of an episode played again the last one counts
+episodes.jsonl    appended to, one line an episode with its checksum; of an episode played again the last one counts
 result.json       the figures
 report.html       the same with the episodes, offline; report-2.html … where one page does not hold them all
 """
@@ -9,14 +9,18 @@ report.html       the same with the episodes, offline; report-2.html … where o
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.checksums import CHECKSUM, is_signed, signed
 from cojax.differences import differences
 from cojax.run_directory import RunDirectoryError, locked
-from cojax.store import Log, write_json
+from cojax.store import Log, StorageError, write_json
 from cojax.types import Trajectory, from_json, to_json
+
+_LOG = logging.getLogger("cojax")
 
 
 class EvaluationDirectory:
@@ -43,10 +47,15 @@ class EvaluationDirectory:
         path = self.folder / "config.json"
         if self.episodes.length:
             try:
-                before = json.loads(path.read_text())["config"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+                record = json.loads(path.read_text(encoding="utf-8"))
+                before = record["config"]
+                if not isinstance(before, dict):
+                    raise ValueError("it holds no settings")
+                is_signed(record)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunDirectoryError(
-                    f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Choose another --out."
+                    f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Restore it from a "
+                    "copy, or choose another --out."
                 ) from error
             if different := differences(before, identity):
                 raise RunDirectoryError(
@@ -55,16 +64,31 @@ class EvaluationDirectory:
                 )
         elif (self.folder / "checkpoints").exists() or (self.folder / "metrics.jsonl").exists():
             raise RunDirectoryError(f"{self.folder} is the directory of a run. Choose another --out.")
-        write_json(path, {"config": dict(identity), **facts})
+        write_json(path, signed({"config": dict(identity), **facts}))
 
     def add(self, split: str, trajectory: Trajectory) -> None:
         """Stores an episode that has ended."""
-        self.episodes.append([{"split": split, **to_json(trajectory)}])
+        self.episodes.append([signed({"split": split, **to_json(trajectory)})])
 
     def known(self) -> dict[str, Trajectory]:
-        """Episode id → what happened, but for those that were lost to the machinery: these are to be played again."""
+        """Episode id → what happened, but for those that were lost to the machinery: these are to be played again.
+
+        Raises StorageError, which names the line, for an episode that is not what was written. Those that an older
+        version wrote carry no checksum, which is said once.
+        """
         found: dict[str, Trajectory] = {}
-        for record in self.episodes.read():
-            episode = from_json(Trajectory, {name: value for name, value in record.items() if name != "split"})
+        bare = 0
+        for line, record in enumerate(self.episodes.read(), 1):
+            try:
+                bare += not is_signed(record)
+                told = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
+                episode = from_json(Trajectory, told)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise StorageError(
+                    f"{self.episodes.path}, line {line}: {error}. Restore the file from a copy, or remove the line: "
+                    "its episode is played again."
+                ) from error
             found[episode.episode] = episode
+        if bare:
+            _LOG.warning("%s holds %d episodes without checksums, as an older version wrote them", self.folder, bare)
         return {name: episode for name, episode in found.items() if episode.valid}

@@ -20,7 +20,7 @@ from cojax.differences import differences
 from cojax.pool import TaskPool, task_record
 from cojax.run_files import REMADE, RunFiles
 from cojax.signals import Memory, apply
-from cojax.store import explain_reading, write_json
+from cojax.store import StorageError, explain_reading, write_json
 from cojax.synthesis import Synthesis
 from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
 from cojax.verify import Verified, verify
@@ -100,6 +100,8 @@ class RunDirectory:
 
     def close(self) -> None:
         """Lets another process at the folder."""
+        # Not by closing alone: a forked child may hold a copy.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
     def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Verified | None:
@@ -209,7 +211,14 @@ class RunDirectory:
         self.signals.append({"step": step, **to_json(signal)} for signal in found)
 
     def recall(self, steps: Iterable[int]) -> Recall:
-        """The trajectories of these steps, as far as they are kept."""
+        """The trajectories of these steps. Raises StorageError where those of one are gone."""
+        steps = list(steps)
+        for step in steps:
+            if not self.episodes.path(step).exists():
+                raise StorageError(
+                    f"{self.episodes.path(step)} is missing; signals that are still to be explored point to its "
+                    "episodes. Restore it from a copy, then run the same command again."
+                )
         return Recall({record["episode"]: record for step in steps for record in self.episodes.read(step)})
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:

@@ -175,7 +175,8 @@ class Episodes:
 
     def _drop(self, steps: Iterable[int]) -> None:
         for step in list(steps):
-            self.path(step).unlink(missing_ok=True)
+            with _explained(self.path(step)):
+                self.path(step).unlink(missing_ok=True)
 
 
 def parsed(line: bytes) -> dict[str, Any]:

@@ -199,8 +199,12 @@ def _healed(folder: Path, path: Path, found: Verified, whole: Whole, summary: Ma
         return (path.read_bytes() if path.exists() else b"") == whole.logs[path.name]
     if place in ("summary.json", "final.json"):
         return summary is None or path.is_file()
-    if place == "checkpoints":
-        return str(found.step) not in path.parts or bool(found.warnings) or found.host == whole.found.host
+    if place in ("checkpoints", "waiting"):
+        return (
+            str(found.step) not in (*path.parts, path.name.partition(".")[0].lstrip("0"))
+            or bool(found.warnings)
+            or found.host == whole.found.host
+        )
     return place in DERIVED or place == "config.json" or (place in REMADE and not path.exists() and summary is None)
 
 
