@@ -10,7 +10,11 @@ trainer ── client ──socket── supervisor ──socket── fork serv
 wire.py         messages
 client.py       the supervisor process as the trainer's threads call it
 isolated.py     Environment and Episode on top of it
-supervisor.py   relays calls; enforces deadlines and sizes; ends with the trainer, however that ends
+records.py      reads what a worker sends as records, exactly
+supervisor.py   starts the fork server; ends with the trainer, however that ends
+ward.py         relays calls; enforces deadlines and sizes; tells whose a loss is
+replies.py      reads replies within bounds, as they come in
+timer.py        what of a call's time counts
 forkserver.py   in the environment's interpreter: imports once, forks children, buries them
 child.py        serves the calls of one episode, or of the environment
 bounds.py       what an episode may take; which layers of isolation hold

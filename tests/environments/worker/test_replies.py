@@ -183,6 +183,7 @@ def test_a_large_honest_reply_takes_a_small_multiple_of_memory(world):
     assert peak(os.getpid()) - here < 12 * MILLIONS
 
 
+@pytest.mark.real
 def test_many_large_replies_at_once_wait_for_room_and_arrive(world):
     """Eight honest replies of eight megabytes, and eight that stop half-way: 96 MB, of which a part is held."""
     there, outcomes = forget_peak(world.supervisor), set()

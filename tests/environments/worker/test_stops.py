@@ -73,17 +73,17 @@ class Played:
         return self.result[0].outcome, self.result[0].reward
 
 
-@pytest.mark.parametrize("who", ["supervisor", "fork server", "both"])
+@pytest.mark.parametrize("who", ["supervisor", "fork server", pytest.param("both", marks=pytest.mark.real)])
 def test_an_honest_episode_outlasts_a_stop_of_what_serves_it(world, who):
     victims = {"supervisor": [world.supervisor], "fork server": [fork_server(world)]}
     pids = victims[who] if who != "both" else [*victims["supervisor"], *victims["fork server"]]
     played = Played(world, nap=0.3)
     played.reached("step")
     with stopped(*pids):
-        time.sleep(2.5)
+        time.sleep(1.2)
         # One that begins meanwhile has to wait for its child.
         other = Played(world, nap=0.3)
-        time.sleep(1.5)
+        time.sleep(1.2)
     assert played.ended() == ("truncated", 1.0)
     assert other.ended() == ("truncated", 1.0)
 
@@ -92,13 +92,11 @@ def test_an_honest_episode_outlasts_a_stop_of_all(world):
     played = Played(world, nap=0.3)
     played.reached("step")
     with stopped(world.supervisor, *descendants(world.supervisor)):
-        time.sleep(2.5)
+        time.sleep(1.5)
     assert played.ended() == ("truncated", 1.0)
 
 
 def test_a_death_while_the_fork_server_is_stopped_is_told_when_it_goes_on(world):
-    with stopped(fork_server(world)):
-        pass
     played = Played(world, op="step", ending="exit", nap=0.3)
     played.reached("step")
     with stopped(fork_server(world)):
@@ -106,8 +104,9 @@ def test_a_death_while_the_fork_server_is_stopped_is_told_when_it_goes_on(world)
     assert played.ended() == ("timeout", 0.0)
 
 
+@pytest.mark.real
 def test_a_fork_server_that_does_not_go_on_is_replaced():
-    world = isolate("liar", bounds=Bounds(deadline=1.0, start_deadline=10.0), runs_policy_code=True)
+    world = isolate("liar", bounds=Bounds(deadline=1.0, start_deadline=6.0), runs_policy_code=True)
     family = descendants(world.supervisor) | {world.supervisor}
     os.kill(fork_server(world), signal.SIGSTOP)
     assert Played(world).ended() == ("environment_error", 0.0)
@@ -183,7 +182,7 @@ def test_a_stopped_trainer_charges_nobody():
     with trainer({}, {}) as (process, supervisor):
         begin(process, supervisor)
         with stopped(process.pid):
-            time.sleep(4.0)
+            time.sleep(2.5)
         assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 4
         assert process.stdout.readline() == "4\n"  # none was played again
 
@@ -234,7 +233,7 @@ def test_what_a_process_waited_for_a_processor_does_not_count():
         process.stdout.readline()
     timer = Timer(0.5)
     timer.follow(at_work[0].pid)
-    time.sleep(2.0)
+    time.sleep(1.2)
     wall, counted = timer.wall, timer.counted()
     for process in at_work:
         process.kill()

@@ -21,7 +21,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn
 from cojax.wrapping import Wrapped
 from environments.worker import Bounds, IsolatedEnvironment, isolate
 
-BOUNDS = Bounds(deadline=1.0, output=2**20, values=20_000)
+BOUNDS = Bounds(deadline=0.6, output=2**20, values=20_000)
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 OBSERVATION = '{"n":CALL,"value":{"messages":[],"ok":true,"done":false}}\n'
 
@@ -45,28 +45,26 @@ def task(**setup: object) -> Task:
 
 
 def once(environment: Environment, **setup: object) -> Trajectory:
-    """Two steps, the second after a while, as something may befall the child between them."""
-    return play(environment, task(**setup), slow(), max_turns=2)
+    """Two steps; the second after a while where something befalls the child between them."""
+    pause = 0.4 if setup.get("op") == "between" else 0.0
 
-
-def slow() -> Actor:
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if messages[0].role == "tool":
-            time.sleep(0.4)
+            time.sleep(pause)
         return Turn(Action("on"))
 
-    return act
+    return play(environment, task(**setup), act, max_turns=2)
 
 
-class Slow:
-    """Actors that say nothing of note; counts the sessions."""
+class Steady:
+    """Actors that always do the same; counts the sessions."""
 
     def __init__(self) -> None:
         self.sessions: list[str] = []
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         self.sessions.append(session)
-        return slow()
+        return follow([Action("on")] * 2)
 
     def release(self, session: str) -> None:
         pass
@@ -74,7 +72,7 @@ class Slow:
 
 def collected(environment: Environment, tasks: Sequence[Task], **limits: float) -> tuple[list[Trajectory], list[str]]:
     """One episode of each task, and the sessions that it took."""
-    actors = Slow()
+    actors = Steady()
     limits = {"max_turns": 2, "error_rate": 1.0, **limits}
     groups = gather(actors, environment, tasks, group_size=1, seed=(0,), label="0", limits=Limits(**limits))  # type: ignore[arg-type]
     return [group.trajectories[0] for group in groups], actors.sessions
