@@ -11,6 +11,7 @@ verdict.py      the comparison with what a synthesized task's solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
+access.py       what a call reaches in the server: its documented route, as a user who logged in
 changes.py      what calls did to the databases
 audit.py        `python -m environments.check appworld`
 """

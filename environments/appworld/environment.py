@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from cojax.environment import Episode, EpisodeFailure, LimitExceeded, running
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
 from environments.appworld import grammar, prompt, skills, verdict
+from environments.appworld.world import MOST_CALLS
 from environments.worker import IsolatedEnvironment
 
 NAME = "appworld"
@@ -32,9 +34,12 @@ SPLITS: Mapping[str, str] = {
     "challenge": "test_challenge",
 }
 
-# What an episode may call in all, and the bytes of it; the package itself allows 1,000 calls a block of code.
-MOST_CALLS = 3_000
+# What the worker may report of an episode's calls in all, in bytes; it holds itself to less.
 _MOST_BYTES = 4 * 2**20
+# Values in the report of one step, at most: small ones take far more memory than bytes.
+_MOST_VALUES = 400_000
+# How apps and APIs are named.
+_NAME = re.compile(r"[a-z][a-z_]{0,60}")
 # Calls that the judge makes again at once, within one deadline.
 _AT_ONCE = 100
 # Levels that the arguments of a call may nest.
@@ -240,6 +245,8 @@ class AppWorldEpisode:
                 isinstance(printed, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)
             ):
                 raise TypeError("an observation is text, and says by true or false whether it is good and the last")
+            if len(reported) > _MOST_BYTES or sum(map(reported.count, ",[{")) > _MOST_VALUES:
+                raise ValueError(f"a report holds at most {_MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
             records = json.loads(reported, parse_constant=str, parse_float=_finite)
             calls = [_call(record) for record in records]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -288,9 +295,11 @@ def _call(record: Any) -> Call:
     app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call is made of app, api, arguments and digest")
+    if not (_NAME.fullmatch(app) and _NAME.fullmatch(api)):
+        raise TypeError("apps and APIs are named by small letters")
     if _deep(arguments, _DEPTH):
         raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
-    return Call(f"{app}.{api}"[:200], {"arguments": arguments, "digest": digest[:32]})
+    return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
 
 
 def _finite(number: str) -> float | str:

@@ -30,9 +30,7 @@ def answer_text(answer: Any) -> str:
         return "null"
     if isinstance(answer, list):
         return " | ".join(sorted(map(answer_text, answer)))
-    if isinstance(answer, (int, float)):
-        answer = float(answer)
-    text = str(answer).strip()
+    text = str(int(answer) if isinstance(answer, bool) else answer).strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1]
     try:

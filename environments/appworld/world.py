@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from cojax.types import content_hash
+from environments.appworld.access import Access
 
+# What one episode may call in all, and the bytes of its records; the package itself allows 1,000 calls a block of code.
+MOST_CALLS = 3_000
+MOST_BYTES = 3 * 2**19
 # Arguments that steer how a call is made, and are none of the API's.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
 # How the package words a reply other than success.
@@ -70,19 +74,19 @@ class World:
         """
         if not task_folder(data, task).is_dir():
             raise ValueError(f"no task {task!r} in {data}")
-        from appworld.common.utils import get_name_to_apis
         from appworld.environment import AppWorld
 
         self.id = task
-        self._apis = get_name_to_apis
         self.stock = AppWorld(
             task_id=task, experiment_name="episode", load_ground_truth=False, timeout_seconds=max(1, int(seconds))
         )
+        self.access = Access(self.stock.requester.client.app, self.stock.task.allowed_apps)
         self._request = self.stock.requester.request
         # The APIs draw from the module's stream, which a model's code may draw from too; each has its own here, so
         # that the calls alone decide what the APIs draw.
         self._drawn = random.getstate()
         self.calls: list[dict[str, Any]] | None = None
+        self._made = self._bytes = 0
         self.stock.requester.request = self._recorded
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
@@ -97,23 +101,28 @@ class World:
     def call(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
         """Makes one call as a model's code would; the digest of what came of it.
 
-        Raises ValueError for one that a model's code has no way to make.
+        Raises ValueError for one that a model's code has no way to make, or that does not reach the API's own route.
         """
-        if app not in self.stock.task.allowed_apps or api not in self._apis(app, ignore_private_apis=True):
+        if not self.access.documented(app, api):
             raise ValueError(f"there is no API {app}.{api}")
         if reserved := _RESERVED & arguments.keys():
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
         # The package allows so many requests a block of code; replayed calls belong to none.
         self.stock.requester.reset_request_count()
-        with self._own_stream():
+        digest = ""
+        with self._own_stream(), self.access.to(app, api, arguments) as call:
             try:
-                return content_hash(_plain(self.stock.apis[app][api](**arguments)))
+                if call.route is not None:
+                    digest = content_hash(_plain(self._request(app, api, raise_on_failure=True, **arguments)))
             except Exception as error:
-                return _digest_of(error)
+                digest = _digest_of(error)
+        if not call.reached:
+            raise ValueError(f"these arguments do not reach {app}.{api}")
+        return digest
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that leaves no trace; None where it is refused."""
-        with contextlib.suppress(Exception), self._own_stream():
+        with contextlib.suppress(Exception), self._own_stream(), self.access.to(app, api, arguments):
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
@@ -141,19 +150,29 @@ class World:
             task.save()
 
     def _recorded(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
-        """Stands in for the requester's `request`, through which every call goes."""
-        if self.calls is None:
-            return self._request(_app_name, _api_name, *positional, **arguments)
+        """Stands in for the requester's `request`, through which every call goes.
+
+        A call is recorded if it reached the route of its API, whatever came of it. Raises OverflowError for more calls
+        than an episode may make, and RuntimeError for one that outlives its block.
+        """
+        if (made := self.calls) is None:
+            raise RuntimeError("calls are made while a block of code runs")
         given = {name: value for name, value in arguments.items() if name not in _RESERVED}
-        record = {"app": _app_name, "api": _api_name, "arguments": _plain(given)}
-        with self._own_stream():
+        record = {"app": _app_name, "api": _api_name, "arguments": _plain(given), "digest": ""}
+        size = len(json.dumps(record))
+        if self._made >= MOST_CALLS or self._bytes + size > MOST_BYTES:
+            raise OverflowError(f"an episode makes at most {MOST_CALLS:,} calls of {MOST_BYTES:,} bytes; not made")
+        with self._own_stream(), self.access.to(_app_name, _api_name, given) as call:
             try:
                 reply = self._request(_app_name, _api_name, *positional, **arguments)
+                record["digest"] = content_hash(_plain(reply))
             except Exception as error:
-                if digest := _digest_of(error):
-                    self.calls.append({**record, "digest": digest})
+                record["digest"] = _digest_of(error)
                 raise
-        self.calls.append({**record, "digest": content_hash(_plain(reply))})
+            finally:
+                if call.reached:
+                    made.append(record)
+                    self._made, self._bytes = self._made + 1, self._bytes + size
         return reply
 
     @contextlib.contextmanager
@@ -175,8 +194,8 @@ def task_folder(data: str, task: str) -> Path:
 
 
 def _digest_of(error: Exception) -> str:
-    """The digest of a refusal; empty where the call never reached the API."""
-    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
+    """The digest of a refusal; of the kind of error alone where the API itself broke."""
+    return content_hash(str(error) if str(error).startswith(_REFUSED) else type(error).__name__)
 
 
 def _plain(value: Any) -> Any:
