@@ -7,6 +7,7 @@ skills.py       ONE table of what the scripted explorer does: code, wording
 grammar.py      what it did → a query
 offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
+report.py       what the worker that ran code says of a step, read
 verdict.py      the comparison with what a synthesized task's solution does
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged

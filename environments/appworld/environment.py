@@ -6,10 +6,8 @@ are made again where no model's code ever ran, and judged there by what they do.
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 from cojax.environment import Episode, EpisodeFailure, LimitExceeded, running
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
-from environments.appworld import grammar, prompt, skills, verdict
+from environments.appworld import grammar, prompt, report, skills, verdict
 from environments.appworld.world import MOST_CALLS
 from environments.worker import IsolatedEnvironment
 
@@ -34,16 +32,8 @@ SPLITS: Mapping[str, str] = {
     "challenge": "test_challenge",
 }
 
-# What the worker may report of an episode's calls in all, in bytes; it holds itself to less.
-_MOST_BYTES = 4 * 2**20
-# Values in the report of one step, at most: small ones take far more memory than bytes.
-_MOST_VALUES = 400_000
-# How apps and APIs are named.
-_NAME = re.compile(r"[a-z][a-z_]{0,60}")
 # Calls that the judge makes again at once, within one deadline.
 _AT_ONCE = 100
-# Levels that the arguments of a call may nest.
-_DEPTH = 32
 # References of synthesized tasks that are remembered.
 _REMEMBERED = 4_096
 
@@ -211,7 +201,7 @@ class AppWorldEpisode:
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
         if self.over:
-            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {_MOST_BYTES:,} bytes", False),))
+            return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
         # What cannot be found out here is the machinery's doing; what follows is that of the calls.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
         until = running() + self.environment.verdict
@@ -239,20 +229,9 @@ class AppWorldEpisode:
 
     def _noted(self, observation: Observation) -> str:
         """Keeps the calls of a step; what it printed. Raises LimitExceeded for a reply that no honest child sends."""
-        try:
-            printed, reported = (message.content for message in observation.messages)
-            if not (
-                isinstance(printed, str) and isinstance(observation.ok, bool) and isinstance(observation.done, bool)
-            ):
-                raise TypeError("an observation is text, and says by true or false whether it is good and the last")
-            if len(reported) > _MOST_BYTES or sum(map(reported.count, ",[{")) > _MOST_VALUES:
-                raise ValueError(f"a report holds at most {_MOST_BYTES:,} bytes and {_MOST_VALUES:,} values")
-            records = json.loads(reported, parse_constant=str, parse_float=_finite)
-            calls = [_call(record) for record in records]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise LimitExceeded(f"the reply to step is none: {error}"[:300]) from error
-        self.bytes += len(reported)
-        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > _MOST_BYTES
+        printed, calls, size = report.read(observation)
+        self.bytes += size
+        self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
         if not self.over:
             self.calls += calls
         return printed
@@ -288,29 +267,6 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
-
-
-def _call(record: Any) -> Call:
-    """A call as the judge takes it. Raises TypeError or KeyError for what is none."""
-    app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
-    if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
-        raise TypeError("a call is made of app, api, arguments and digest")
-    if not (_NAME.fullmatch(app) and _NAME.fullmatch(api)):
-        raise TypeError("apps and APIs are named by small letters")
-    if _deep(arguments, _DEPTH):
-        raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
-    return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
-
-
-def _finite(number: str) -> float | str:
-    """JSON has no infinity, though 1e999 reads as one."""
-    value = float(number)
-    return value if math.isfinite(value) else number
-
-
-def _deep(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_deep(one, levels - 1) for one in inner)
 
 
 def _calls_of(task: Task) -> list[Call]:

@@ -3,9 +3,9 @@
     python access_worlds.py DATA TASK     standard input: a JSON list of arguments
 
 In one world: all as the judge makes calls again, some as code makes them, some with the route that the server finds as
-the only defence. Answers with a JSON object: "apis" and "slots" are
-how many there are; "strayed" what was made though an argument is hostile, or ran another route than the documented one; "recorded" what
-was recorded of these; "unreached" APIs that plain arguments do not reach.
+the only defence. Answers with a JSON object: "apis" and "slots" are how many there are; "strayed" what was made though
+an argument is hostile, or ran another route than the documented one; "recorded" what was recorded of these;
+"unreached" APIs that plain arguments do not reach.
 """
 
 import json

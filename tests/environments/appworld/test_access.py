@@ -1,16 +1,14 @@
 """No argument leads a call to another route of the server than its API's own, as no other user than one who entered."""
 
-import itertools
 import json
 import os
 import subprocess
 import urllib.parse
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from cojax.types import Task, Trajectory
+from cojax.types import Task
 from environments.appworld import data as roots
 from environments.appworld.access import leads_elsewhere
 from environments.appworld.environment import AppWorld
@@ -52,7 +50,12 @@ def test_what_honest_code_writes_leads_nowhere_else(argument):
 @pytest.mark.real
 def test_no_argument_of_a_path_leads_any_api_to_another_route(appworld: AppWorld, task: Task):
     done = subprocess.run(
-        [interpreter("appworld", roots.RECIPE), HERE / "access_worlds.py", roots.root("tiny") / "data", task.setup["task"]],
+        [
+            interpreter("appworld", roots.RECIPE),
+            HERE / "access_worlds.py",
+            roots.root("tiny") / "data",
+            task.setup["task"],
+        ],
         input=json.dumps(HOSTILE),
         env={**os.environ, "PYTHONPATH": str(HERE.parents[2])},
         capture_output=True,
