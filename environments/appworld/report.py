@@ -17,7 +17,7 @@ _MOST_VALUES = 400_000
 # Levels that the arguments of a call may nest.
 _DEPTH = 32
 # How apps and APIs are named.
-_NAME = re.compile(r"[a-z][a-z_]{0,60}")
+_NAME = re.compile(r"[A-Za-z_]{1,60}")
 
 
 def read(observation: Observation) -> tuple[str, list[Call], int]:
@@ -43,7 +43,7 @@ def _call(record: Any) -> Call:
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call is made of app, api, arguments and digest")
     if not (_NAME.fullmatch(app) and _NAME.fullmatch(api)):
-        raise TypeError("apps and APIs are named by small letters")
+        raise TypeError("apps and APIs are named by letters")
     if _deep(arguments, _DEPTH):
         raise TypeError(f"arguments nest deeper than {_DEPTH} levels")
     return Call(f"{app}.{api}", {"arguments": arguments, "digest": digest[:32]})
