@@ -36,6 +36,7 @@ from cojax.console import CONSOLE, bar, show_evaluation
 from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.evaluate import describe, goal_estimates, kinds_by, scenario
 from cojax.evaluation_directory import EvaluationDirectory
+from cojax.processes import end_all, leave_none
 from cojax.report import write_evaluation_report
 from cojax.rollout.collect import Limits, RolloutError, gather
 from cojax.run_directory import RunDirectoryError
@@ -256,6 +257,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
+    leave_none()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -276,6 +278,7 @@ def main(argv: Sequence[str]) -> None:
     except KeyboardInterrupt as signalled:
         CONSOLE.print("stopped; run the same command again to go on")
         # Threads at work in an environment or an engine are not waited for.
+        end_all()
         os._exit(128 + (signalled.args[0] if signalled.args else signal.SIGINT))
 
 

@@ -40,6 +40,7 @@ from cojax.loop import Loop, State
 from cojax.metrics import Clock, Metrics, Wandb, redraw
 from cojax.overlap import settle
 from cojax.pool import TaskPool
+from cojax.processes import end_all, leave_none
 from cojax.report import write_report
 from cojax.rollout.collect import RolloutError
 from cojax.run_directory import RunDirectory, RunDirectoryError
@@ -80,6 +81,7 @@ class Stop:
         if self.number or not self.looping:
             begun = "" if self.looping else "; what was under way (warm start, D_0, an evaluation) begins anew"
             CONSOLE.print(f"stopped; run the same command again to go on{begun}")
+            end_all()
             os._exit(128 + number)
         self.number = number
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
@@ -269,6 +271,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
+    leave_none()
     try:
         config = configuration()
         sys.exit(preflight.check(config) if _CHECK.value else run(config))

@@ -25,6 +25,7 @@ from ml_collections import ConfigDict
 from cojax.console import CONSOLE
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
+from cojax.processes import leave_none
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang_endpoint import Clients
 from cojax.rollout.sglang_fleet import Fleet
@@ -139,6 +140,7 @@ def _labelled(target: Target) -> Target:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
+    leave_none()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

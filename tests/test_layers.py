@@ -14,16 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 # A module may import modules of its own level or below.
 LEVELS = [
-    {"cojax", "cojax.types", "cojax.unicode_forms"},
-    {
-        "cojax.environment",
-        "cojax.wrapping",
-        "cojax.store",
-        "cojax.checksums",
-        "cojax.differences",
-        "cojax.watch",
-        "cojax.overlap",
-    },
+    {"cojax", "cojax.types", "cojax.unicode_forms", "cojax.processes"},
     {
         "cojax.environment",
         "cojax.wrapping",

@@ -14,6 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
+from cojax.processes import descendants, end, session
+
 _GUARD = Path(__file__).with_name("sglang_guard.py")
 # Stand-ins for packages without a CPU build; on the path of CPU servers alone.
 _SHIMS = Path(__file__).with_name("cpu_shims")
@@ -26,7 +28,8 @@ _CPU_FLAGS = (
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
 # The server keeps a few positions of its context for itself.
 _SPARE_POSITIONS = 8
-_STOP_SECONDS = 10.0
+# What a guard may take to end everything: its grace, and the time in which the kernel ends what was killed.
+_STOP_SECONDS = 15.0
 _TAIL_BYTES = 4_000
 
 
@@ -107,7 +110,7 @@ class ServerProcess:
         with self._lock:
             if self._stopped:
                 raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
-            self._end()
+            self._end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -126,19 +129,16 @@ class ServerProcess:
                 )
 
     def stop(self) -> None:
-        """Ends the whole process group, by force after a few seconds, for good. May be called twice."""
+        """Ends the server and all that descends from it, by force after a few seconds, for good; returns when they are
+        gone. May be called twice."""
         with self._lock:
             self._stopped = True
-            if self._guard is not None and self._guard.poll() is None:
-                self._guard.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._guard.wait(_STOP_SECONDS)
-            self._end()
+            self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the whole process group by force: what hangs does not listen to SIGTERM."""
+        """Ends them by force, and returns when they are gone: what hangs does not listen to SIGTERM."""
         with self._lock:
-            self._end()
+            self._end(signal.SIGUSR1)
 
     def tail(self) -> str:
         """The end of its log, for an error message."""
@@ -150,12 +150,23 @@ class ServerProcess:
             return ""
         return "\n".join(lines[-15:])
 
-    def _end(self) -> None:
-        # A guard that has ended took its group along, and its id may be another's by now.
-        if self._guard is not None and self._guard.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._guard.pid, signal.SIGKILL)
-            self._guard.wait()
+    def _end(self, number: int) -> None:
+        """Has the guard end everything, and does so itself where the guard cannot."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        if guard.poll() is None:
+            guard.send_signal(signal.SIGCONT)
+            guard.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(_STOP_SECONDS)
+        if guard.poll() is None:
+            end(lambda: descendants(guard.pid))
+            guard.kill()
+            guard.wait()
+        # A guard that was killed left its session behind; one that has ended by itself has taken all along.
+        if guard.returncode < 0:
+            end(lambda: session(guard.pid))
 
 
 def free_port(host: str, port: int = 0) -> int:

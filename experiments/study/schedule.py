@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cojax.processes import descendants, end
 from cojax.run_directory import RunDirectoryError, locked
 from experiments.study.launch import THREADS
 from experiments.study.tables import Job
@@ -139,6 +140,7 @@ def run(
                 process.terminate()
                 asked = now
             elif asked and now - asked > _GRACE:
+                end(lambda: descendants(process.pid))
                 process.kill()
     if process.returncode == 0:
         return ""

@@ -1,0 +1,89 @@
+"""Processes that descend from ours: what is told to end is waited for, with a deadline, and then killed. Linux."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_SUBREAPER = 36
+_LOOK_EVERY = 0.02  # seconds
+# Seconds in which whatever was told to end may do so by itself, and in which the kernel ends what was killed.
+GRACE, KILLED = 5.0, 10.0
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent is gone become children of this process, and so stay its descendants."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> set[int]:
+    """The running processes that a process started, and those that they started."""
+    children = defaultdict(set)
+    for entry, state, parent, _ in _running():
+        if state != "Z":
+            children[parent].add(entry)
+    found, open_ = set[int](), [pid]
+    while open_:
+        new = children[open_.pop()] - found
+        found |= new
+        open_ += new
+    return found
+
+
+def session(sid: int) -> set[int]:
+    """The running processes of a session."""
+    return {entry for entry, state, _, session in _running() if session == sid and state != "Z"}
+
+
+def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
+    """Waits up to `grace` seconds until no process is left, then kills until none is; those left after `deadline`."""
+    until = time.monotonic() + grace
+    while (found := set(left())) and time.monotonic() < until:
+        time.sleep(_LOOK_EVERY)
+    until = time.monotonic() + deadline
+    while found and time.monotonic() < until:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_LOOK_EVERY)
+        found = set(left())
+    return found
+
+
+def end_all(grace: float | None = None) -> None:
+    """Tells the children of this process to end, and returns when nothing that descends from it is left; what is after
+    `grace` seconds, GRACE by default, is killed."""
+    own = os.getpid()
+    for entry, state, parent, _ in _running():
+        if parent == own and state != "Z":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(entry, signal.SIGTERM)
+    if left := end(lambda: descendants(own), GRACE if grace is None else grace):
+        print(f"processes {sorted(left)} could not be ended; kill them", file=sys.stderr, flush=True)
+
+
+def leave_none() -> None:
+    """Has this command end with everything that it started: at its end, by an exception, and by SIGTERM."""
+    owner = os.getpid()
+    adopt_orphans()
+    # What is registered later, as what closes workers and engines, goes first.
+    atexit.register(lambda: end_all() if os.getpid() == owner else None)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def _running() -> Iterable[tuple[int, str, int, int]]:
+    """Id, state, parent and session of every process."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError, ValueError):
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                yield int(entry), fields[0], int(fields[1]), int(fields[3])
