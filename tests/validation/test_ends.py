@@ -78,7 +78,8 @@ FINISH = Action(calls=(Call("finish", {}),))
 SETUP = {
     "files": {"map": {"folder": "drafts", "text": "amber", "copies": []}},
     "notes": {"memo": {"text": "plum"}},
-    "folders": {"archive": {"shared": []}, "drafts": {"shared": []}}, "calendar": {}, "contacts": {}, "mail": {}, "sent": {},
+    "folders": {"archive": {"shared": []}, "drafts": {"shared": []}},
+    "calendar": {}, "contacts": {}, "mail": {}, "sent": {},
 }  # fmt: skip
 
 
