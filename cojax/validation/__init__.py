@@ -99,7 +99,7 @@ class Validation:
             agreed = self._agrees(task, run, explorer.ending, evidence)
             rest = None if _merely_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(phrased, self.environment)
-            controls = Controls(task, run, explorer.ending, rest, agreed.worded, self._documents, phrase, self._run)
+            controls = Controls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
             controls.examine(self.controls, evidence)
             if self.judge is not None:
                 self._judged(task, draft, _metered(explorer), evidence)
@@ -172,8 +172,8 @@ class Validation:
         evidence.append("has an effect, and doing nothing fails")
 
     def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> Accord:
-        """That the solution ends where the episode does, that its answer is found and not said, and that the query
-        asks for all this."""
+        """That the solution ends where the episode does, and that its answer is found and not said; how the query
+        stands to all this."""
         steps = necessity.triplets(run)
         if late := necessity.after_the_end(task.solution, len(steps), ending):
             raise Refused(late)
@@ -183,9 +183,7 @@ class Validation:
         evidence += [answer.line] if answer.line else []
         worded = phrased(self.environment, steps)
         agreed = accord(task.query, task.environment, steps, necessity.opening(run), worded, self._documents, ending)
-        if agreed.against:
-            raise Refused(agreed.against)
-        evidence.append(agreed.line)
+        evidence += [] if agreed.against else [agreed.line]
         return agreed
 
     def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from cojax.replay import Replay
 from cojax.types import Action, Task, Triplet
 from cojax.validation import necessity
-from cojax.validation.consistency import Documents, described
+from cojax.validation.consistency import Accord, Documents, described
 from cojax.validation.necessity import Part
 from cojax.validation.refusal import Refused
 
@@ -22,15 +22,15 @@ from cojax.validation.refusal import Refused
 class Controls:
     """The controls of one task, whose replay `run` is.
 
-    `bare` ends the episode in place of the last action, None where that merely ends; `worded` is whether the query is
-    the environment's own wording, which `phrase` gives; `replay` plays other actions.
+    `bare` ends the episode in place of the last action, None where that merely ends; `agreed` is how the query
+    stands to the solution, `phrase` the environment's wording of steps; `replay` plays other actions.
     """
 
     task: Task
     run: Replay
     ending: str
     bare: Action | None
-    worded: bool
+    agreed: Accord
     documents: Documents
     phrase: Callable[[Sequence[Triplet]], str | None]
     replay: Callable[[Task, tuple[Action, ...]], Replay]
@@ -38,7 +38,7 @@ class Controls:
     def examine(self, most: int | None, evidence: list[str]) -> None:
         """Leaves out every part in turn, of those that change something at most `most`, drawn by the task; None is all.
 
-        Raises Refused for a part that is not needed.
+        Raises Refused for a part that is not needed, look-ups first, and then for what the query does not ask for.
         """
         solution = self.task.solution
         parts = list(necessity.parts(solution, self.ending))
@@ -52,6 +52,8 @@ class Controls:
             drawn = random.Random(repr(("controls", self.task.id))).sample(range(len(effective)), most)
             effective = [effective[place] for place in sorted(drawn)]
         evidence += [self._use(part, None) for part in parts if part not in changing]
+        if self.agreed.against:
+            raise Refused(self.agreed.against)
         for part in effective:
             evidence += self._control(part)
 
@@ -77,7 +79,7 @@ class Controls:
         steps, name = necessity.triplets(self.run), part.named(solution)
         if value := necessity.first_shown(part, steps, query, necessity.opening(self.run)):
             return f"look-up used: {value[:60]!r}, first shown by {name}, stands in what follows"
-        asked = necessity.asked_by(part, steps, query, self.worded, self.phrase)
+        asked = necessity.asked_by(part, steps, query, self.agreed.worded, self.phrase)
         if asked:
             return f"look-up asked for, as the environment words it: {name}"
         less = less or self.replay(self.task, part.without(solution))
