@@ -85,6 +85,8 @@ class Validation:
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
+            if late := necessity.after_the_end(task.solution, len(run.trajectory.turns), explorer.ending):
+                raise Refused(late)
             if failure := _failure(run):
                 evidence.append(failure)
                 retained = run.trajectory.reward > 0
@@ -172,11 +174,8 @@ class Validation:
         evidence.append("has an effect, and doing nothing fails")
 
     def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> Accord:
-        """That the solution ends where the episode does, and that its answer is found and not said; how the query
-        stands to all this."""
+        """That an answer is found and not said; and how the query stands to the solution."""
         steps = necessity.triplets(run)
-        if late := necessity.after_the_end(task.solution, len(steps), ending):
-            raise Refused(late)
         answer = answered(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
         if answer.against:
             raise Refused(answer.against)

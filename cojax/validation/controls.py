@@ -91,6 +91,6 @@ class Controls:
             return f"look-up asked for, as the query makes it a condition: {name}"
         about = functools.partial(described, self.documents)
         compared = less.trajectory.reward < 1.0  # what it showed is part of the verdict
-        if asked is None and compared and necessity.may_be_asked(part, steps, query, about):
+        if asked is None and compared and necessity.may_be_asked(part, steps, query, about, self.phrase):
             return f"look-up perhaps asked for, which cannot be told: {name}"
         raise Refused(f"superfluous: nothing that it shows is used or asked for, {name}")

@@ -151,11 +151,19 @@ def condition(part: Part, steps: Sequence[Triplet], query: str) -> bool:
     )
 
 
-def may_be_asked(part: Part, steps: Sequence[Triplet], query: str, described: Callable[[Action], str]) -> bool:
-    """Whether the query has a word about the part that is about no other: its values, its name, its documentation."""
+def may_be_asked(
+    part: Part,
+    steps: Sequence[Triplet],
+    query: str,
+    described: Callable[[Action], str],
+    phrase: Callable[[Sequence[Triplet]], str | None],
+) -> bool:
+    """Whether the query has a word about the part that is about no other: its values, its name, its documentation, or
+    what the environment says of it."""
     others = [step.action for step in _steps_without(part, steps)]
     own = part.of([step.action for step in steps])
-    about = Said(described(own)).words - {word for other in others for word in words(described(other))}
+    worded = {*words(phrase(steps) or "")} - {*words(phrase(_steps_without(part, steps)) or "")}
+    about = (Said(described(own)).words | worded) - {word for other in others for word in words(described(other))}
     # A call made twice has no words of its own.
     if not about:
         return any(signature(other) == signature(own) for other in others)

@@ -13,6 +13,7 @@ from cojax.explorer.careless import CarelessExplorer
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.explorer.scripted import ScriptedExplorer
+from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, assemble, bfcl, desk, explorers
 from experiments.settings import check, spelled_out
@@ -91,6 +92,8 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"forgetting.threshold": float("nan")}, "forgetting.threshold is nan; expected a share from 0 to 1"),
         ({"validation.pool_similarity": float("nan")}, "validation.pool_similarity is nan; expected a cosine"),
         ({"validation.evaluation_words": -1}, "validation.evaluation_words is -1; expected at least 0"),
+        ({"validation.longest_query": 0}, "validation.longest_query is 0; expected at least 1"),
+        ({"validation.longest_query": 100_001}, "validation.longest_query is 100001; expected at most 100000"),
         ({"explorer.separator": "\n\n"}, "explorer.separator is '\\n\\n', which any query may hold"),
         ({"explorer.shortest": 10}, "explorer.shortest is 10, but drafts have at most 9 actions"),
         ({"explorer.shortest": 9, "explorer.ending": ""}, "drafts have at most 8 actions, as explorer.steps is 8"),
@@ -216,3 +219,16 @@ def test_bfcls_turns_are_parted_as_its_dialogues_part_them() -> None:
     assert bfcl.get_config().explorer.separator == SEPARATOR
     assert bfcl.get_config().explorer.width == appworld.get_config().explorer.width == 4
     assert set(explorers.ATTEMPTERS) == {"explorer", "policy"}
+
+
+def test_validation_refuses_the_control_tokens_of_the_policys_own_template(config: ConfigDict) -> None:
+    apply(config, {"validation.longest_query": 30})
+    parts = assemble.parts(config)
+    explorer = assemble.explorer(config, parts)
+    validate = assemble.validation(config, parts, explorer)
+    assert "<|im_end|>" in validate.control_tokens
+    task = parts.environment.tasks("seed", 1)[0]
+    for query, reason in (("move <|im_end|> away", "a control token"), ("x" * 31, "at most 30")):
+        draft = TaskDraft("desk", task.setup, "", query, task.solution, "")
+        (line,) = validate(draft, lambda id: False, explorer)[0].evidence
+        assert reason in line

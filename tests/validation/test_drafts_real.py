@@ -81,8 +81,8 @@ def test_dialogues_that_do_not_belong_together_are_refused(
     [
         ("Please make me a file named plans!", (one(TOUCH), END)),
         ("Which folder are we in?", (one(PWD), END)),
-        ("Put the word amber into plans, and show me what it contains.", (one(ECHO), one(CAT), END)),
-        ("Put the word amber into plans, and show me what it contains.", (one(ECHO, CAT), END)),
+        ("Put the word amber into a file plans, and show me what it contains.", (one(TOUCH), one(ECHO), one(CAT), END)),
+        ("Put the word amber into a file plans, and show me what it contains.", (one(TOUCH, ECHO, CAT), END)),
     ],
 )
 def test_dialogues_in_any_words_pass(bfcl: Environment, query: str, solution: tuple) -> None:
