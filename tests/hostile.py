@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,13 +16,23 @@ from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task, Triplet
 
+# A worker imports this file alone, from wherever it lies.
+sys.path.append(str(Path(__file__).parent))
+from trespass import TRESPASSES
+
+
+def _away() -> None:
+    """Into a session of its own, where that is allowed."""
+    with contextlib.suppress(OSError):
+        os.setsid()
+
 
 def _bomb(argument: str) -> str:
     born = 0
     try:
         while True:
             if os.fork() == 0:
-                os.setsid()
+                _away()
                 time.sleep(600)
             born += 1
     except OSError:
@@ -31,7 +43,7 @@ def _orphan(argument: str) -> str:
     """A grandchild in a session of its own, whose parent is gone."""
     reads, writes = os.pipe()
     if os.fork() == 0:
-        os.setsid()
+        _away()
         if (pid := os.fork()) == 0:
             time.sleep(600)
         os.write(writes, str(pid).encode())
@@ -88,7 +100,7 @@ DEEDS: dict[str, Callable[[str], Any]] = {
     "spin": lambda argument: [None for _ in iter(int, 1)],
     "deaf": lambda argument: (signal.signal(signal.SIGTERM, signal.SIG_IGN), time.sleep(600)),
     "allocate": lambda argument: str(len(bytearray(64 * 2**30))),
-    "flood": lambda argument: "x" * (64 * 2**20),
+    "flood": lambda argument: "x" * (16 * 2**20),
     "print": lambda argument: [print("x" * 2**20, flush=True) for _ in range(64)] and "printed",
     "exit": lambda argument: os._exit(0),
     "crash": lambda argument: os.kill(os.getpid(), signal.SIGSEGV),
@@ -110,6 +122,7 @@ DEEDS: dict[str, Callable[[str], Any]] = {
     "nested": _nested,
     "later": _later,
     "mute": _mute,
+    **TRESPASSES,
 }
 
 

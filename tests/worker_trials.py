@@ -67,7 +67,7 @@ def gone(pids: set[int], seconds: float = 10.0) -> bool:
     return True
 
 
-def program(code: str) -> list[str]:
-    """A trainer of its own."""
-    head = PROGRAM.format(tests=str(ROOT / "tests"))
+def program(code: str, root: Path = ROOT) -> list[str]:
+    """A trainer of its own, of the checkout there."""
+    head = PROGRAM.format(tests=str(root / "tests"))
     return [sys.executable, "-c", head + textwrap.dedent(code)]

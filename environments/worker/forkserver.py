@@ -22,9 +22,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from environments.worker import child, wire
+from environments.worker import child, kernel, scratch, wire
 from environments.worker.bounds import Bounds, Layers
-from environments.worker.sandbox import confine, die_with_parent, enclose, leave, needed_files, separate, sweep, trial
+from environments.worker.sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
 
 # One message on the control socket, in bytes.
 PACKET = 64 * 2**10
@@ -34,14 +34,14 @@ def main(descriptor: int) -> None:
     """Serves until the control socket ends; then no child is left."""
     control = socket.socket(fileno=descriptor)
     supervisor = os.getppid()
-    die_with_parent()
+    kernel.die_with_parent()
     if os.getppid() != supervisor:
         return
     order = wire.decode(control.recv(PACKET))
     layers = Layers()
     try:
         bounds = Bounds(**order["bounds"])
-        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"])
+        layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds)
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
         environment = importlib.import_module(order["module"]).make(**order["settings"])
@@ -69,6 +69,8 @@ class _Nursery:
     def __init__(self, control: socket.socket, environment: Any, bounds: Bounds, layers: Layers) -> None:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
         self.born: dict[int, tuple[int, int]] = {}  # process id → (number, slot)
+        self.removers: set[int] = set()
+        self.watch = None if layers.files else scratch.Watch(layers.scratch, bounds)
 
     def serve(self) -> None:
         woken, waker = socket.socketpair()
@@ -80,17 +82,23 @@ class _Nursery:
             selector.register(self.control, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select()}
+                period = scratch.PERIOD if self.watch and self.born else None
+                ready = {key.fileobj for key, _ in selector.select(period)}
                 if woken in ready:
                     woken.recv(4_096)
                     self._reap()
                 if self.control in ready and not self._obey():
                     break
+                if self.watch:
+                    self._end_those_over(self.watch)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, _ in list(self.born.values()):
             self._kill(number)
         while self.born:
             self._buried(*os.waitpid(-1, 0))
+        for remover in list(self.removers):
+            _end(remover)
+            os.waitpid(remover, 0)
 
     def _obey(self) -> bool:
         """Carries out one order; false where there will be no more."""
@@ -116,7 +124,7 @@ class _Nursery:
             self._tell({"born": number, "pid": pid})
             return
         with _last_words():
-            die_with_parent()
+            kernel.die_with_parent()
             separate(self.layers)
             if self.layers.processes:
                 self._as_first_process(connection, slot, kind)
@@ -152,6 +160,12 @@ class _Nursery:
         connection = _only(connection)
         child.serve(connection, make(self.environment))
 
+    def _end_those_over(self, watch: scratch.Watch) -> None:
+        """Kills children that hold more in their scratch folders than they may."""
+        numbers = {slot: number for number, slot in self.born.values()}
+        for slot in watch.over(numbers):
+            self._kill(numbers[slot])
+
     def _kill(self, number: int) -> None:
         for pid, (other, _) in self.born.items():
             if other == number:
@@ -167,12 +181,14 @@ class _Nursery:
                 self._buried(*ended)
 
     def _buried(self, pid: int, status: int) -> None:
+        self.removers.discard(pid)
         if pid not in self.born:
             return  # an orphan, adopted
         number, slot = self.born.pop(pid)
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
-        sweep(self.layers, slot, set(self.born))
+        if remover := sweep(self.layers, slot, set(self.born) | self.removers):
+            self.removers.add(remover)
         reason = f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"
         self._tell({"exited": number, "slot": slot, "reason": reason})
 

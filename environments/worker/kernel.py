@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import resource
+import signal
 import stat
 import struct
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from environments.worker.bounds import MOST_CHILDREN
@@ -17,9 +19,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
     0x00020000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000,
 )  # fmt: skip
-RDONLY, NOSUID, NODEV, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _DETACH = 2
-PDEATHSIG, NO_NEW_PRIVS, SUBREAPER = 1, 38, 36
+PDEATHSIG, DUMPABLE, KEEP_CAPABILITIES, SUBREAPER, NO_NEW_PRIVS = 1, 4, 8, 36, 38
+_AMBIENT, _RAISE, _READ_SEARCH = 47, 2, 2
 _CAPABILITY_VERSION = 0x20080522
 # Landlock: numbers of its system calls, and what each version of it can forbid. The first rights read and execute, the
 # others write; of a single file only some can be told.
@@ -40,23 +43,39 @@ def map_user(uid: int, gid: int) -> None:
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
-def drop_capabilities() -> None:
-    """Gives up every capability, for good."""
+def drop_capabilities(*, but_read: bool = False) -> None:
+    """Gives up every capability, for good; `but_read` keeps the one to read files whatever their mode says."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    nothing = (ctypes.c_uint32 * 6)()
-    _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(nothing)), "capset")
+    kept = 1 << _READ_SEARCH if but_read else 0
+    sets = (ctypes.c_uint32 * 6)(kept, kept, kept)
+    _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
+    if but_read:
+        # What it starts keeps it too.
+        prctl(_AMBIENT, _RAISE, _READ_SEARCH)
 
 
-def children_of(parent: int) -> list[int]:
-    """Process ids of its children, in no order."""
-    found = []
+def parents() -> dict[int, int]:
+    """Process id → its parent's, of all that can be seen."""
+    found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == parent:
-                    found.append(int(entry))
+                found[int(entry)] = int(fields[1])
     return found
+
+
+def children_of(parent: int) -> list[int]:
+    """Process ids of its children, in no order."""
+    return [pid for pid, other in parents().items() if other == parent]
+
+
+def descendants_of(ancestor: int) -> set[int]:
+    """Process ids of its children, and of theirs."""
+    known, found = parents(), {ancestor}
+    while grown := {pid for pid, parent in known.items() if parent in found} - found:
+        found |= grown
+    return found - {ancestor}
 
 
 def tasks_of(uid: int) -> int:
@@ -94,6 +113,21 @@ def lower_limit(limit: int, value: int) -> None:
     resource.setrlimit(limit, (value, value))
 
 
+def succeeds(action: Callable[[], object]) -> bool:
+    try:
+        action()
+    except (OSError, AttributeError, StopIteration):
+        return False
+    return True
+
+
+def possible(action: Callable[[], object]) -> bool:
+    """Whether the action would succeed, found out by a child."""
+    if not (pid := os.fork()):
+        os._exit(0 if succeeds(action) else 1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
 def unshare(flags: int) -> None:
     _checked(_LIBC.unshare(flags), "unshare")
 
@@ -104,8 +138,23 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
     _checked(result, f"mount {target}")
 
 
-def prctl(option: int, value: int) -> None:
-    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), "prctl")
+def prctl(option: int, value: int, third: int = 0) -> None:
+    _checked(_LIBC.prctl(option, ctypes.c_ulong(value), ctypes.c_ulong(third), 0, 0), "prctl")
+
+
+def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
+    """Puts a filter of system calls in force: instructions of eight bytes. Flags that are unknown here are left out."""
+    instructions = ctypes.create_string_buffer(program, len(program))
+    length, address = ctypes.c_ushort(len(program) // 8), ctypes.c_void_p(ctypes.addressof(instructions))
+    filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", length.value, address.value or 0))
+    if _LIBC.syscall(call, operation, flags, filtering) != 0:
+        _checked(_LIBC.syscall(call, operation, 0, filtering), "seccomp")
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when its parent ends; a change of user undoes it."""
+    if sys.platform == "linux":
+        prctl(PDEATHSIG, signal.SIGKILL)
 
 
 def landlock_version() -> int:
