@@ -19,6 +19,9 @@ forkserver.py   in the environment's interpreter: imports once, forks children, 
 child.py        serves the calls of one episode, or of the environment
 bounds.py       what an episode may take; which layers of isolation hold
 sandbox.py      what a child cannot do
+view.py         the files it sees
+scratch.py      its own files, where it has no file system of its own
+seccomp.py      the system calls it is refused
 kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
 """

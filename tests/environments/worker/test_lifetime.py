@@ -119,8 +119,10 @@ def test_a_forked_copy_of_a_killed_trainer_keeps_nothing_alive():
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_trainer_that_ends_while_the_worker_starts_leaves_nothing(number):
     code = """
+    from worker_trials import descendants
     threading.Thread(target=lambda: isolate("hostile", slow=60.0), daemon=True).start()
-    time.sleep(1.5)
+    while len(descendants(os.getpid())) < 2:
+        time.sleep(0.05)
     print("started", flush=True)
     time.sleep(30)
     """

@@ -66,7 +66,7 @@ tell("bomb", "bomb")
 tell("hop", "hop")
 other.close()
 left = descendants(world.supervisor) - resting
-told["left"] = "" if gone(left) else subprocess.getoutput("ps -o pid,stat,cmd " + " ".join(map(str, left)))
+told["left"] = "" if gone(left, 60.0) else subprocess.getoutput("ps -o pid,stat,cmd " + " ".join(map(str, left)))
 world.close()
 shutil.rmtree(folder)
 print(json.dumps(told))
