@@ -1,0 +1,98 @@
+"""Cases at the desk, in workers: honest solutions, damaged ones, and what no honest policy does."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import environments
+from cojax.replay import replay
+from cojax.rollout.chat import Chat
+from cojax.types import Action, Call, Task
+from environments.desk import Desk
+from environments.worker import IsolatedEnvironment
+from experiments.campaign import texts
+from experiments.campaign.cases import Canary, Case, draw
+
+_TASKS = (("seed", 120), ("eval", 120), ("challenge", 30))
+_FINISH = Action(calls=(Call("finish"),))
+
+
+class DeskCases:
+    """The desk's tasks, whose every change matters: a plan without one of them earns less."""
+
+    def __init__(self, canary: Canary) -> None:
+        environment = environments.load("desk", isolated=True)
+        assert isinstance(environment, IsolatedEnvironment)
+        self.environment, self.canary = environment, canary
+        self.here = Desk()
+        self.tasks = [task for split, count in _TASKS for task in self.here.tasks(split, count)]
+        self.effective = functools.cache(lambda place: replay(self.here, *_of(self.tasks[place])).effective)
+
+    def supervisors(self) -> tuple[int, ...]:
+        return (self.environment.supervisor,)
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def case(self, id: str, seed: int) -> Case:
+        rng = draw(seed, id)
+        place = rng.randrange(len(self.tasks))
+        task = self.tasks[place]
+        make = rng.choice((self._honest, self._honest, self._dropped, self._more, self._garbage, self._texts))
+        return make(id, rng, task, place)
+
+    def _honest(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+        """The solution as a policy writes it, with calls before it that do nothing."""
+        actions, seconds = [], 0.0
+        for action in task.solution:
+            written = Chat.write(action.calls)
+            if rng.random() < 0.5:
+                # What stands before the end of a thought is not done.
+                written = f"{Chat.write((Call('mail_delete', {'person': 'ana'}),))}\n</think>\n{written}"
+            read, spent = texts.read(written)
+            actions.append(read)
+            seconds += spent
+        if rng.random() < 0.5:
+            actions = [*(Action(calls=(texts.unknown_call(rng),)) for _ in range(rng.randrange(1, 4))), *actions]
+        return Case(id, "honest", task, tuple(actions), "full", seconds=seconds)
+
+    def _dropped(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+        """The solution without an action that it needs, or without its end."""
+        without = rng.choice((*self.effective(place), len(task.solution) - 1))
+        actions = (*task.solution[:without], *task.solution[without + 1 :])
+        return Case(id, f"without action {without + 1}", task, actions, "less")
+
+    def _more(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+        """The solution, and a note or a folder that nobody asked for."""
+        added = Call("folders_create", {"folder": self.canary.word(id)})
+        if rng.random() < 0.5:
+            added = Call("notes_add", {"note": self.canary.word(id), "text": self.canary.word(id)})
+        where = rng.randrange(len(task.solution))
+        actions = (*task.solution[:where], Action(calls=(added,)), *task.solution[where:])
+        return Case(id, f"with {added.name} besides", task, actions, "less")
+
+    def _garbage(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+        """Calls with arguments of every kind, then the end."""
+        tools = self.here.tools()
+        actions = []
+        for _ in range(rng.randrange(1, 6)):
+            function = rng.choice(tools)["function"]
+            if function["name"] == "finish":
+                continue
+            given = {name: texts.arguments(rng) for name in function["parameters"]["properties"]}
+            actions.append(Action(calls=(Call(function["name"], given),) * rng.choice((1, 1, 3, 60))))
+        return Case(id, "garbage", task, (*actions, _FINISH), "less")
+
+    def _texts(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+        """Hostile texts, then the end."""
+        actions, seconds = [], 0.0
+        for _ in range(rng.randrange(1, 4)):
+            action, spent = texts.read(texts.hostile(rng))
+            actions.append(action)
+            seconds = max(seconds, spent)
+        return Case(id, "texts", task, (*actions, _FINISH), "less", seconds=seconds)
+
+
+def _of(task: Task) -> tuple[Task, tuple[Action, ...]]:
+    return task, task.solution

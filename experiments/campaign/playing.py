@@ -1,0 +1,128 @@
+"""One episode through the collector that training uses, and the judgement of what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import Protocol
+
+from cojax.environment import Actor, Environment, Episode, OutOfContext
+from cojax.rollout.chat import Chat
+from cojax.rollout.collect import Limits, gather
+from cojax.types import Message, Trajectory, Turn
+from experiments.campaign import texts
+from experiments.campaign.cases import Canary, Case, Violation
+
+# Seconds for one call of the environment, above every deadline of a worker.
+_PATIENCE = 300.0
+_ROLES = frozenset({"system", "user", "assistant", "tool"})
+# Of one observation: messages, and characters of text and roles (play cuts at 16,000 and says so).
+_MESSAGES, _CHARACTERS = 5_000, 40_000
+_FIGURE = re.compile(r"\b(\w+)=(\d+)\b")
+
+
+class World(Protocol):
+    """Where cases are played."""
+
+    environment: Environment
+
+    def case(self, id: str, seed: int) -> Case:
+        """The case of that id."""
+
+    def supervisors(self) -> tuple[int, ...]:
+        """Process ids of the workers."""
+
+    def close(self) -> None:
+        """Ends every process."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted:
+    """Actors that take a case's actions in order and then stop; an entry of `Actors`."""
+
+    case: Case
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        remaining = iter(self.case.actions)
+
+        def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+            for action in remaining:
+                return Turn(action)
+            raise OutOfContext
+
+        return act
+
+    def release(self, session: str) -> None:
+        pass
+
+
+def play(environment: Environment, case: Case) -> Trajectory:
+    """The episode as training would have it: what is lost is played once more, and then counts as it does there."""
+    limits = Limits(
+        max_turns=max(1, len(case.actions)), environment_deadline=_PATIENCE, error_rate=1.0, retries=1, concurrency=1
+    )
+    (group,) = gather(
+        Scripted(case), environment, [case.task], group_size=1, seed=(0,), label=case.id, limits=limits
+    )
+    return group.trajectories[0]
+
+
+def judge(case: Case, trajectory: Trajectory, canary: Canary) -> list[Violation]:
+    """What of the episode may not be."""
+    found: list[Violation] = []
+    told = f"{trajectory.outcome}, reward {trajectory.reward:g}{': ' if trajectory.error else ''}{trajectory.error}"
+
+    def wrong(count: str, reason: str) -> None:
+        found.append(Violation(count, case.id, f"{case.trick}: {reason}"[:600]))  # type: ignore[arg-type]
+
+    if not trajectory.valid:
+        wrong("forged", f"the verdict is erased ({told})")
+    elif case.expected == "full" and trajectory.reward < 1.0:
+        wrong("forged", f"the verdict is denied ({told})")
+    elif case.expected == "less" and trajectory.reward >= 1.0:
+        wrong("forged", f"the verdict is forged ({told})")
+    if case.seconds > texts.PATIENCE:
+        wrong("leaked", f"reading its texts took {case.seconds:.1f} s of the processor")
+    for place, turn in enumerate(trajectory.turns, 1):
+        messages = turn.observation.messages
+        size = sum(len(message.content) + len(message.role) for message in messages)
+        if len(messages) > _MESSAGES or size > _CHARACTERS:
+            wrong("leaked", f"observation {place} has {len(messages):,} messages of {size:,} characters")
+        if roles := {message.role for message in messages} - _ROLES:
+            wrong("forged", f"observation {place} has the role {min(roles)[:60]!r}")
+        text = turn.observation.text
+        if others := canary.others(text, case.id.partition("-")[0]):
+            wrong("traces", f"observation {place} shows what case {others[0]} left: {text[:200]!r}")
+        for name, number in _FIGURE.findall(text):
+            if int(number) > case.bounds.get(name, int(number)):
+                wrong("leaked", f"{name} is {int(number):,}, more than {case.bounds[name]:,}")
+    return found
+
+
+class Rendering:
+    """The chat template that training renders with: control tokens come from it alone."""
+
+    @functools.cached_property
+    def chat(self) -> Chat:
+        from cojax.rollout.vocabulary import byte_tokenizer
+
+        return Chat(byte_tokenizer(["a b c"], 300))
+
+    def judge(self, case: Case, trajectory: Trajectory) -> list[Violation]:
+        """Whether an observation makes control tokens that the same messages without text do not."""
+        found = []
+        for place, turn in enumerate(trajectory.turns, 1):
+            messages = turn.observation.messages[:50]
+            if not messages or any(message.role not in _ROLES for message in messages):
+                continue
+            count = self._controls(messages)
+            plain = self._controls(tuple(Message(message.role, "x") for message in messages))
+            if count != plain:
+                reason = f"{case.trick}: observation {place} makes {count - plain} control tokens"
+                found.append(Violation("forged", case.id, reason))
+        return found
+
+    def _controls(self, messages: tuple[Message, ...]) -> int:
+        controls = set(self.chat.tokenizer.added_tokens_decoder)
+        return sum(token in controls for token in self.chat.extend(messages, True))

@@ -1,0 +1,179 @@
+"""What is left behind: processes, descriptors, temporary files and memory, before and after."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from experiments.campaign.cases import Canary, Violation
+
+# Where children may have written.
+_SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+# Names of what this project makes there.
+_OURS = ("cojax-", "world-")
+# Files whose contents are searched for canaries, in bytes; entries looked at.
+_SEARCHED, _ENTRIES = 64 * 2**10, 100_000
+# User ids of children under root begin here.
+_CHILDREN = 10**9
+# Megabytes that memory may grow by whatever its size: allocators keep what they once had.
+_SLACK = 64.0
+
+
+def processes(ancestor: int) -> list[int]:
+    """The process and all its descendants that have not ended."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z":
+                parents[int(entry)] = int(fields[1])
+    family = [ancestor]
+    for member in family:
+        family += [pid for pid, parent in parents.items() if parent == member]
+    return family
+
+
+def memory(pid: int, field: str) -> float:
+    """Megabytes of a process: `Rss`, or `Private_Dirty`, what it shares with no other."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
+
+
+def peak(pid: int) -> float:
+    """Megabytes that a process has held at most."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1_024
+
+
+def descriptors(pid: int | str = "self") -> int:
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def strangers() -> set[str]:
+    """Paths in shared folders that may be ours: by their name, or by a user id that only children have."""
+    found = set()
+    for folder in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(folder):
+                with contextlib.suppress(OSError):
+                    if entry.name.startswith(_OURS) or entry.stat(follow_symlinks=False).st_uid >= _CHILDREN:
+                        found.add(entry.path)
+    return found
+
+
+def marks(canary: Canary, since: float) -> list[str]:
+    """Paths in shared folders whose name, or whose contents written since then, hold a canary."""
+    found, looked = [], 0
+    for top in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
+        for folder, folders, files in os.walk(top):
+            looked += len(files) + len(folders)
+            if looked > _ENTRIES:
+                return found
+            for name in (*folders, *files):
+                if canary.mark in name or (name in files and _holds(os.path.join(folder, name), canary, since)):
+                    found.append(os.path.join(folder, name))
+    return found
+
+
+def _holds(path: str, canary: Canary, since: float) -> bool:
+    with contextlib.suppress(OSError):
+        about = os.lstat(path)
+        if os.path.isfile(path) and about.st_mtime >= since and about.st_size <= _SEARCHED:
+            return canary.mark.encode() in Path(path).read_bytes()
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Residue:
+    """What there is now: process ids that descend from us, open descriptors, paths, megabytes."""
+
+    processes: frozenset[int]
+    descriptors: int
+    of_workers: int
+    paths: frozenset[str]
+    here: float
+    workers: float
+
+
+def measure(supervisors: Sequence[int] = ()) -> Residue:
+    """Everything that may be left behind; of the workers only what stands all the time, no children."""
+    gc.collect()
+    standing = [pid for supervisor in supervisors for pid in processes(supervisor)[:2]]
+    return Residue(
+        frozenset(processes(os.getpid())),
+        descriptors(),
+        sum(descriptors(pid) for pid in standing),
+        frozenset(strangers()),
+        memory(os.getpid(), "Rss"),
+        sum(memory(pid, "Rss") for pid in standing),
+    )
+
+
+def grown(before: Residue, after: Residue, case: str) -> list[Violation]:
+    """What there is more of, once what is ending had time to."""
+    found = []
+    if left := after.processes - before.processes:
+        found.append(f"{len(left)} processes stay: {', '.join(map(_named, sorted(left)[:5]))}")
+    for name, one, other in (
+        ("descriptors here", before.descriptors, after.descriptors),
+        ("descriptors of the workers", before.of_workers, after.of_workers),
+    ):
+        if other > one:
+            found.append(f"{name}: {one} → {other}")
+    if paths := after.paths - before.paths:
+        found.append(f"{len(paths)} files stay: {', '.join(sorted(paths)[:5])}")
+    return [Violation("leaked", case, reason) for reason in found]
+
+
+def swollen(before: Residue, after: Residue, case: str) -> list[Violation]:
+    """Memory that grew by more than a tenth."""
+    pairs = (("MB here", before.here, after.here), ("MB of the workers", before.workers, after.workers))
+    return [
+        Violation("leaked", case, f"{name}: {one:.0f} → {other:.0f}")
+        for name, one, other in pairs
+        if other > 1.1 * one + _SLACK
+    ]
+
+
+def settled(before: Residue, supervisors: Sequence[int] = (), seconds: float = 10.0) -> Residue:
+    """What there is once it is no more than before, or after so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        after = measure(supervisors)
+        if not grown(before, after, "") or time.monotonic() > until:
+            return after
+        time.sleep(0.1)
+
+
+def adopt() -> None:
+    """Has the kernel make orphans our children, so that whatever descends from us is found."""
+    from environments.worker import kernel
+
+    with contextlib.suppress(OSError, AttributeError):
+        kernel.prctl(kernel.SUBREAPER, 1)
+
+
+def _named(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        words = "ended"
+    return f"{pid} ({words[:80].strip()})"
