@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from cojax.environment import Actor, Environment, Episode, OutOfContext
 from cojax.rollout.chat import Chat
@@ -37,6 +38,14 @@ class World(Protocol):
         """Ends every process."""
 
 
+@runtime_checkable
+class Examined(World, Protocol):
+    """A world whose cases are more than an episode."""
+
+    def examine(self, case: Case) -> list[Violation]:
+        """Plays the case; what of it may not be."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Scripted:
     """Actors that take a case's actions in order and then stop; an entry of `Actors`."""
@@ -57,13 +66,13 @@ class Scripted:
         pass
 
 
-def play(environment: Environment, case: Case) -> Trajectory:
+def play(environment: Environment, case: Case, stop: Callable[[], bool] = lambda: False) -> Trajectory:
     """The episode as training would have it: what is lost is played once more, and then counts as it does there."""
     limits = Limits(
         max_turns=max(1, len(case.actions)), environment_deadline=_PATIENCE, error_rate=1.0, retries=1, concurrency=1
     )
     (group,) = gather(
-        Scripted(case), environment, [case.task], group_size=1, seed=(0,), label=case.id, limits=limits
+        Scripted(case), environment, [case.task], group_size=1, seed=(0,), label=case.id, limits=limits, stop=stop
     )
     return group.trajectories[0]
 

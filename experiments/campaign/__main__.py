@@ -1,0 +1,172 @@
+"""python -m experiments.campaign: hostile episodes and faults, and a count of what they broke.
+
+    python -m experiments.campaign --episodes=10000 --faults=1000 --seed=0 [--json]
+    python -m experiments.campaign --seed=0 --case=e123      one case alone; f123 is a fault
+
+The last line is one JSON object: `episodes` and `faults` played, and what may not be, by kind: `forged` (verdicts forged,
+erased or denied, and tasks in the pool that may not be there), `traces` (of one episode in another, or on disk), `lost`
+(records lost or changed, faults without a word), `leaked` (processes, descriptors, memory, files). Exit status 1 unless
+the last four are 0, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from cojax.environment import EnvironmentFailure
+from environments.worker.venv import InstallError
+from experiments.campaign import episodes, faults, residue
+from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary, Violation
+from experiments.campaign.episodes import Half
+
+# Violations that the JSON object names; all are printed.
+_NAMED = 50
+
+
+class Parser(argparse.ArgumentParser):
+    """One that refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}\n")
+
+
+def number(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 on, found {text!r}")
+    return int(text)
+
+
+def case(text: str) -> str:
+    if text[:1] not in ("e", "f") or not text[1:].isascii() or not text[1:].isdigit():
+        raise argparse.ArgumentTypeError(f"expected an id like e123 (an episode) or f123 (a fault), found {text!r}")
+    return text
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m experiments.campaign", description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("--episodes", type=number, default=10_000, help="episodes played (default: %(default)s)")
+    parser.add_argument("--faults", type=number, default=1_000, help="faults injected (default: %(default)s)")
+    parser.add_argument("--seed", type=number, default=0, help="what all cases derive from (default: %(default)s)")
+    parser.add_argument("--only", default="", help=f"kinds: {', '.join((*EPISODES, *FAULTS))} (default: all)")
+    parser.add_argument("--case", type=case, help="play this case alone")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object to stdout")
+    options = parser.parse_args(argv)
+    options.only = tuple(filter(None, options.only.split(",")))
+    if unknown := set(options.only) - {*EPISODES, *FAULTS}:
+        parser.error(f"--only names {', '.join(sorted(unknown))}; expected of {', '.join((*EPISODES, *FAULTS))}")
+    if not (set(options.only) & EPISODES.keys() or not options.only):
+        options.episodes = 0
+    if not (set(options.only) & FAULTS.keys() or not options.only):
+        options.faults = 0
+    return options
+
+
+def summary(seed: int, played: Half, injected: Half) -> dict[str, Any]:
+    """The JSON object."""
+    violations = [*played.violations, *injected.violations]
+    counts = {name: sum(violation.count == name for violation in violations) for name in COUNTS}
+    return {
+        "episodes": sum(played.played.values()),
+        "faults": sum(injected.played.values()),
+        **counts,
+        "seed": seed,
+        "seconds": round(played.seconds + injected.seconds, 1),
+        "kinds": dict(sorted({**played.played, **injected.played}.items())),
+        "violations": [f"{found.count} {found.case}: {found.reason}" for found in violations[:_NAMED]],
+    }
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status."""
+    stream = sys.stderr if options.json else sys.stdout
+    began = time.monotonic()
+    told = 0
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - began:6.0f} s] {line}", file=stream, flush=True)
+
+    def tell(half: Half, name: str) -> None:
+        for found in half.violations:
+            again = f"; again: --seed={options.seed} --case={found.case}" if found.case[1:].isdigit() else ""
+            say(f"violation: {found.count}, {found.case}: {found.reason}{again}")
+        say(f"{sum(half.played.values()):,} {name} in {half.seconds:.0f} s, {len(half.violations)} violations")
+
+    canary = Canary(secrets.token_hex(16))
+    played, injected = Half(), Half()
+    if options.case:
+        module = episodes if options.case.startswith("e") else faults
+        half = played if module is episodes else injected
+        half.played[options.case] += 1
+        half.violations = module.one(int(options.case[1:]), options.seed, canary, options.only)
+        tell(half, "case")
+    else:
+        if options.episodes:
+            say(f"{options.episodes:,} episodes of seed {options.seed}")
+            played = episodes.run(options.episodes, options.seed, canary, say, options.only)
+            tell(played, "episodes")
+        if options.faults:
+            say(f"{options.faults:,} faults of seed {options.seed}")
+            injected = faults.run(options.faults, options.seed, canary, say, options.only)
+            tell(injected, "faults")
+    found = summary(options.seed, played, injected)
+    print(json.dumps(found), flush=True)
+    return int(any(found[name] for name in COUNTS))
+
+
+@contextlib.contextmanager
+def quiet_place() -> Iterator[None]:
+    """A temporary folder of our own, and at the end no process that descends from us."""
+    residue.adopt()
+    folder = tempfile.mkdtemp(prefix="cojax-campaign-")
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        for pid in residue.processes(os.getpid())[1:]:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        tempfile.tempdir = None
+        os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def interrupt(*_: object) -> NoReturn:
+    """Further signals change nothing: what was begun is ended."""
+    for signalled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signalled, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = arguments(argv)
+    # Lost episodes are what this is about.
+    for name in ("cojax", "environments", "httpx", "openai"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for signalled in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signalled, interrupt)
+    try:
+        with quiet_place():
+            return run(options)
+    except KeyboardInterrupt:
+        print("stopped; nothing is counted", file=sys.stderr)
+        return 130
+    except (InstallError, EnvironmentFailure, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
