@@ -65,12 +65,14 @@ class Log:
         """Adds whole lines as `append` does."""
         with _explained(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a+b") as file:
+            # Without a buffer: what the disk refuses would be written once more when the file is closed.
+            with open(self.path, "a+b", buffering=0) as file:
                 start = _whole(file)
                 file.truncate(start)
                 try:
-                    file.write(text)
-                    file.flush()
+                    left = memoryview(text)
+                    while left:
+                        left = left[file.write(left) :]
                     if self.sync:
                         os.fsync(file.fileno())
                 except OSError:
@@ -283,7 +285,7 @@ def _line(record: Record, path: Path) -> bytes:
         raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
 
 
-def _whole(file: io.BufferedRandom) -> int:
+def _whole(file: io.FileIO) -> int:
     """Bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end:

@@ -132,8 +132,8 @@ class Endpoint:
             raise self._refused(error) from None
         except (APIConnectionError, APIError) as error:
             raise _Temporary(self._told(error)) from None
-        except ValueError as error:
-            # No JSON where JSON was announced.
+        except (ValueError, RecursionError) as error:
+            # No JSON where JSON was announced, or nested deeper than can be read.
             raise _Temporary(f"the reply cannot be read: {self._told(error)}") from None
         return _reply(answer)
 

@@ -49,6 +49,8 @@ _REWARDS = (2.0, -1.0, "1.0", True, None, [1.0], {"reward": 1.0}, 10**400)
 class Judged(Wrapped):
     """The hostile environment with a verdict of our own: right is who is told, at the end, the word of the task."""
 
+    runs_policy_code = True
+
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment, lambda task: JudgedEpisode(environment, task))  # type: ignore[arg-type]
 
@@ -76,7 +78,7 @@ class WildCases:
     """Episodes of it, a quarter of them honest, which must not suffer from the others."""
 
     def __init__(self, canary: Canary) -> None:
-        self.worker = isolate("experiments.campaign.hostile", bounds=BOUNDS)
+        self.worker = isolate("experiments.campaign.hostile", bounds=BOUNDS, runs_policy_code=True)
         self.environment, self.canary = Judged(self.worker), canary
 
     def supervisors(self) -> tuple[int, ...]:

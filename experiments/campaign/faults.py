@@ -1,0 +1,118 @@
+"""The half of the campaign that injects faults, each with a known right outcome."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from experiments.campaign import residue
+from experiments.campaign.cases import FAULTS, Canary, Violation, kinds
+from experiments.campaign.episodes import Half, Say
+
+# A number of faults of one kind → what may not be; `told` is called once for each fault that is over.
+Injector = Callable[[Sequence[str], int, Path, Callable[[], None]], list[Violation]]
+# Faults of a kind at once.
+_AT_ONCE = 6
+# So many kinds at once: runs are killed while the quick faults are injected.
+_BESIDE = 2
+
+
+def injectors() -> Mapping[str, Injector]:
+    """How each kind is injected; imported only where it is."""
+
+    def kill(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+        from experiments.campaign import runs
+
+        return runs.inject(ids, seed, folder, told)
+
+    def mutation(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+        from experiments.campaign import resumption
+
+        return resumption.inject(ids, seed, folder, told)
+
+    def disk(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+        from experiments.campaign import disk
+
+        return disk.inject(ids, seed, folder, told)
+
+    def worker(id: str, seed: int) -> list[Violation]:
+        from experiments.campaign import losses
+
+        return losses.inject(id, seed)
+
+    def server(id: str, seed: int) -> list[Violation]:
+        from experiments.campaign import servers
+
+        return servers.inject(id, seed)
+
+    return {"kill": kill, "mutation": mutation, "disk": disk, "worker": each(worker), "server": each(server)}
+
+
+def each(inject: Callable[[str, int], list[Violation]]) -> Injector:
+    """Injects one by one, several at once."""
+
+    def many(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+        def one(id: str) -> list[Violation]:
+            found = inject(id, seed)
+            told()
+            return found
+
+        with ThreadPoolExecutor(_AT_ONCE, "campaign-fault") as pool:
+            return [violation for found in pool.map(one, ids) for violation in found]
+
+    return many
+
+
+def plan(count: int, only: Collection[str] = ()) -> list[str]:
+    """The kind of each fault."""
+    return list(itertools.islice(itertools.cycle(kinds(FAULTS, only)), count))
+
+
+def run(
+    count: int,
+    seed: int,
+    canary: Canary,
+    say: Say,
+    only: Collection[str] = (),
+    injecting: Mapping[str, Injector] | None = None,
+) -> Half:
+    """Injects the faults 0 … count - 1 of the seed."""
+    half, began, lock = Half(), time.monotonic(), threading.Lock()
+    by_kind: dict[str, list[str]] = {}
+    for number, kind in enumerate(plan(count, only)):
+        by_kind.setdefault(kind, []).append(f"f{number}")
+    made = injecting or injectors()
+    start = residue.measure()
+
+    def inject(kind: str) -> list[Violation]:
+        def told() -> None:
+            with lock:
+                half.played[kind] += 1
+
+        return made[kind](by_kind[kind], seed, Path(folder), told)
+
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+        with ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool:
+            waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
+            told = time.monotonic()
+            while not all(future.done() for future in waiting):
+                time.sleep(0.1)
+                if time.monotonic() - told > 10.0:
+                    told = time.monotonic()
+                    say(f"{sum(half.played.values()):,} of {count:,} faults")
+            half.violations += [violation for future in waiting for violation in future.result()]
+    half.violations += residue.grown(start, residue.settled(start), "faults")
+    half.seconds = time.monotonic() - began
+    return half
+
+
+def one(number: int, seed: int, canary: Canary, only: Collection[str] = ()) -> list[Violation]:
+    """Injects one fault alone."""
+    kind = plan(number + 1, only)[number]
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        return injectors()[kind]([f"f{number}"], seed, Path(folder), lambda: None)

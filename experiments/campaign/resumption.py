@@ -1,0 +1,137 @@
+"""A mutated run directory, judged by the code that resumes; a process of its own, as it loads JAX.
+
+    python -m experiments.campaign.resumption judge FOLDER SEED ID …    one JSON line a mutation: [[id, what is wrong], …]
+    python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.campaign.cases import Violation, draw
+
+_ROOT = Path(__file__).parents[2]
+# One mutation in so many is judged by the whole command.
+_WHOLE = 12
+
+
+def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    """Every mutation in one process, but for those that the whole command judges."""
+    from experiments.campaign import runs
+
+    whole = runs.reference(folder)
+    mutated = folder / "mutated"
+    shutil.copytree(whole.folder, mutated)
+    by_command = ids[::_WHOLE]
+    others = [id for id in ids if id not in set(by_command)]
+    found = _judged(mutated, seed, others, told) if others else []
+    for id in by_command:
+        found += _commanded(id, seed, folder / f"mutated-{id}", whole)
+        told()
+    return found
+
+
+def _judged(folder: Path, seed: int, ids: Sequence[str], told: Callable[[], None]) -> list[Violation]:
+    command = [sys.executable, "-m", "experiments.campaign.resumption", "judge", str(folder), str(seed), *ids]
+    found, answered = [], 0
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            answered += 1
+            told()
+            found += [Violation("lost", *parts) for parts in json.loads(line)]
+    if process.returncode or answered != len(ids):
+        found.append(Violation("lost", ids[0], f"the process that judges mutations ended with {process.returncode}"))
+    return found
+
+
+def _commanded(id: str, seed: int, folder: Path, whole: Any) -> list[Violation]:
+    """The finished run's folder, mutated, and the command started once more."""
+    from experiments.campaign import runs
+
+    shutil.copytree(whole.folder, folder)
+    name = _mutate(folder, draw(seed, id))
+    before = _contents(folder)
+    reason = runs.finish(folder)
+    words = folder.with_suffix(".said").read_text(errors="replace")
+    wrong = ""
+    if "Traceback" in words:
+        wrong = f"a traceback: {runs.said(folder)}"
+    elif not reason:
+        if names := runs.differing(folder, whole):
+            wrong = f"goes on, and {names[0]} differs"
+    elif not any(line.startswith("error: ") for line in words.splitlines()):
+        wrong = reason
+    elif gone := {path for path, content in before.items() if not path.is_file() or path.read_bytes() != content}:
+        wrong = f"refused, but {min(gone).relative_to(folder)} was changed"
+    shutil.rmtree(folder)
+    return [Violation("lost", id, f"{name}: {wrong}")] if wrong else []
+
+
+def _mutate(folder: Path, rng: Any) -> str:
+    """What was done to which file."""
+    from experiments.campaign import mutations
+
+    while True:
+        path, kind = rng.choice(mutations.targets(folder)), rng.choice(mutations.KINDS)
+        if mutations.apply(folder, path, kind, rng):
+            return f"{path.relative_to(folder)} {kind}"
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    """Every file but those that every start writes."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "run.log"))
+    return {path: path.read_bytes() for path in files if path.name != "config.json"}
+
+
+def judge(folder: Path, seed: int, ids: Sequence[str]) -> None:
+    """Mutates one file after another, and puts it back."""
+    from experiments.campaign import mutations
+
+    whole = mutations.Whole.of(folder)
+    for id in ids:
+        rng = draw(seed, id)
+        while True:
+            path, kind = rng.choice(mutations.targets(folder)), rng.choice(mutations.KINDS)
+            content = path.read_bytes()
+            if mutations.apply(folder, path, kind, rng):
+                break
+        verdict, words = mutations.judge(folder, path, whole)
+        wrong = [(id, f"{path.relative_to(folder)} {kind}: {words}")] if verdict == "lost" else []
+        print(json.dumps(wrong), flush=True)
+        mutations.restore(path, content)
+
+
+def arrays(one: Path, other: Path) -> str:
+    """How the arrays of the last checkpoints differ; empty where they do not."""
+    import jax
+    import numpy as np
+    import orbax.checkpoint as ocp
+
+    def read(folder: Path) -> list[Any]:
+        last = max((folder / "checkpoints").iterdir(), key=lambda path: int(path.name))
+        restored = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(last / "arrays")
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(restored)]
+
+    pairs = list(zip(read(one), read(other), strict=True))
+    count = sum(mine.tobytes() != theirs.tobytes() for mine, theirs in pairs)
+    return f"{count} of {len(pairs)}" if count else ""
+
+
+def main(what: str, folder: str, other: str, *ids: str) -> int:
+    if what == "arrays":
+        differ = arrays(Path(folder), Path(other))
+        print(differ)
+        return int(bool(differ))
+    judge(Path(folder), int(other), ids)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
