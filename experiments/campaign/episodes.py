@@ -60,7 +60,12 @@ def worlds() -> Makers:
 
         return WildCases(canary)
 
-    return {"bfcl": bfcl, "appworld": appworld, "desk": desk, "wild": wild}
+    def drafts(canary: Canary) -> playing.World:
+        from experiments.campaign.drafts import DraftCases
+
+        return DraftCases(canary)
+
+    return {"bfcl": bfcl, "appworld": appworld, "desk": desk, "wild": wild, "drafts": drafts}
 
 
 class Stage:
@@ -88,7 +93,7 @@ class Stage:
         world = self.worlds[kind]
         case = world.case(id, self.seed)
         if isinstance(world, playing.Examined):
-            return world.examine(case)
+            return world.examine(case, self.seed)
         trajectory = playing.play(world.environment, case, self.stopped.is_set)
         found = playing.judge(case, trajectory, self.canary)
         return found if number % _RENDERED else found + self.rendering.judge(case, trajectory)

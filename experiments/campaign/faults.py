@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from experiments.campaign import residue
+from experiments.campaign import losses, residue, servers
 from experiments.campaign.cases import FAULTS, Canary, Violation, kinds
 from experiments.campaign.episodes import Half, Say
 
@@ -23,7 +23,7 @@ _BESIDE = 2
 
 
 def injectors() -> Mapping[str, Injector]:
-    """How each kind is injected; imported only where it is."""
+    """How each kind is injected; what loads JAX is imported only where it is."""
 
     def kill(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import runs
@@ -40,17 +40,8 @@ def injectors() -> Mapping[str, Injector]:
 
         return disk.inject(ids, seed, folder, told)
 
-    def worker(id: str, seed: int) -> list[Violation]:
-        from experiments.campaign import losses
-
-        return losses.inject(id, seed)
-
-    def server(id: str, seed: int) -> list[Violation]:
-        from experiments.campaign import servers
-
-        return servers.inject(id, seed)
-
-    return {"kill": kill, "mutation": mutation, "disk": disk, "worker": each(worker), "server": each(server)}
+    workers, endpoints = each(losses.inject), each(servers.inject)
+    return {"kill": kill, "mutation": mutation, "disk": disk, "worker": workers, "server": endpoints}
 
 
 def each(inject: Callable[[str, int], list[Violation]]) -> Injector:

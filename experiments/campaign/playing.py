@@ -42,7 +42,7 @@ class World(Protocol):
 class Examined(World, Protocol):
     """A world whose cases are more than an episode."""
 
-    def examine(self, case: Case) -> list[Violation]:
+    def examine(self, case: Case, seed: int) -> list[Violation]:
         """Plays the case; what of it may not be."""
 
 

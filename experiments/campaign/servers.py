@@ -18,7 +18,9 @@ from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.rollout import sglang_endpoint
 from cojax.rollout.endpoint import Endpoint
+from cojax.rollout.engine import Sampling
 from cojax.types import Message
 from experiments.campaign.cases import Violation, draw
 from experiments.campaign.endpoint import Script, Server, answered, completion, serving
@@ -174,9 +176,6 @@ def _judged(server: Server) -> str:
 
 
 def _sampled(server: Server) -> str:
-    from cojax.rollout import sglang_endpoint
-    from cojax.rollout.engine import Sampling
-
     async def ask() -> str:
         clients = sglang_endpoint.Clients()
         try:
