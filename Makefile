@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/cpu_shims
 
-.PHONY: demo test test-real bench soak study lint sglang clean
+.PHONY: demo test test-real bench campaign study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -28,9 +28,11 @@ test-real: $(VENV)/.real $(SGLANG)/.installed
 bench: $(VENV)/.base
 	$(BIN)/python -m experiments.bench
 
-soak: $(VENV)/.base
+# Hostile episodes and faults, counted by what they broke; CAMPAIGN=--seed=7 plays others.
+campaign: $(VENV)/.base
 	$(BIN)/python -m environments.install bfcl
-	$(BIN)/python -m experiments.soak
+	$(BIN)/python -m environments.install appworld --data=tiny
+	$(BIN)/python -m experiments.campaign $(CAMPAIGN)
 
 # The paper's comparison; goes on where it was stopped.
 study: $(VENV)/.base

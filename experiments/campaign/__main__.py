@@ -3,10 +3,10 @@
     python -m experiments.campaign --episodes=10000 --faults=1000 --seed=0 [--json]
     python -m experiments.campaign --seed=0 --case=e123      one case alone; f123 is a fault
 
-The last line is one JSON object: `episodes` and `faults` played, and what may not be, by kind: `forged` (verdicts forged,
-erased or denied, and tasks in the pool that may not be there), `traces` (of one episode in another, or on disk), `lost`
-(records lost or changed, faults without a word), `leaked` (processes, descriptors, memory, files). Exit status 1 unless
-the last four are 0, 2 for bad arguments.
+The last line is one JSON object: `episodes` and `faults` played, and what may not be, by kind: `forged` (verdicts
+forged, erased or denied, and tasks in the pool that may not be there), `traces` (of one episode in another, or on
+disk), `lost` (records lost or changed, faults without a word), `leaked` (processes, descriptors, memory, files). Exit
+status 1 unless the last four are 0, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from cojax.environment import EnvironmentFailure
 from environments.worker.venv import InstallError
 from experiments.campaign import episodes, faults, residue
-from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary, Violation
+from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from experiments.campaign.episodes import Half
 
 # Violations that the JSON object names; all are printed.
@@ -88,18 +88,22 @@ def summary(seed: int, played: Half, injected: Half) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace) -> int:
-    """The exit status."""
+def run(
+    options: argparse.Namespace,
+    worlds: episodes.Makers | None = None,
+    injectors: Mapping[str, faults.Injector] | None = None,
+) -> int:
+    """The exit status; `worlds` and `injectors` stand in for the campaign's own."""
     stream = sys.stderr if options.json else sys.stdout
     began = time.monotonic()
-    told = 0
 
     def say(line: str) -> None:
         print(f"[{time.monotonic() - began:6.0f} s] {line}", file=stream, flush=True)
 
     def tell(half: Half, name: str) -> None:
         for found in half.violations:
-            again = f"; again: --seed={options.seed} --case={found.case}" if found.case[1:].isdigit() else ""
+            only = f" --only={','.join(options.only)}" if options.only else ""
+            again = f"; again: --seed={options.seed}{only} --case={found.case}" if found.case[1:].isdigit() else ""
             say(f"violation: {found.count}, {found.case}: {found.reason}{again}")
         say(f"{sum(half.played.values()):,} {name} in {half.seconds:.0f} s, {len(half.violations)} violations")
 
@@ -114,11 +118,11 @@ def run(options: argparse.Namespace) -> int:
     else:
         if options.episodes:
             say(f"{options.episodes:,} episodes of seed {options.seed}")
-            played = episodes.run(options.episodes, options.seed, canary, say, options.only)
+            played = episodes.run(options.episodes, options.seed, canary, say, options.only, worlds)
             tell(played, "episodes")
         if options.faults:
             say(f"{options.faults:,} faults of seed {options.seed}")
-            injected = faults.run(options.faults, options.seed, canary, say, options.only)
+            injected = faults.run(options.faults, options.seed, canary, say, options.only, injectors)
             tell(injected, "faults")
     found = summary(options.seed, played, injected)
     print(json.dumps(found), flush=True)
@@ -150,7 +154,11 @@ def interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    worlds: episodes.Makers | None = None,
+    injectors: Mapping[str, faults.Injector] | None = None,
+) -> int:
     options = arguments(argv)
     # Lost episodes are what this is about.
     for name in ("cojax", "environments", "httpx", "openai"):
@@ -159,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signalled, interrupt)
     try:
         with quiet_place():
-            return run(options)
+            return run(options, worlds, injectors)
     except KeyboardInterrupt:
         print("stopped; nothing is counted", file=sys.stderr)
         return 130

@@ -6,6 +6,7 @@ import functools
 import random
 
 import environments
+from cojax.environment import Environment
 from cojax.replay import replay
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Call, Task
@@ -21,19 +22,20 @@ _FINISH = Action(calls=(Call("finish"),))
 class DeskCases:
     """The desk's tasks, whose every change matters: a plan without one of them earns less."""
 
-    def __init__(self, canary: Canary) -> None:
-        environment = environments.load("desk", isolated=True)
-        assert isinstance(environment, IsolatedEnvironment)
-        self.environment, self.canary = environment, canary
+    def __init__(self, canary: Canary, environment: Environment | None = None) -> None:
+        """Of another `environment` than the desk in workers, only a few tasks are played."""
+        self.environment, self.canary = environment or environments.load("desk", isolated=True), canary
         self.here = Desk()
-        self.tasks = [task for split, count in _TASKS for task in self.here.tasks(split, count)]
+        splits = _TASKS if environment is None else (("seed", 12),)
+        self.tasks = [task for split, count in splits for task in self.here.tasks(split, count)]
         self.effective = functools.cache(lambda place: replay(self.here, *_of(self.tasks[place])).effective)
 
     def supervisors(self) -> tuple[int, ...]:
-        return (self.environment.supervisor,)
+        return (self.environment.supervisor,) if isinstance(self.environment, IsolatedEnvironment) else ()
 
     def close(self) -> None:
-        self.environment.close()
+        if isinstance(self.environment, IsolatedEnvironment):
+            self.environment.close()
 
     def case(self, id: str, seed: int) -> Case:
         rng = draw(seed, id)

@@ -3,7 +3,8 @@
     python -m experiments.campaign.disk FOLDER SEED ID …      one JSON line a fault, by a process of its own
 
 That process mounts a file system of two megabytes where the kernel lets it; elsewhere a bound on the size of a file
-stands in for it. Whatever was acknowledged is there afterwards, nothing else is, and writing goes on once there is room.
+stands in for it. Whatever was acknowledged is there afterwards, nothing else is, and writing goes on once there is
+room.
 """
 
 from __future__ import annotations
@@ -35,9 +36,7 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
     command = [sys.executable, "-m", "experiments.campaign.disk", str(place), str(seed), *ids]
     found, answered = [], 0
     # Orbax tells at length of every disk that is full.
-    with subprocess.Popen(
-        command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
@@ -61,7 +60,15 @@ def main(folder: str, seed: str, *ids: str) -> None:
             faults = list(_WRITERS[name](place, rng, mounted))
         except Exception as error:
             faults = [f"{type(error).__name__}: {error}"[:400]]
-        print(json.dumps([(id, f"{name} on a {'full disk' if mounted else 'file that may not grow'}: {fault}") for fault in faults]), flush=True)
+        print(
+            json.dumps(
+                [
+                    (id, f"{name} on a {'full disk' if mounted else 'file that may not grow'}: {fault}")
+                    for fault in faults
+                ]
+            ),
+            flush=True,
+        )
         shutil.rmtree(place, ignore_errors=True)
 
 

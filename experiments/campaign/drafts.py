@@ -1,7 +1,7 @@
 """Cases of an explorer whose model is hostile: what may not enter the pool, and replies that are none.
 
-A real evolution of one signal at the desk, by the real explorer over HTTP and the real validation. The model writes what
-it likes and solves whatever it wrote, so that nothing but the rules keeps a bad draft out.
+A real evolution of one signal at the desk, by the real explorer over HTTP and the real validation. The model writes
+what it likes and solves whatever it wrote, so that nothing but the rules keeps a bad draft out.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class DraftCases:
     def _evolved(self, plot: Plot) -> list[Task]:
         solution = [*plot.tour, Call("finish", _answer(plot))]
         parent = Task("desk", "do something", plot.setup, tuple(Action(calls=(call,)) for call in solution))
-        failed = (Action(calls=(Call("files_move", {"file": "ghost", "folder": "taxes"}),)), Action(calls=solution[-1:]))
+        failed = (
+            Action(calls=(Call("files_move", {"file": "ghost", "folder": "taxes"}),)),
+            Action(calls=solution[-1:]),
+        )
         episode = play(self.environment, parent, follow(failed), max_turns=2, episode="3-x-0")
         signal = Signal("boundary", parent.id, "3-x-0", "1 of 4 runs earned full reward", ())
         with serving(_script(plot, solution)) as server:
@@ -159,7 +162,9 @@ class DraftCases:
         calls = tuple(call for action in task.solution[:-1] for call in action.calls)
         tour = (_look(rng, task.setup), *calls)
         answer = dict(task.solution[-1].calls[0].arguments).get("answer", "")
-        words = ", and ".join(" ".join((call.name.replace("_", " "), *map(str, call.arguments.values()))) for call in tour)
+        words = ", and ".join(
+            " ".join((call.name.replace("_", " "), *map(str, call.arguments.values()))) for call in tour
+        )
         stolen = {**draft, "query": words, "steps": list(range(1, len(tour) + 1)), "answer": answer}
         refused = _refused(plot, "an evaluation task's plan behind a look-up", stolen)
         return dataclasses.replace(refused, setup=task.setup, tour=tour)
@@ -213,7 +218,7 @@ def _made_up(world: DraftCases, rng: random.Random, plot: Plot, draft: dict[str,
         (
             {"steps": [*draft["steps"], last + 50]}, {"steps": []}, {"steps": [0]}, {"steps": [-1]}, {"steps": [1, 1]},
             {"steps": [10**30]}, {"steps": "1"}, {"steps": [True]}, {"steps": None}, {"answer": "zebra9"},
-            {"query": None}, {"query": 5}, {"query": ["x"]}, {"steps": [float(1e300)]},
+            {"query": None}, {"query": 5}, {"query": ["x"]}, {"steps": [1e300]},
         )
     )  # fmt: skip
     return _refused(plot, f"a draft with {wrong}", {**draft, **wrong})

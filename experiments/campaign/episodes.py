@@ -110,7 +110,9 @@ def plan(count: int, only: Collection[str] = ()) -> list[str]:
     return list(itertools.islice(itertools.cycle(cycle), count))
 
 
-def run(count: int, seed: int, canary: Canary, say: Say, only: Collection[str] = (), makers: Makers | None = None) -> Half:
+def run(
+    count: int, seed: int, canary: Canary, say: Say, only: Collection[str] = (), makers: Makers | None = None
+) -> Half:
     """Plays the episodes 0 … count - 1 of the seed."""
     half, began = Half(), time.monotonic()
     order = plan(count, only)

@@ -87,16 +87,18 @@ def run(
 
         return made[kind](by_kind[kind], seed, Path(folder), told)
 
-    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
-        with ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool:
-            waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
-            told = time.monotonic()
-            while not all(future.done() for future in waiting):
-                time.sleep(0.1)
-                if time.monotonic() - told > 10.0:
-                    told = time.monotonic()
-                    say(f"{sum(half.played.values()):,} of {count:,} faults")
-            half.violations += [violation for future in waiting for violation in future.result()]
+    with (
+        tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool,
+    ):
+        waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
+        told = time.monotonic()
+        while not all(future.done() for future in waiting):
+            time.sleep(0.1)
+            if time.monotonic() - told > 10.0:
+                told = time.monotonic()
+                say(f"{sum(half.played.values()):,} of {count:,} faults")
+        half.violations += [violation for future in waiting for violation in future.result()]
     half.violations += residue.grown(start, residue.settled(start), "faults")
     half.seconds = time.monotonic() - began
     return half

@@ -1,7 +1,7 @@
 """A mutated run directory, judged by the code that resumes; a process of its own, as it loads JAX.
 
-    python -m experiments.campaign.resumption judge FOLDER SEED ID …    one JSON line a mutation: [[id, what is wrong], …]
-    python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
+python -m experiments.campaign.resumption judge FOLDER SEED ID …    one JSON line a mutation: [[id, what is wrong], …]
+python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
 """
 
 from __future__ import annotations

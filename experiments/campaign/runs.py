@@ -114,7 +114,8 @@ def records(workdir: Path) -> dict[str, Any]:
         lines = [json.loads(line) for line in (workdir / name).read_text().splitlines()]
         found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
     for path in sorted((workdir / "episodes").iterdir()):
-        found[f"episodes/{path.name}"] = [_untimed(json.loads(line)) for line in gzip.open(path)]
+        with gzip.open(path) as file:
+            found[f"episodes/{path.name}"] = [_untimed(json.loads(line)) for line in file]
     summary = json.loads((workdir / "summary.json").read_text())
     return {**found, **{f"summary {name}": summary[name] for name in FIGURES}}
 
@@ -132,7 +133,10 @@ def differing(workdir: Path, other: Reference) -> list[str]:
         [sys.executable, "-m", "experiments.campaign.resumption", "arrays", str(workdir), str(other.folder)],
         cwd=_ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    return [*names, *([] if done.returncode == 0 else [f"arrays ({done.stdout.strip() or done.stderr.strip()[-200:]})"])]
+    return [
+        *names,
+        *([] if done.returncode == 0 else [f"arrays ({done.stdout.strip() or done.stderr.strip()[-200:]})"]),
+    ]
 
 
 class Life:
@@ -184,8 +188,10 @@ class Life:
         workdir, seen = self.workdir, [0.0]
         there = {
             "clock": lambda: time.monotonic() > until,
-            "checkpoint": lambda: (workdir / "checkpoints").is_dir()
-            and any(re.fullmatch(r"\.\d+\.\d+\.tmp", path.name) for path in (workdir / "checkpoints").iterdir()),
+            "checkpoint": lambda: (
+                (workdir / "checkpoints").is_dir()
+                and any(re.fullmatch(r"\.\d+\.\d+\.tmp", path.name) for path in (workdir / "checkpoints").iterdir())
+            ),
             "episodes": lambda: (workdir / f"episodes/{step:06d}.jsonl.gz").exists(),
             "evaluation": lambda: (workdir / "checkpoints/4/host.json").exists(),
         }[kind]

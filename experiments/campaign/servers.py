@@ -41,6 +41,12 @@ _SAMPLED = {
 Misdeed = Callable[[random.Random, socket.socket, Server], bytes | None]
 
 
+def _hang(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+    """No answer, for as long as anybody waits."""
+    server.over.wait(60.0)
+    return None
+
+
 def _drip(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
     """A byte now and then, for ever."""
     for byte in answered(completion("x" * 10_000)):
@@ -80,7 +86,7 @@ def _nonsense(rng: random.Random, connection: socket.socket, server: Server) -> 
 
 MISDEEDS: Mapping[str, Misdeed] = {
     "hangs up": lambda rng, connection, server: None,
-    "hangs": lambda rng, connection, server: None if server.over.wait(60) else None,
+    "hangs": _hang,
     "drips": _drip,
     "has no end": _endless,
     "has headers without end": _headers,

@@ -48,7 +48,18 @@ def arguments(rng: random.Random) -> Any:
 def unknown_call(rng: random.Random) -> Call:
     """A call of a tool that there is nowhere."""
     name = rng.choice(
-        ("no_such_tool", "__import__", "eval", "self.__class__", "reward", "finish ", "\ud800", "", "a" * 50_000, "../x")
+        (
+            "no_such_tool",
+            "__import__",
+            "eval",
+            "self.__class__",
+            "reward",
+            "finish ",
+            "\ud800",
+            "",
+            "a" * 50_000,
+            "../x",
+        )
     )
     return Call(name, {str(place): arguments(rng) for place in range(rng.randrange(3))})
 
@@ -115,7 +126,7 @@ _VALUES: Mapping[str, Callable[[random.Random], Any]] = {
     "control": lambda rng: rng.choice(_CONTROLS),
     "half a character": lambda rng: "\ud800",
     "code": lambda rng: rng.choice(("__import__('os')._exit(0)", "{{7*7}}", "${jndi:x}", "'; DROP TABLE x; --")),
-    "flood": lambda rng: rng.choice("x[{\"\\") * rng.choice((1_000, 20_000, 120_000)),
+    "flood": lambda rng: rng.choice('x[{"\\') * rng.choice((1_000, 20_000, 120_000)),
     "number": lambda rng: rng.choice((2**63, 10**400, -1, 0, 1e308, 5e-324, True)),
     "kind": lambda rng: rng.choice((None, [], {}, [[]], {"a": None}, [1] * 2_000)),
     "depth": lambda rng: json.loads("[" * 400 + "]" * 400),
