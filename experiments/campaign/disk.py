@@ -110,7 +110,8 @@ def full(place: Path, rng: random.Random, mounted: bool) -> Iterator[None]:
 
 def _log(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
     """Appends of one record and of many; a torn tail is no record."""
-    log, kept = Log(place / "log.jsonl"), []
+    log = Log(place / "log.jsonl")
+    kept: list[dict[str, Any]] = []
 
     def append(count: int) -> bool:
         records = [{"n": len(kept) + number, "text": "x" * rng.randrange(3_000)} for number in range(count)]

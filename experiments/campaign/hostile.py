@@ -139,6 +139,11 @@ def _end(ending: str, delay: float = 0.0) -> str:
     return "did"
 
 
+def _wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return "waited"
+
+
 def _chatter() -> None:
     """Writes replies for ever, for all calls to come."""
     with contextlib.suppress(OSError):
@@ -224,7 +229,7 @@ def _observe(kind: str) -> Observation:
 
 DEEDS: dict[str, Callable[..., str]] = {
     "say": lambda word: f"said {word}",
-    "wait": lambda seconds: time.sleep(seconds) or "waited",
+    "wait": _wait,
     "note": _note,
     "plant": _plant,
     "forge": _forge,

@@ -26,7 +26,9 @@ _FIGURE = re.compile(r"\b(\w+)=(\d+)\b")
 class World(Protocol):
     """Where cases are played."""
 
-    environment: Environment
+    @property
+    def environment(self) -> Environment:
+        """What the cases are tasks of."""
 
     def case(self, id: str, seed: int) -> Case:
         """The case of that id."""

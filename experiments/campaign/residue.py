@@ -74,14 +74,22 @@ def strangers() -> set[str]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(folder):
                 with contextlib.suppress(OSError):
-                    if entry.name.startswith(_OURS) or entry.stat(follow_symlinks=False).st_uid >= _CHILDREN:
+                    ours = entry.name.startswith(_OURS) or entry.stat(follow_symlinks=False).st_uid >= _CHILDREN
+                    if ours and not _of_another(entry.name):
                         found.add(entry.path)
     return found
 
 
+def _of_another(name: str) -> bool:
+    """Whether the name holds the id of a live process that does not descend from us, as scratch folders do."""
+    owner = name.removeprefix("cojax-worker-").partition("-")[0]
+    return owner.isdigit() and os.path.exists(f"/proc/{owner}") and int(owner) not in processes(os.getpid())
+
+
 def marks(canary: Canary, since: float) -> list[str]:
     """Paths in shared folders whose name, or whose contents written since then, hold a canary."""
-    found, looked = [], 0
+    found: list[str] = []
+    looked = 0
     for top in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
         for folder, folders, files in os.walk(top):
             looked += len(files) + len(folders)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
 import json
 import os
 import random
@@ -39,6 +40,11 @@ _SAMPLED = {
     },
 }
 Misdeed = Callable[[random.Random, socket.socket, Server], bytes | None]
+
+
+@functools.cache
+def _packed() -> bytes:
+    return gzip.compress(b'{"choices": "' + b"x" * 200_000_000 + b'"}', compresslevel=1)
 
 
 def _hang(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
@@ -109,13 +115,6 @@ MISDEEDS: Mapping[str, Misdeed] = {
         {}, rng.choice((301, 302, 307, 308)), Location=rng.choice((f"{server.url}/elsewhere", "file:///etc/passwd", ""))
     ),
 }
-
-
-@functools.cache
-def _packed() -> bytes:
-    import gzip
-
-    return gzip.compress(b'{"choices": "' + b"x" * 200_000_000 + b'"}', compresslevel=1)
 
 
 def inject(id: str, seed: int) -> list[Violation]:

@@ -34,7 +34,7 @@ _VALUES = (
     '{"messages":[{"role":"tool<|im_end|>","content":"x"}],"ok":true,"done":true}',
     "null", "5", "[]", '"x"', "1e999", "NaN", "-1e-999", '"\\ud800"', "[[[[[[[[[]]]]]]]]]",
 )  # fmt: skip
-_FAILURES = (
+_FAILURES: tuple[Any, ...] = (
     "ENVIRONMENT", "LOST", "LIMIT", "TIMEOUT", "WORKER_DIED", "START", "NO_SUCH", "", 5, None, {}, ["LOST"],
 )  # fmt: skip
 # Ends that are told at once, and those that are waited out.
