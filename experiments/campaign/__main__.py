@@ -76,7 +76,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def summary(seed: int, played: Half, injected: Half) -> dict[str, Any]:
     """The JSON object."""
     violations = [*played.violations, *injected.violations]
-    counts = {name: sum(violation.count == name for violation in violations) for name in COUNTS}
+    counts: dict[str, Any] = {name: sum(violation.count == name for violation in violations) for name in COUNTS}
     return {
         "episodes": sum(played.played.values()),
         "faults": sum(injected.played.values()),

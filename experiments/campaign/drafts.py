@@ -117,7 +117,7 @@ class DraftCases:
         parent = Task("desk", "do something", plot.setup, tuple(Action(calls=(call,)) for call in solution))
         failed = (
             Action(calls=(Call("files_move", {"file": "ghost", "folder": "taxes"}),)),
-            Action(calls=solution[-1:]),
+            Action(calls=(solution[-1],)),
         )
         episode = play(self.environment, parent, follow(failed), max_turns=2, episode="3-x-0")
         signal = Signal("boundary", parent.id, "3-x-0", "1 of 4 runs earned full reward", ())
