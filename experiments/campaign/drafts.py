@@ -20,7 +20,7 @@ from cojax.environment import play
 from cojax.explorer.chat_client import ChatClient, ChatSettings
 from cojax.explorer.llm import LLMExplorer
 from cojax.replay import follow
-from cojax.synthesis import EVOLUTIONS, Quarry, synthesize
+from cojax.synthesis import EVOLUTIONS, Quarry, Synthesis, synthesize
 from cojax.types import Action, Call, Signal, Task
 from cojax.validation import Attempts, Exclusions, Validation
 from environments.desk import Desk
@@ -90,7 +90,7 @@ class DraftCases:
     def examine(self, case: Case, seed: int) -> list[Violation]:
         """The evolution, and what of its drafts became a task."""
         plot = self._plot(draw(seed, case.id))
-        found: list[list[Task]] = []
+        found: list[Synthesis] = []
         errors: list[str] = []
 
         def evolve() -> None:
@@ -107,12 +107,15 @@ class DraftCases:
             reason = errors[0] if errors else f"no end within {_PATIENCE:.0f} s"
             return [Violation("lost", case.id, f"{name}: {reason}")]
         most, least = plot.enters
-        if not least <= len(found[0]) <= most:
-            entered = [task.query[:100] for task in found[0]]
-            return [Violation("forged", case.id, f"{name}: {len(found[0])} tasks enter the pool: {entered}")]
+        count = len(found[0].tasks)
+        if not least <= count <= most:
+            told = [
+                f"{record['draft']['query'][:100]!r}: {record['verdict']['evidence'][-1]}" for record in found[0].drafts
+            ]
+            return [Violation("forged", case.id, f"{name}: {count} tasks enter the pool; {'; '.join(told)}")]
         return []
 
-    def _evolved(self, plot: Plot) -> list[Task]:
+    def _evolved(self, plot: Plot) -> Synthesis:
         solution = [*plot.tour, Call("finish", _answer(plot))]
         parent = Task("desk", "do something", plot.setup, tuple(Action(calls=(call,)) for call in solution))
         failed = (
@@ -132,11 +135,10 @@ class DraftCases:
             quarry = Quarry(
                 self.environment, explorer, [signal], ["3-x-0"], lambda id: episode, self.popularity, 8, (0, 9)
             )
-            done = synthesize(
+            return synthesize(
                 EVOLUTIONS["feedback"](quarry), self.environment, explorer, validate, lambda id: False,
                 budget=9, per_context=9, seed=(0, 9), step=10,
             )  # fmt: skip
-        return list(done.tasks)
 
     def _plot(self, rng: random.Random) -> Plot:
         task = rng.choice(self.tasks)
@@ -144,7 +146,11 @@ class DraftCases:
         answer = dict(task.solution[-1].calls[0].arguments).get("answer", "")
         draft = {"description": "x", "query": task.query, "steps": list(range(1, len(tour) + 1)), "answer": answer,
                  "criterion": "it is done"}  # fmt: skip
-        honest = Plot("honest", task.setup, tour, (draft,), {}, (1, 1))
+        # A look-up that only decides between two branches, or is made twice, is superfluous by the letter of the rule.
+        plain = not any(part.startswith("if ") for part in task.query.split(", then ")) and len(tour) == len(
+            {json.dumps([call.name, dict(call.arguments)], sort_keys=True) for call in tour}
+        )
+        honest = Plot("honest", task.setup, tour, (draft,), {}, (1, int(plain)))
         return rng.choice(list(_PLOTS.values()))(self, rng, honest, draft)
 
     def honest(self, rng: random.Random, plot: Plot, draft: dict[str, Any]) -> Plot:
