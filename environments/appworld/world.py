@@ -109,16 +109,18 @@ class World:
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
         # The package allows so many requests a block of code; replayed calls belong to none.
         self.stock.requester.reset_request_count()
-        digest = ""
-        with self._own_stream(), self.access.to(app, api, arguments) as call:
-            try:
-                if call.route is not None:
-                    digest = content_hash(_plain(self._request(app, api, raise_on_failure=True, **arguments)))
-            except Exception as error:
-                digest = _digest_of(error)
+        with self.access.to(app, api, arguments) as call:
+            digest = self._digest(app, api, arguments) if call.route is not None else ""
         if not call.reached:
             raise ValueError(f"these arguments do not reach {app}.{api}")
         return digest
+
+    def _digest(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
+        with self._own_stream():
+            try:
+                return content_hash(_plain(self._request(app, api, raise_on_failure=True, **arguments)))
+            except Exception as error:
+                return _digest_of(error)
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
         """The reply to a call that leaves no trace; None where it is refused."""
