@@ -137,7 +137,8 @@ def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
-            alike = opened.call(app, api, call.arguments["arguments"]) == call.arguments.get("digest")
+            # No digest: the code saw no reply, as where its time was up.
+            alike = call.arguments["digest"] in (opened.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
             alike, refused = False, True
         if not alike:

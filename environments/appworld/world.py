@@ -196,8 +196,8 @@ def task_folder(data: str, task: str) -> Path:
 
 
 def _digest_of(error: Exception) -> str:
-    """The digest of a refusal; of the kind of error alone where the API itself broke."""
-    return content_hash(str(error) if str(error).startswith(_REFUSED) else type(error).__name__)
+    """The digest of a refusal; empty where the API gave no reply."""
+    return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
 
 
 def _plain(value: Any) -> Any:

@@ -57,6 +57,7 @@ def test_each_difference_has_its_check():
         ("a", ["a", "b"], False),
         (True, "true", False),  # the benchmark takes a truth value for a number
         (float("inf"), "inf", True),
+        (10**400, 7, False),  # beyond what a float holds
     ],
 )
 def test_answers_are_compared_as_the_benchmark_does(one, other, alike):
