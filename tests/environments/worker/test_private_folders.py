@@ -44,9 +44,16 @@ def private_checkout(parent: str, owner: int) -> Iterator[Path]:
         yield checkout
 
 
-@pytest.mark.parametrize("parent", ["/tmp", "/var/tmp"])
-@pytest.mark.parametrize("refuse", ["", "unshare"])
-@pytest.mark.parametrize("user", ["root", "ordinary"])
+@pytest.mark.parametrize(
+    ("user", "refuse", "parent"),
+    [
+        ("root", "", "/tmp"),
+        ("root", "", "/var/tmp"),
+        ("root", "unshare", "/var/tmp"),
+        ("ordinary", "", "/tmp"),
+        ("ordinary", "unshare", "/tmp"),
+    ],
+)
 def test_late_imports_work_from_a_private_folder(user, refuse, parent):
     if user == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
