@@ -188,7 +188,8 @@ def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
         damaged.unlink()
     # As if the run had never stopped.
     end = time.time() - sum(map(_total, records))
-    with SummaryWriter(str(board)) as writer:
+    # The name of a file is its second: the next one must not be this one.
+    with SummaryWriter(str(board), filename_suffix=".again") as writer:
         for record in records:
             end += _total(record)
             _draw(writer, record, end)

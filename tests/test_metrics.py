@@ -159,6 +159,30 @@ def test_tensorboard_is_told_to_drop_what_came_after_the_resume(tmp_path: Path) 
     assert starts == [3]
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-40] + b"x" * 40)])
+def test_tensorboard_is_made_again_where_it_does_not_show_the_log(tmp_path: Path, damage) -> None:
+    first = Metrics(tmp_path)
+    for step in (1, 2, 3):
+        first.write({"step": step, "success": step / 8, "seconds": {"total": 2.0}})
+    first.close()
+    damage(next((tmp_path / "tensorboard").iterdir()))
+    Metrics(tmp_path, step=3).close()
+    values = {(e.step, v.tag): v.simple_value for e in events(tmp_path / "tensorboard") for v in e.summary.value}
+    assert values == {(s, tag): v for s in (1, 2, 3) for tag, v in (("success", s / 8), ("seconds/total", 2.0))}
+
+
+def test_a_clock_that_is_set_back_takes_no_time_back() -> None:
+    now = 10.0
+    clock = Clock(now=lambda: now)
+    with clock("update"):
+        now = 12.0
+    with clock("sync"):
+        now = 5.0
+        clock.summary()
+        now = 6.0
+    assert clock.lap() == {"update": 2.0, "sync": 1.0, "total": 3.0}
+
+
 def test_wandb_configured_but_missing_names_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ModuleNotFoundError, match="pip install wandb"):

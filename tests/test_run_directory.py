@@ -1,13 +1,25 @@
-"""A run directory: the groups that wait for an update are part of the checkpoint."""
+"""A run directory: what belongs to a checkpoint, who may be at it, and what taken permissions cost."""
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
+import small_runs
 
-from cojax.run_directory import RunDirectory
+from cojax.evaluation_directory import EvaluationDirectory
+from cojax.metrics import Metrics
+from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import StorageError
 from cojax.types import Action, Group, Task, Trajectory, Turn
+from cojax.verify import verify
 
 HOST = {"evolved": 0, "fresh": 0}
 LIKE = {"w": jnp.float32(0)}
@@ -45,3 +57,98 @@ def test_waiting_groups_that_are_gone_or_damaged_are_named(tmp_path, damage):
     damage(tmp_path / "waiting/000002.jsonl.gz")
     with pytest.raises(StorageError, match=r"waiting/000002.jsonl.gz is .*Restore it from a copy"):
         directory.resume(LIKE, {})
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_lives(tmp_path):
+    program = (
+        "import pathlib, subprocess, sys, time; from cojax.run_directory import RunDirectory;"
+        "directory = RunDirectory(pathlib.Path(sys.argv[1]));"
+        "print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    child = int(first.stdout.readline())
+    try:
+        for take in (lambda: RunDirectory(tmp_path), lambda: EvaluationDirectory(tmp_path)):
+            began = time.monotonic()
+            with pytest.raises(
+                RunDirectoryError, match=r"another process is running in .*Wait for it, stop it, or choose"
+            ):
+                take()
+            assert time.monotonic() - began < 1
+        first.kill()
+        first.wait()
+        os.kill(child, 0)
+        RunDirectory(tmp_path).close()
+        with EvaluationDirectory(tmp_path):
+            pass
+    finally:
+        first.kill()
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Whatever is imported late may lie where an ordinary user may not look."""
+    small_runs.finished(tmp_path_factory.mktemp("before") / "run")
+
+
+@pytest.fixture
+def ordinary(imported):
+    """A folder of an ordinary user, as whom the test goes on: permissions say nothing to root."""
+    folder, user = Path(tempfile.mkdtemp()), os.geteuid()
+    if user == 0:
+        os.chown(folder, 65_534, 65_534)
+        os.seteuid(65_534)
+    yield folder
+    os.seteuid(user)
+    shutil.rmtree(folder)
+
+
+def on(directory: RunDirectory, steps: Iterable[int], metrics: Metrics) -> None:
+    for step in steps:
+        small_runs.play(directory, step, metrics)
+
+
+@pytest.mark.parametrize("place", ["", "tasks.jsonl", "episodes", "checkpoints", "memory.jsonl", "checksums.jsonl"])
+def test_permissions_taken_in_mid_run_cost_nothing(ordinary, place):
+    """One line that names the path; given back, the run goes on to the very result."""
+    straight = small_runs.finished(ordinary / "straight")
+    folder = ordinary / "run"
+    directory = small_runs.begun(folder)
+    metrics = Metrics(folder, log=directory.metrics)
+    on(directory, range(1, 3), metrics)
+    taken = folder / place
+    mode = taken.stat().st_mode
+    taken.chmod(0o500 if taken.is_dir() else 0o400)
+    with pytest.raises(StorageError, match=r"cannot write .*: Permission denied\. Make the folder writable") as caught:
+        on(directory, range(3, 6), metrics)
+    assert "\n" not in str(caught.value)
+    metrics.close()
+    directory.close()
+    taken.chmod(mode)
+    directory = RunDirectory(folder)
+    step = directory.claim(small_runs.CONFIG, {"versions": {"python": "3"}}).step
+    directory.resume(small_runs.LIKE, {})
+    metrics = Metrics(folder, step=step, log=directory.metrics)
+    on(directory, range(step + 1, 7), metrics)
+    metrics.close()
+    small_runs.end(directory, 6)
+    found, expected = small_runs.tree(folder), small_runs.tree(straight)
+    # Paid for twice, as its step was played twice; and what holds times, or names of Orbax's own.
+    apart = ("journal.jsonl", "embeddings.jsonl", "checkpoints", "tensorboard", "checksums.jsonl")
+    for name in expected:
+        if not name.startswith(apart):
+            assert found[name] == expected[name], name
+    assert verify(folder).pool.fresh == verify(straight).pool.fresh
+
+
+def test_what_may_not_be_read_is_named_with_the_fix(ordinary):
+    folder = small_runs.finished(ordinary / "run")
+    for name in ("tasks.jsonl", "checkpoints/6/host.json", "episodes/000002.jsonl.gz"):
+        (folder / name).chmod(0)
+        with pytest.raises(
+            StorageError, match=rf"cannot read .*{Path(name).name}: Permission denied\. Make it readable"
+        ):
+            verify(folder)
+        (folder / name).chmod(0o600)
+    assert verify(folder).step == 6
