@@ -50,6 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
         print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
+    except (TypeError, AttributeError, ValueError, IndexError, OSError) as error:
+        # The page is drawn from records as a run writes them.
+        print(
+            f"error: {chosen.workdir} holds a record that no run wrote ({plain(f'{type(error).__name__}: {error}')}). "
+            "The same command of the run names the file and the line; restore it from a copy.",
+            file=sys.stderr,
+        )
+        return 2
     return 0
 
 

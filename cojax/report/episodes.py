@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cojax.report.lineage import Visits, task_id_of
 from cojax.report.run import Json, Run
+from cojax.store import StorageError
 
 SAMPLED = 400  # episodes sampled evenly over the steps, beside the sources of lineages
 PER_STEP = 6
@@ -131,5 +132,8 @@ def words_of(folder: Path) -> Words | None:
         return None
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(paths[0]))
+    try:
+        tokenizer = Tokenizer.from_file(str(paths[0]))
+    except Exception as error:  # the package raises no other type
+        raise StorageError(f"{paths[0]} cannot be read ({error}). Restore it from a copy, or delete it.") from error
     return lambda tokens: [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]

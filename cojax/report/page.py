@@ -23,6 +23,7 @@ from cojax.report.exchanges import Exchanges
 from cojax.report.lineage import Lineages, Story, Visits
 from cojax.report.run import Json, Run, read_run
 from cojax.report.texts import held, named
+from cojax.store import expect_file
 
 SCRIPTS = (
     "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "start.js",
@@ -44,6 +45,7 @@ def write_report(folder: str | Path) -> Path:
 
 def put(path: Path, text: str) -> Path:
     """Writes a page: a reader, or an interruption, never sees half of one."""
+    expect_file(path)
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.store import Episodes, Log, StorageError
+from cojax.store import Episodes, Log, StorageError, expect_file
 
 Json = dict[str, Any]
 
@@ -54,12 +54,15 @@ def read_run(folder: str | Path) -> Run:
     return Run(
         folder=folder,
         config=_read_json(folder / "config.json"),
-        metrics=_read_log(folder / "metrics.jsonl"),
+        metrics=_read_log(folder / "metrics.jsonl", "step"),
         summary=_read_json(folder / "summary.json"),
-        tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl")},
-        signals=_read_log(folder / "signals.jsonl"),
-        drafts=_read_log(folder / "drafts.jsonl"),
-        expeditions={(line["step"], line["expedition"]): line for line in _read_log(folder / "expeditions.jsonl")},
+        tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl", "id", "query")},
+        signals=_read_log(folder / "signals.jsonl", "step", "kind"),
+        drafts=_read_log(folder / "drafts.jsonl", "step", "draft", "verdict"),
+        expeditions={
+            (line["step"], line["expedition"]): line
+            for line in _read_log(folder / "expeditions.jsonl", "step", "expedition")
+        },
         episodes=Episodes(folder / "episodes"),
     )
 
@@ -74,12 +77,25 @@ def birth(task: Json) -> int:
     return (task.get("lineage") or {}).get("step", 0)
 
 
-def _read_log(path: Path) -> tuple[Json, ...]:
-    return tuple(Log(path).read())
+def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
+    """The records of a log. Raises StorageError for one without these names."""
+    records = tuple(Log(path).read())
+    for line, record in enumerate(records, 1):
+        if missing := [name for name in names if name not in record]:
+            raise StorageError(
+                f"{path}, line {line}: no {missing[0]}; no run wrote this. Restore the file from a copy, or delete it."
+            )
+    return records
 
 
 def _read_json(path: Path) -> Json:
+    if not path.exists():
+        return {}
+    expect_file(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(value, dict):
+            raise ValueError(f"it holds {type(value).__name__}, expected an object")
+        return value
+    except (ValueError, RecursionError) as error:
         raise StorageError(f"{path} is not JSON ({error}). Restore it from a copy, or delete it.") from error
