@@ -140,7 +140,9 @@ class CheckedLog:
                 if not line.endswith(b"\n") or (length is not None and self._bytes + len(line) > length):
                     return
                 try:
-                    parsed(line)
+                    record = parsed(line)
+                    if self._shared:
+                        is_signed(record)
                 except ValueError as error:
                     raise StorageError(f"{self.path}, line {self._lines + 1}: {error}. {_FIX}") from error
                 self._take(line)

@@ -15,6 +15,7 @@ import small_runs
 from small_runs import CONFIG, LIKE, finished, older, tree
 
 from cojax.checkpoint import CheckpointError
+from cojax.explorer.journal import Journal
 from cojax.run_directory import RunDirectory, RunDirectoryError
 from cojax.store import StorageError
 from cojax.verify import verify
@@ -170,6 +171,10 @@ def test_what_is_paid_for_stays_and_is_checked_beyond_the_checkpoint(run):
         file.write(b'{"key":"new","text":"paid"}\n{"key":"torn')
     start(run)
     assert (run / "journal.jsonl").read_bytes().endswith(b'"paid"}\n{"key":"torn')
+    Journal(run / "journal.jsonl").add("f" * 32, {"place": "p", "text": "bought"})
+    replace_in(run / "journal.jsonl", b"bought", b"caught")
+    with pytest.raises(StorageError, match=r"journal.jsonl, line 8: its content is not what the run wrote"):
+        start(run)
     replace_in(run / "journal.jsonl", b'{"key":"new"', b'{"key" "new"')
     with pytest.raises(StorageError, match=r"journal.jsonl, line 7: "):
         start(run)
@@ -265,7 +270,9 @@ def test_every_mutation_of_every_file_is_refused_or_heals(kind, run):
             found[outcome] += 1
             mutations.restore(path, content)
     assert found["heals"]
-    assert kind == "older version" or (found["refused"] and found["restarts"])
+    assert kind == "older version" or found["refused"]
+    # Whether a line ends in an array's bytes is chance.
+    assert kind not in ("missing", "empty", "BOM", "bit flipped") or found["restarts"]
 
 
 def test_a_folder_that_holds_no_run_is_not_taken_over(tmp_path):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.checksums import CHECKSUM, is_signed, signed
 from cojax.store import Log
 from cojax.types import Message, canonical
 
@@ -66,6 +67,7 @@ class Journal:
     A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
     `text`, `truncated`, `usage`, `tokens` and `requests` (what it cost, lost attempts included). One of a failed call
     holds `kind` and `reason` of the failure, no usage, and None for its text. Of several with one key the last counts.
+    On disk each has a checksum of itself.
     """
 
     def __init__(self, path: Path | None = None):
@@ -111,8 +113,9 @@ class Journal:
         try:
             record = json.loads(line)
             sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
+            is_signed(record)
             if record["key"] == key and sound:
-                return record
+                return {name: value for name, value in record.items() if name != CHECKSUM}
         except (ValueError, KeyError, TypeError):
             pass
         _LOG.warning("%s holds a damaged record of call %s; the call is made anew", self._log.path, key)
@@ -125,8 +128,9 @@ class Journal:
             if self._log is None:
                 self._memory[key] = entry
             else:
-                line = len(canonical(entry))  # JSON with ASCII alone: as many bytes as characters
-                self._starts[key] = self._log.append([entry]) - line - 1
+                line = signed(entry)
+                length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
+                self._starts[key] = self._log.append([line]) - length - 1
             self._numbers[key] = self._next()
 
     def read(self, place: str = "") -> Iterator[dict[str, Any]]:
