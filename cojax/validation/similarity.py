@@ -1,12 +1,21 @@
-"""How alike two queries are worded: cosines of character n-grams, which neither punctuation nor inserted words hide."""
+"""How alike two queries are worded: cosines of character n-grams, which neither punctuation nor inserted words hide.
+
+N-grams do not know the order of words, "move report to taxes" from "move taxes to report": duplicates in the pool must
+agree in the order of their words as well, or in what is done.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cojax.types import Task, content_hash, normalise
+from cojax.types import Task, canonical, content_hash, normalise, to_json
 
 _NGRAMS = (3, 5)
 # Parts of a query, one to a paragraph, are compared by themselves from that many characters on.
@@ -43,13 +52,15 @@ class Nearest:
 class Kin:
     """Queries by the setup they are asked on: what is worded alike elsewhere may be another task.
 
-    `threshold` is the cosine above which two queries on one setup count as the same; 0 compares nothing.
+    `threshold` is the cosine above which two queries on one setup count as the same; 0 compares nothing. They are the
+    same task if their calls are the same, in any order; or if their pairs of neighbouring words are alike by the
+    threshold too, unless their calls give the same values to other arguments.
     """
 
     def __init__(self, threshold: float, elder: Kin | None = None):
         """What `elder` knows, this one knows as well."""
         self.threshold, self.elder = threshold, elder
-        self._queries: dict[str, dict[str, str]] = {}  # setup → task id → query
+        self._queries: dict[str, dict[str, _Known]] = {}  # setup → task id → what is known of it
         self._seen = 0
 
     def update(self, pool: Iterable[Task]) -> None:
@@ -62,7 +73,7 @@ class Kin:
 
     def add(self, task: Task) -> None:
         if self.threshold:
-            self._queries.setdefault(_where(task), {})[task.id] = normalise(task.query)
+            self._queries.setdefault(_where(task), {})[task.id] = _Known.of(task)
 
     def beside(self) -> Kin:
         """Another one that knows what this one knows, and learns for itself alone."""
@@ -73,16 +84,53 @@ class Kin:
         known = self._known(_where(task)) if self.threshold else []
         if not known:
             return ""
-        cosines = _cosines(normalise(task.query), [query for _, query in known])
-        best = max(range(len(known)), key=lambda place: cosines[place])
-        if cosines[best] <= self.threshold:
-            return ""
-        return f"near duplicate of task {known[best][0]}: similarity {cosines[best]:.2f}, above {self.threshold:g}"
+        this = _Known.of(task)
+        cosines = _cosines(this.query, [other.query for _, other in known])
+        for place in sorted(range(len(known)), key=lambda place: -cosines[place]):
+            id, other = known[place]
+            if cosines[place] <= self.threshold:
+                break
+            if this.done == other.done or (this.order(other) > self.threshold and not this.permutes(other)):
+                return f"near duplicate of task {id}: similarity {cosines[place]:.2f}, above {self.threshold:g}"
+        return ""
 
-    def _known(self, where: str) -> list[tuple[str, str]]:
-        """Ids and queries of the tasks on this setup."""
+    def _known(self, where: str) -> list[tuple[str, _Known]]:
+        """Ids of the tasks on this setup, and what is known of them."""
         older = self.elder._known(where) if self.elder is not None else []
         return [*older, *self._queries.get(where, {}).items()]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Known:
+    """A query, normalised; the actions that answer it, in no order; and the values that their calls pass on."""
+
+    query: str
+    done: tuple[str, ...]
+    values: tuple[str, ...]
+
+    @classmethod
+    def of(cls, task: Task) -> _Known:
+        calls = [call for action in task.solution for call in action.calls]
+        texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
+        values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
+        done = [canonical([call.name, to_json(call.arguments)]) for call in calls]
+        return cls(normalise(task.query), tuple(sorted(done + texts)), tuple(sorted(values)))
+
+    def order(self, other: _Known) -> float:
+        """The cosine of their pairs of neighbouring words; 1 where neither has two words."""
+        ours, theirs = self._pairs(), other._pairs()
+        if not ours and not theirs:
+            return 1.0
+        shared = sum(count * theirs[pair] for pair, count in ours.items())
+        norm = math.sqrt(sum(n * n for n in ours.values()) * sum(n * n for n in theirs.values()))
+        return shared / norm if norm else 0.0
+
+    def permutes(self, other: _Known) -> bool:
+        """Whether the same values are passed on as other arguments, or to other calls."""
+        return self.done != other.done and self.values == other.values and len(set(self.values)) > 1
+
+    def _pairs(self) -> Counter[tuple[str, str]]:
+        return Counter(itertools.pairwise(re.findall(r"\w+", self.query)))
 
 
 def paragraphs(text: str) -> list[str]:

@@ -62,3 +62,42 @@ def test_kin_are_on_one_setup_and_learned_once() -> None:
     kin.update([*pool, task(MOVE, room="a")])
     assert kin.why(task(f"{MOVE} ", room="a")).startswith("near duplicate")
     assert Kin(0.0).why(alike) == ""
+
+
+def moved(query: str, *calls: tuple[str, str]) -> Task:
+    made = (Action(calls=(Call("move", {"file": file, "folder": folder}),)) for file, folder in calls)
+    return Task("office", query, {}, (*made, Action(calls=(Call("finish"),))))
+
+
+def test_word_order_and_argument_roles_make_another_task() -> None:
+    kin = Kin(0.8)
+    first = moved("move report to taxes", ("report", "taxes"))
+    kin.add(first)
+    # The cosine of the two is 1.00.
+    assert kin.why(moved("move taxes to report", ("taxes", "report"))) == ""
+    assert kin.why(moved("move taxes to report", ("report", "taxes"))).startswith(f"near duplicate of task {first.id}")
+    assert kin.why(moved("Move report to taxes!", ("report", "taxes"))).startswith("near duplicate")
+    # The same words in the same order are no other task for another way of doing it.
+    assert kin.why(moved("Move report to taxes!", ("report", "taxes"), ("report", "drafts"))).startswith("near")
+
+
+def test_one_swap_in_a_long_query_makes_another_task() -> None:
+    kin = Kin(0.95)
+    names = [f"file{n}" for n in range(40)]
+    pairs = list(zip(names[::2], names[1::2], strict=True))
+
+    def long(pairs: list[tuple[str, str]]) -> Task:
+        return moved(", then ".join(f"please move {file} to {folder}" for file, folder in pairs), *pairs)
+
+    kin.add(long(pairs))
+    swapped = [pairs[0][::-1], *pairs[1:]]
+    assert kin.why(long(swapped)) == ""
+    # Two steps in another order come to the same calls.
+    assert kin.why(long([pairs[1], pairs[0], *pairs[2:]])).startswith("near duplicate")
+
+
+def test_the_nearest_other_task_does_not_hide_a_duplicate_behind_it() -> None:
+    kin = Kin(0.7)
+    kin.add(moved("move taxes to report", ("taxes", "report")))
+    kin.add(moved("please move report to taxes", ("report", "taxes")))
+    assert kin.why(moved("move report to taxes", ("report", "taxes"))).startswith("near duplicate")
