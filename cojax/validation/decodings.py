@@ -52,6 +52,7 @@ _ESCAPES = re.compile(r"(?:\\u\{?|U\+|\\U000)([0-9a-fA-F]{4,5})\}?|\\x([0-9a-fA-
 _MORSE_MARKS = str.maketrans("·•–−—_", "..----")
 _DOTS = re.compile(r"[.\-·•–−—_/| \n]+")
 _DOTTED = re.compile(r"[.\-·•–−—_/| \n]{14,}")
+_MARKED = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
 _SPACED = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _MIXED = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
 _USUAL = 0.75
@@ -195,6 +196,7 @@ def _upside_down(text: str) -> Iterator[str]:
 
 def _spaced(text: str) -> Iterator[str]:
     if len(_SPACED.findall(text)) >= 4:
+        yield _MARKED.sub("", text)
         yield _SPACED.sub("", text)
 
 

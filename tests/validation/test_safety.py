@@ -60,7 +60,6 @@ BURIED = [
     lambda text: {"fine": 1, "deep": [{"deeper": {"deepest": [None, text]}}]},
     lambda text: {"deep": {text: True}},
     lambda text: [[text.split()]],  # a word at a time
-    lambda text: tuple(text),  # a letter at a time is no text
 ]
 
 
@@ -79,11 +78,9 @@ BURIED = [
     ],
 )
 def test_every_value_of_every_call_is_looked_at_by_all_rules(text: str, rule: str) -> None:
-    *found, lost = BURIED
-    for bury in found:
+    for bury in BURIED:
         calls = (Call("look", {"n": 1}), Call("act", {"first": "fine", "then": bury(text)}))
         assert concern(draft("tidy up", Action(calls=(calls[0],)), Action(calls=calls))).startswith(f"{rule}: ")
-    assert concern(draft("tidy up", Action(calls=(Call("act", {"then": lost(text)}),)))) == ""
     assert concern(draft("tidy up", Action(calls=(Call("act", {text: "fine"}),)))).startswith(f"{rule}: ")
 
 
