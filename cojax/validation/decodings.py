@@ -195,7 +195,7 @@ def _upside_down(text: str) -> Iterator[str]:
 
 
 def _spaced(text: str) -> Iterator[str]:
-    if len(_SPACED.findall(text)) >= 4:
+    if len(_SPACED.findall(text)) >= 3:
         yield _MARKED.sub("", text)
         yield _SPACED.sub("", text)
 
