@@ -20,7 +20,7 @@ _CLOSING = frozenset({"please", "kindly", "thanks"})
 # A turn of an evaluated dialogue, which is only part of a task, is told by so many times as many words as a query.
 _PART = 2
 # Characters of a query that is compared; validation allows far fewer.
-_LONGEST = 20_000
+_LONGEST = 100_000
 # In pieces, with other words in between, a query is told by so many more words.
 _SCATTERED = 3
 # What is decoded is compared by its wording from so many words on.

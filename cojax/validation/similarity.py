@@ -20,6 +20,8 @@ from cojax.types import Task, canonical, content_hash, normalise, to_json
 _NGRAMS = (3, 5)
 # Parts of a query, one to a paragraph, are compared by themselves from that many characters on.
 _PARAGRAPH = 40
+# Of a query in the pool so many characters are compared; validation allows far fewer.
+_COMPARED = 20_000
 
 
 class Nearest:
@@ -114,7 +116,9 @@ class _Known:
         texts = [normalise(action.text) for action in task.solution if not action.calls and action.text.strip()]
         values = [canonical(to_json(value)) for call in calls for value in call.arguments.values()]
         done = [canonical([call.name, to_json(call.arguments)]) for call in calls]
-        return cls(normalise(task.query), tuple(sorted(done + texts)), tuple(sorted(values)))
+        # Half a surrogate pair is no text that can be compared; validation refuses it later.
+        query = normalise(task.query[:_COMPARED].encode("utf-8", "replace").decode())
+        return cls(query, tuple(sorted(done + texts)), tuple(sorted(values)))
 
     def order(self, other: _Known) -> float:
         """The cosine of their pairs of neighbouring words; 1 where neither has two words."""

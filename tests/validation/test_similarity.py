@@ -101,3 +101,10 @@ def test_the_nearest_other_task_does_not_hide_a_duplicate_behind_it() -> None:
     kin.add(moved("move taxes to report", ("taxes", "report")))
     kin.add(moved("please move report to taxes", ("report", "taxes")))
     assert kin.why(moved("move report to taxes", ("report", "taxes"))).startswith("near duplicate")
+
+
+def test_no_text_breaks_the_comparison() -> None:
+    kin = Kin(0.9)
+    kin.add(moved("move report to taxes", ("report", "taxes")))
+    for query in ("move \ud800 to taxes", "", "\x00", "move report to taxes " * 50_000):
+        assert kin.why(moved(query, ("map", "taxes"))) == ""
