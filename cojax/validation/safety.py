@@ -18,6 +18,9 @@ from cojax.validation.decodings import decoded
 from cojax.validation.safety_rules import ASKED, DONE
 
 _MODEL = {"instructions to a model": ASKED["instructions to a model"]}
+_COMMON = frozenset(
+    ("the", "of", "and", "to", "my", "for", "is", "that", "it", "all", "with", "from", "your", "me", "his", "her")
+)
 # Texts of a draft that are decoded are as long as this at most; longer ones are read as they are.
 _DECODED = 20_000
 
@@ -48,10 +51,16 @@ def _readings(text: str) -> Iterator[str]:
         return
     for _, reading in decoded(text):
         yield _plain(reading)
-    if len(text.split()) > 1:
-        lowered = _plain(text)
-        yield lowered[::-1]
-        yield codecs.encode(lowered, "rot13")
+    lowered = _plain(text)
+    for reading in (lowered[::-1], codecs.encode(lowered, "rot13")):
+        # What is English as it stands is none in cipher.
+        if _commonness(reading) >= _commonness(lowered):
+            yield reading
+
+
+def _commonness(text: str) -> int:
+    """How many of its words are among the commonest of English."""
+    return sum(word in _COMMON for word in text.split())
 
 
 def _said(arguments: Mapping[str, Any]) -> Iterator[str]:

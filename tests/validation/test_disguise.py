@@ -141,7 +141,7 @@ def test_of_the_desk_no_disguise_gets_more_through() -> None:
 def test_of_bfcl_no_disguise_gets_more_through() -> None:
     bfcl = environments.load("bfcl")
     held_out = [task for split in ("eval", "challenge") for task in bfcl.tasks(split, 200)]
-    assert risen(through(Exclusions.of(held_out, 0.7), held_out, 5), BFCL) == {}
+    assert risen(through(Exclusions.of(held_out, 0.7), held_out, 3), BFCL) == {}
 
 
 @pytest.mark.real
@@ -152,7 +152,7 @@ def test_of_appworld_no_disguise_gets_more_through() -> None:
     finally:
         world.close()
     assert held_out
-    assert risen(through(Exclusions.of(held_out, 0.7), held_out, 5), APPWORLD) == {}
+    assert risen(through(Exclusions.of(held_out, 0.7), held_out, 3), APPWORLD) == {}
 
 
 def test_what_is_said_openly_within_more_is_not_in_disguise() -> None:
