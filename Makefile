@@ -6,6 +6,16 @@ BIN := $(VENV)/bin
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/cpu_shims
 
+# Make takes what has spaces for several files.
+ifneq ($(words $(VENV)),1)
+  $(error VENV is "$(VENV)"; expected a path without spaces)
+endif
+ifneq ($(words $(SGLANG)),1)
+  ifneq ($(filter sglang test-real,$(MAKECMDGOALS)),)
+    $(error the cache is "$(SGLANG)", a path with spaces; name one without in COJAX_CACHE)
+  endif
+endif
+
 .PHONY: demo test test-real bench campaign study lint sglang clean
 
 demo: $(VENV)/.base

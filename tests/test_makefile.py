@@ -1,0 +1,28 @@
+"""Set-up says in the first second where a path would lead it astray."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def planned(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What make would do."""
+    return subprocess.run(["make", "-n", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+
+
+def test_a_cache_with_spaces_is_refused_before_anything_is_done():
+    for target in ("sglang", "test-real"):
+        refused = planned(target, "COJAX_CACHE=/tmp/a b")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert 'the cache is "/tmp/a b/sglang", a path with spaces; name one without in COJAX_CACHE' in refused.stderr
+    assert planned("test", "COJAX_CACHE=/tmp/a b").returncode == 0
+
+
+def test_a_virtual_environment_with_spaces_is_refused():
+    refused = planned("lint", "VENV=a b")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert 'VENV is "a b"; expected a path without spaces' in refused.stderr
