@@ -27,9 +27,8 @@ def adopt_orphans() -> None:
 def descendants(pid: int) -> set[int]:
     """The running processes that a process started, and those that they started."""
     children = defaultdict(set)
-    for entry, state, parent, _ in _running():
-        if state != "Z":
-            children[parent].add(entry)
+    for entry, parent, _ in _running():
+        children[parent].add(entry)
     found, open_ = set[int](), [pid]
     while open_:
         new = children[open_.pop()] - found
@@ -40,7 +39,7 @@ def descendants(pid: int) -> set[int]:
 
 def session(sid: int) -> set[int]:
     """The running processes of a session."""
-    return {entry for entry, state, _, session in _running() if session == sid and state != "Z"}
+    return {entry for entry, _, session in _running() if session == sid}
 
 
 def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
@@ -62,8 +61,8 @@ def end_all(grace: float | None = None) -> None:
     """Tells the children of this process to end, and returns when nothing that descends from it is left; what is after
     `grace` seconds, GRACE by default, is killed."""
     own = os.getpid()
-    for entry, state, parent, _ in _running():
-        if parent == own and state != "Z":
+    for entry, parent, _ in _running():
+        if parent == own:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(entry, signal.SIGTERM)
     if left := end(lambda: descendants(own), GRACE if grace is None else grace):
@@ -80,10 +79,20 @@ def leave_none() -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def _running() -> Iterable[tuple[int, str, int, int]]:
-    """Id, state, parent and session of every process."""
+def reap(deadline: float = KILLED) -> None:
+    """Buries the children of this process, which have all been told to end; what they held is free by then."""
+    until = time.monotonic() + deadline
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
+
+
+def _running() -> Iterable[tuple[int, int, int]]:
+    """Id, parent and session of every process that runs, if only to free what it held."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                yield int(entry), fields[0], int(fields[1]), int(fields[3])
+                # Of a process whose first thread is gone, others may still run.
+                if fields[0] not in "ZX" or int(fields[17]) > 1:
+                    yield int(entry), int(fields[1]), int(fields[3])

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -20,13 +20,16 @@ from cojax.explorer.windows import Ending
 from cojax.rollout import chat, endpoint
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
-from cojax.types import Action, Call, Message, Observation, Task, Trajectory, Triplet, Turn, normalise
+from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
+from cojax.validation import mention, query, safety
+from cojax.validation.exclusions import Exclusions
 from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
 
 TASK = Task("desk", "move report", {})
+EXCLUSIONS = Exclusions.of([Task("desk", "move report to archive, then mail it to ana and to bob", {})], 0.6)
 CHATS = [chat.Chat(word_tokenizer(["report"], ["move report"], [])), chat.Chat(byte_tokenizer([], 512))]
 
 
@@ -59,6 +62,10 @@ def drafted(text: str) -> None:
     abstraction.task_draft(draft, actions, TASK, Ending("finish", "answer"), "\n---\n", 1)
 
 
+def dangerous(text: str) -> None:
+    safety.concern(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
+
+
 def rendered(text: str) -> None:
     for one in CHATS:
         one.extend((Message("tool", text),), True)
@@ -71,12 +78,12 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
     "JSON": (chat.read_json, 400_000),
     "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
-    "rendering": (rendered, 16_000),
+    "rendering": (rendered, 8_000),
     "an endpoint": (lambda text: endpoint.action_of(endpoint.Reply(text, (("a", "b", text),))), 200_000),
     "records": (lambda text: mind.read(mind.Reply(text), Record), 200_000),
     "fenced records": (lambda text: mind.read(mind.Reply('```json\n{"query":"' + text), Record), 200_000),
     "answers": (answered, 8_000),
-    "code": (coded, 20_000),
+    "code": (coded, 12_000),
     "drafts": (drafted, 8_000),
     "code blocks": (lambda text: prompt.code_of(Action(text)), 200_000),
     "an open code block": (lambda text: prompt.code_of(Action("```python\n" + text)), 200_000),
@@ -93,6 +100,10 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "sameness of queries": (normalise, 50_000),
     "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
     "answers in AppWorld": (answer_text, 200_000),
+    "dangers": (dangerous, 8_000),
+    "queries": (lambda text: query.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
+    "what a query says": (lambda text: mention.Said(text).names(text[:2_000] + "y 12.5"), 4_000),
+    "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
 }
 UNITS = [
     "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<tool_call>{", "<tool_call>{}", "<tool_call>[",
@@ -131,6 +142,15 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety._ACTED["destructive command"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["rm", " ", "-", "r", "f", "a", "_", "/", "~", "."]), max_size=12).map("".join))
+def test_flags_of_a_command_are_found_as_by_trying_each(text):
+    assert bool(FLAGS.search(text)) == bool(OLD_FLAGS.search(text))
+
+
 OLD_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 PIECES = st.lists(
     st.sampled_from([
@@ -141,6 +161,7 @@ PIECES = st.lists(
 ).map("".join)  # fmt: skip
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_calls_are_those_between_an_opening_and_the_next_closing(text):
     assert list(chat._bodies(text)) == OLD_CALL.findall(text)
@@ -149,6 +170,7 @@ def test_calls_are_those_between_an_opening_and_the_next_closing(text):
 WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1", "\n"]), max_size=10).map("".join)
 
 
+@settings(deadline=None)
 @given(WORDS, WORDS)
 def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
     if said and not answers._NUMBER.fullmatch(answers._GROUPING.sub("", said)):

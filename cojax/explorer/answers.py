@@ -13,13 +13,13 @@ import ast
 import contextlib
 import functools
 import re
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import accumulate, islice
 from typing import Any
 
 from cojax.types import Triplet
+from cojax.unicode_forms import normal_form
 
 # Characters of one action's code and of an answer, brackets in brackets, values that one answer holds.
 _LONGEST, _LONGEST_ANSWER, _DEEPEST, _MOST = 20_000, 4_000, 80, 100
@@ -70,7 +70,7 @@ def holds(text: str, value: Any) -> bool:
 
 
 def _folded(text: str) -> str:
-    return unicodedata.normalize("NFKC", text).casefold()
+    return normal_form("NFKC", text).casefold()
 
 
 def _given_by(

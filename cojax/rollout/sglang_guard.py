@@ -22,7 +22,7 @@ from types import FrameType
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it runs isolated
 
-from cojax.processes import adopt_orphans, descendants, end
+from cojax.processes import adopt_orphans, descendants, end, reap
 
 _PDEATHSIG = 1
 _LOOK_EVERY, _CLOSING_LOOK = 0.2, 0.05  # seconds, while it serves and while it ends
@@ -60,9 +60,7 @@ def main(arguments: list[str]) -> None:
         time.sleep(_CLOSING_LOOK)
     if left := end(lambda: descendants(os.getpid())):
         print(f"processes {sorted(left)} could not be ended", file=sys.stderr, flush=True)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    reap()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cojax.environment import EnvironmentFailure
 from cojax.replay import Replay
 from cojax.types import Action, Task, content_hash, normalise, to_json
+from cojax.unicode_forms import normal_form
 from cojax.validation.confusables import BLANK, plain
 from cojax.validation.disguise import Disguises
 from cojax.validation.similarity import Nearest
@@ -198,7 +199,7 @@ def _plan(task: Task) -> str:
 
 def _words(text: str) -> Sequence[str]:
     """Runs of letters and digits, lower case and without accents, width or characters that show nothing."""
-    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
+    folded = normal_form("NFKD", normal_form("NFKD", text).casefold())
     shown = (c for c in folded if unicodedata.category(c) not in ("Cf", "Mn", "Me") and c not in BLANK)
     return re.findall(r"[^\W_]+", "".join(shown))
 

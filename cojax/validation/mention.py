@@ -12,6 +12,8 @@ import unicodedata
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cojax.unicode_forms import normal_form
+
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(text.split())
@@ -121,7 +123,7 @@ class Said:
 
 def words(text: str) -> Iterator[str]:
     """The stems of the words of a text, common ones aside; names that are written together are taken apart."""
-    for piece in _PIECE.findall(_CAMEL.sub(" ", unicodedata.normalize("NFKC", text))):
+    for piece in _PIECE.findall(_CAMEL.sub(" ", normal_form("NFKC", text))):
         word = fold(piece)
         if word[0].isdigit():
             yield word.replace(",", "")
@@ -148,7 +150,7 @@ def stem(word: str) -> str:
 
 def fold(text: str) -> str:
     """The text in one case and width and without accents."""
-    plain = unicodedata.normalize("NFKD", text).casefold()
+    plain = normal_form("NFKD", text).casefold()
     return " ".join("".join(c for c in plain if unicodedata.category(c) not in ("Mn", "Cf")).split())
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Action
+from cojax.unicode_forms import normal_form
 
 # The greatest value that `longest_query` may be set to.
 MOST_CHARACTERS = 100_000
@@ -111,7 +112,7 @@ def _unreadable(character: str) -> str:
 
 def _folded(text: str) -> str:
     """The text in one case and width, without white space and what shows nothing."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = normal_form("NFKC", text).casefold()
     shown = (c for c in plain if not c.isspace() and c not in _FILLERS)
     return "".join(c for c in shown if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
 

@@ -94,7 +94,7 @@ BY_TOKENIZER = {name: chat(name) for name in TOKENIZERS}
 
 
 @pytest.mark.parametrize("name", CHATS)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(HOSTILE, min_size=7, max_size=7))
 @example(["<tool", "_call>", "<|im_", "end|>", "im", "tool_call", "end|>#<|im_"])
 @example(["<~|im_end|>", "<|im~_end|>", "tool_call", "_call>", "tool_call>", "<", "<TOOL_CALL>"])
@@ -113,7 +113,7 @@ def test_no_text_in_any_template_makes_a_control_token(name, texts):
 
 
 @pytest.mark.parametrize("name", BY_TOKENIZER)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(HOSTILE, HOSTILE)
 @example("＜｜im_end｜＞", "＜tool_call＞")
 @example("\n<|im_end|>\n", "<tool_call>\n")
@@ -125,6 +125,7 @@ def test_no_text_in_any_vocabulary_makes_a_control_token(name, query, word):
     assert controls(chat, replies[0]) == controls(chat, replies[1])
 
 
+@settings(deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_text_comes_back_as_it_was(query, word):
     chat = CHATS["written"]
@@ -137,7 +138,7 @@ def test_hostile_text_comes_back_as_it_was(query, word):
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(st.lists(st.text(alphabet="ab ,.-é漢\n{}\"'\U000f0001tool"), min_size=3, max_size=3))
 def test_harmless_text_is_rendered_as_the_tokenizer_does(template, texts):
     chat = CHATS[template]
@@ -159,6 +160,7 @@ def test_a_role_outside_the_set_is_refused(role):
     assert sorted(ROLES) == ["assistant", "system", "tool", "user"]
 
 
+@settings(deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_an_action_ends_no_turn_but_its_own(name, value):
     """Its calls read back as they were made, whatever they hold."""

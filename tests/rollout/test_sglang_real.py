@@ -24,6 +24,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
+from cojax.processes import descendants
 from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
@@ -61,7 +62,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, patience=PATIENCE, deadline=240.0)
     running.load(weights(0))
     yield running
+    processes = descendants(os.getpid())
     running.close()
+    assert not processes & descendants(os.getpid()), "a server's process is left"
 
 
 @pytest.fixture
@@ -340,7 +343,9 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 TRAINER = """
 import sys, time
 from pathlib import Path
+from cojax.processes import leave_none
 from cojax.rollout.sglang_process import Launch, ServerProcess
+leave_none()
 process = ServerProcess(Launch(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
 process.start(Path(sys.argv[3]), "x")
 print(process.port, flush=True)
@@ -359,6 +364,19 @@ def test_no_server_outlives_a_trainer_that_was_killed(fresh: SGLangEngine, tmp_p
     trainer.wait()
     wait(lambda: subprocess.run(["pgrep", "-f", pattern], capture_output=True).returncode == 1, 20, "it lives on")
     assert not answers(port)
+
+
+def test_a_command_told_to_end_returns_once_its_servers_have(fresh: SGLangEngine, tmp_path: Path) -> None:
+    arguments = [str(default_python()), str(tmp_path), str(fresh._folders[-1])]
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, *arguments], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    port = int(trainer.stdout.readline())
+    wait(lambda: answers(port), 240, "the server did not start")
+    started = descendants(trainer.pid)
+    assert len(started) >= 4, "guard, server, scheduler and detokenizer"
+    trainer.terminate()
+    assert trainer.wait(30) == 143
+    assert not {pid for pid in started if Path(f"/proc/{pid}").exists()}
 
 
 def answers(port: int) -> bool:
