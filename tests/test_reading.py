@@ -23,6 +23,7 @@ from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import mention, query, safety
 from cojax.validation.exclusions import Exclusions
+from cojax.validation.safety_rules import DONE
 from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
@@ -142,7 +143,7 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
-OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), safety._ACTED["destructive command"]
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), DONE["destructive command"]
 
 
 @settings(deadline=None)

@@ -11,8 +11,6 @@ import re
 import unicodedata
 from collections.abc import Mapping
 
-from cojax.unicode_forms import normal_form
-
 # "LATIN … LETTER A", "… SMALL CAPITAL A", "… TURNED A", with or without "WITH HOOK"; not "LATIN LETTER ESH".
 _NAMED = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)?$")
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
@@ -55,7 +53,7 @@ def _lookalike(char: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    return "".join(char for char in normal_form("NFKD", text) if unicodedata.category(char) != "Mn")
+    return "".join(char for char in unicodedata.normalize("NFKD", text) if unicodedata.category(char) != "Mn")
 
 
 @functools.cache
