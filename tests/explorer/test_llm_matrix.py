@@ -193,7 +193,7 @@ def test_solvers_that_fail_do_nothing_or_cannot_be_understood_prove_nothing(scen
     if not scene.speaks:  # where a run takes seconds, these three will do
         names += ["empty", "500", "429, much later"]
     plans = {name: [WRONG[name].answer] for name in names} | {f"one who {name}": s for name, s in scene.solvers.items()}
-    drafts = {name: {**scene.good, "query": f"Case {name!r} of the notes"} for name in plans}
+    drafts = {name: {**scene.good, "query": f"{scene.good['query']} Case {name!r} of it."} for name in plans}
 
     def solve(body: dict[str, Any], at: int) -> Answer:
         (plan,) = [plan for name, plan in plans.items() if f"Case {name!r} of" in told(body)]
