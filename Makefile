@@ -16,7 +16,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo test test-real bench campaign study lint sglang clean
+.PHONY: demo test test-real nightly bench campaign study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -34,6 +34,12 @@ test-real: $(VENV)/.real $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m real -n 2 --dist loadfile --ignore=tests/rollout
 	# A real server takes the cores for itself.
 	$(BIN)/python -m pytest -m real tests/rollout
+
+# What takes too long for continuous integration.
+nightly: $(VENV)/.real
+	$(BIN)/python -m environments.install bfcl
+	$(BIN)/python -m environments.install appworld --data=tiny
+	$(BIN)/python -m pytest -m nightly
 
 bench: $(VENV)/.base
 	$(BIN)/python -m experiments.bench
