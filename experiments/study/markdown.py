@@ -50,8 +50,14 @@ def _heading(summary: Mapping[str, Any]) -> str:
     return (
         f"{len(seeds)} seeds ({', '.join(map(str, seeds))}), {steps} steps, success on {summary['tasks']} tasks of the "
         f"split `{summary['split']}`, greedy.{again} ± and brackets are 95 % intervals over seeds (Student); "
-        f"differences are paired by seed. All runs: `experiments/desk.py` with {settings}."
+        f"differences are paired by seed. All runs: `experiments/desk.py` with {settings}.\n\n"
+        f"Made by the code of commits {_listed(made_by(summary))}."
     )
+
+
+def made_by(summary: Mapping[str, Any]) -> list[str]:
+    """The commits that made the runs, shortened."""
+    return [f"`{commit[:10]}`" for commit in summary["made_with"]["commits"]]
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
@@ -162,7 +168,7 @@ def _made_with(made: Mapping[str, Any]) -> str:
     versions = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in made["versions"])
     return (
         f"Made with {versions}; on {', '.join(made['processors'])}, one core and one thread a run; "
-        f"{made['core_hours']:.1f} core-hours; commits {', '.join(made['commits'])}."
+        f"{made['core_hours']:.1f} core-hours."
     )
 
 
@@ -180,5 +186,5 @@ def _points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def _listed(seeds: Sequence[int]) -> str:
-    return ", ".join(map(str, seeds))
+def _listed(things: Sequence[object]) -> str:
+    return ", ".join(map(str, things))
