@@ -67,6 +67,8 @@ def end_all(grace: float | None = None) -> None:
                 os.kill(entry, signal.SIGTERM)
     if left := end(lambda: descendants(own), GRACE if grace is None else grace):
         print(f"processes {sorted(left)} could not be ended; kill them", file=sys.stderr, flush=True)
+    else:
+        reap()
 
 
 def leave_none() -> None:

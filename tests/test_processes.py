@@ -18,11 +18,11 @@ from cojax.rollout.sglang_process import Launch, ServerProcess
 FAMILY = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-deaf = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+deaf = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", deaf])
 away = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True)"
 subprocess.run([sys.executable, "-c", away])
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())
 time.sleep(60)
 """
 COMMAND = """
@@ -57,9 +57,7 @@ def alive(pid: int) -> bool:
 def test_a_command_leaves_no_process(ending):
     code, number, status = ENDINGS[ending]
     program = COMMAND.format(ending=code)
-    command = subprocess.Popen(
-        [sys.executable, "-c", program, FAMILY], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = subprocess.Popen([sys.executable, "-c", program, FAMILY], stdout=subprocess.PIPE, text=True)
     assert command.stdout is not None
     family = [int(command.stdout.readline()) for _ in range(3)]
     if number:

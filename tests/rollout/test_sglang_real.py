@@ -376,7 +376,8 @@ def test_a_command_told_to_end_returns_once_its_servers_have(fresh: SGLangEngine
     assert len(started) >= 4, "guard, server, scheduler and detokenizer"
     trainer.terminate()
     assert trainer.wait(30) == 143
-    assert not {pid for pid in started if Path(f"/proc/{pid}").exists()}
+    left = {pid: Path(f"/proc/{pid}/stat").read_text() for pid in started if Path(f"/proc/{pid}").exists()}
+    assert not left, f"{left} {(tmp_path / 'server-0.log').read_text()[-3000:]}"
 
 
 def answers(port: int) -> bool:
