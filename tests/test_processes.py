@@ -18,11 +18,11 @@ from cojax.rollout.sglang_process import Launch, ServerProcess
 FAMILY = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-deaf = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)"
+deaf = "import os, time; os.write(1, f'{os.getpid()}{chr(10)}'.encode()); time.sleep(60)"
 child = subprocess.Popen([sys.executable, "-c", deaf])
 away = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True)"
 subprocess.run([sys.executable, "-c", away])
-os.write(1, b"%d\\n" % os.getpid())
+os.write(1, f"{os.getpid()}{chr(10)}".encode())
 time.sleep(60)
 """
 COMMAND = """
