@@ -19,9 +19,9 @@ _LOOK_EVERY = 0.02  # seconds
 GRACE, KILLED = 5.0, 10.0
 
 
-def adopt_orphans() -> None:
-    """Descendants whose parent is gone become children of this process, and so stay its descendants."""
-    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+def adopt_orphans(adopt: bool = True) -> None:
+    """From now on, descendants whose parent is gone become children of this process, and so stay its descendants."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def descendants(pid: int) -> set[int]:

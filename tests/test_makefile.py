@@ -1,5 +1,6 @@
 """Set-up says in the first second where a path would lead it astray."""
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,8 +11,11 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 
 def planned(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What make would do."""
-    return subprocess.run(["make", "-n", *arguments], cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    """What make would do, also where a make runs this."""
+    alone = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(
+        ["make", "-n", *arguments], cwd=Path(__file__).parents[1], env=alone, capture_output=True, text=True
+    )
 
 
 def test_a_cache_with_spaces_is_refused_before_anything_is_done():

@@ -132,19 +132,40 @@ def run(
 @contextlib.contextmanager
 def quiet_place() -> Iterator[None]:
     """A temporary folder of our own, and at the end no process that descends from us."""
-    residue.adopt()
     folder = tempfile.mkdtemp(prefix="cojax-campaign-")
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
-        yield
+        with residue.adopted():
+            yield
     finally:
-        for pid in residue.processes(os.getpid())[1:]:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
         tempfile.tempdir = None
         os.environ.pop("TMPDIR") if before is None else os.environ.update(TMPDIR=before)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Lost episodes are what this is about: nothing is logged of them."""
+    before = {name: logging.getLogger(name).level for name in ("cojax", "environments", "httpx", "openai")}
+    for name in before:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def stopped_once() -> Iterator[None]:
+    """The first SIGINT or SIGTERM is a KeyboardInterrupt."""
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def interrupt(*_: object) -> NoReturn:
@@ -160,13 +181,8 @@ def main(
     injectors: Mapping[str, faults.Injector] | None = None,
 ) -> int:
     options = arguments(argv)
-    # Lost episodes are what this is about.
-    for name in ("cojax", "environments", "httpx", "openai"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    for signalled in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signalled, interrupt)
     try:
-        with quiet_place():
+        with quiet_logs(), stopped_once(), quiet_place():
             return run(options, worlds, injectors)
     except KeyboardInterrupt:
         print("stopped; nothing is counted", file=sys.stderr)

@@ -8,9 +8,10 @@ import gc
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cojax.processes import adopt_orphans, end
 from experiments.campaign.cases import Canary, Violation
 
 # Where children may have written.
@@ -171,12 +172,16 @@ def settled(before: Residue, supervisors: Sequence[int] = (), seconds: float = 1
         time.sleep(0.1)
 
 
-def adopt() -> None:
-    """Has the kernel make orphans our children, so that whatever descends from us is found."""
-    from environments.worker import kernel
-
-    with contextlib.suppress(OSError, AttributeError):
-        kernel.prctl(kernel.SUBREAPER, 1)
+@contextlib.contextmanager
+def adopted() -> Iterator[None]:
+    """Orphans become our children, so that whatever descends from us is found; at the end, what is new has ended."""
+    before = set(processes(os.getpid()))
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        end(lambda: set(processes(os.getpid())) - before)
+        adopt_orphans(False)
 
 
 def _named(pid: int) -> str:

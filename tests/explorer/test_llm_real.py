@@ -86,7 +86,6 @@ def test_a_run_that_is_killed_in_an_evolution_repeats_no_task_loses_none_and_pay
         ran(tmp_path / "whole", server, cache)
         whole = [json.dumps(body, sort_keys=True) for body in server.bodies]
     tasks = lines(tmp_path / "whole" / "tasks.jsonl")
-    assert len(tasks) > 15
     assert any(record["lineage"]["explorer"].startswith("llm:m@") for record in tasks)
 
     with serving(wanderer()) as server:
