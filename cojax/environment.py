@@ -188,10 +188,11 @@ def play(
     """Plays one episode and returns what happened.
 
     `max_turns` counts actions, `max_observation` characters of one observation, of which `replies.MOST_MESSAGES` are
-    kept; what is cut says so. An exception of the environment becomes the outcome environment_error, but `LimitExceeded`
-    inside `step` and `PolicyLoss` anywhere become timeout. Where the environment runs what a policy wrote, so do a
-    malformed reply and any exception but `EnvironmentFailure` after reset. `EngineError` becomes engine_error;
-    `OutOfContext` and too many turns become truncated. Any other exception of the actor is raised: it is a mistake.
+    kept; what is cut says so. An exception of the environment becomes the outcome environment_error, but
+    `LimitExceeded` inside `step` and `PolicyLoss` anywhere become timeout. Where the environment runs what a policy
+    wrote, so do a malformed reply and any exception but `EnvironmentFailure` after reset. `EngineError` becomes
+    engine_error; `OutOfContext` and too many turns become truncated. Any other exception of the actor is raised: it is
+    a mistake.
     """
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure

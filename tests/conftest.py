@@ -1,4 +1,4 @@
-"""Makes the helpers beside the tests importable from every folder of tests, and keeps tests from changing one another."""
+"""Makes the helpers beside the tests importable from every folder, and keeps tests from changing one another."""
 
 import ctypes
 import logging
