@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _SUBREAPER = 36
@@ -26,43 +26,53 @@ def adopt_orphans(adopt: bool = True) -> None:
 
 def descendants(pid: int) -> set[int]:
     """The running processes that a process started, and those that they started."""
-    children = defaultdict(set)
-    for entry, parent, _ in _running():
+    children, running = defaultdict(set), set[int]()
+    for entry, parent, _, runs in _processes():
+        # One that has ended while we looked is still the link to its children.
         children[parent].add(entry)
+        running |= {entry} if runs else set()
     found, open_ = set[int](), [pid]
     while open_:
         new = children[open_.pop()] - found
         found |= new
         open_ += new
-    return found
+    return found & running
 
 
 def session(sid: int) -> set[int]:
     """The running processes of a session."""
-    return {entry for entry, _, session in _running() if session == sid}
+    return {entry for entry, _, session, runs in _processes() if runs and session == sid}
 
 
 def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
-    """Waits up to `grace` seconds until no process is left, then kills until none is; those left after `deadline`."""
+    """Waits up to `grace` seconds until no process is left, then kills until none is; those left after `deadline`.
+
+    A look at all processes takes a while, in which a process may pass from one parent to another unseen: none is left
+    where two looks found none.
+    """
+
+    def found() -> set[int]:
+        return set(left()) or set(left())
+
     until = time.monotonic() + grace
-    while (found := set(left())) and time.monotonic() < until:
+    while (last := found()) and time.monotonic() < until:
         time.sleep(_LOOK_EVERY)
     until = time.monotonic() + deadline
-    while found and time.monotonic() < until:
-        for pid in found:
+    while last and time.monotonic() < until:
+        for pid in last:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_LOOK_EVERY)
-        found = set(left())
-    return found
+        last = found()
+    return last
 
 
 def end_all(grace: float | None = None) -> None:
     """Tells the children of this process to end, and returns when nothing that descends from it is left; what is after
     `grace` seconds, GRACE by default, is killed."""
     own = os.getpid()
-    for entry, parent, _ in _running():
-        if parent == own:
+    for entry, parent, _, runs in _processes():
+        if runs and parent == own:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(entry, signal.SIGTERM)
     if left := end(lambda: descendants(own), GRACE if grace is None else grace):
@@ -89,12 +99,11 @@ def reap(deadline: float = KILLED) -> None:
             time.sleep(_LOOK_EVERY)
 
 
-def _running() -> Iterable[tuple[int, int, int]]:
-    """Id, parent and session of every process that runs, if only to free what it held."""
+def _processes() -> Iterator[tuple[int, int, int, bool]]:
+    """Id, parent and session of every process, and whether it still runs, if only to free what it held."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
                 # Of a process whose first thread is gone, others may still run.
-                if fields[0] not in "ZX" or int(fields[17]) > 1:
-                    yield int(entry), int(fields[1]), int(fields[3])
+                yield int(entry), int(fields[1]), int(fields[3]), fields[0] not in "ZX" or int(fields[17]) > 1

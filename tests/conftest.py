@@ -31,5 +31,5 @@ def _settings() -> dict[str, object]:
         "adopts orphans": adopts.value,
         "SIGTERM": signal.getsignal(signal.SIGTERM),
         "SIGINT": signal.getsignal(signal.SIGINT),
-        "log": [logging.getLogger(name).level for name in ("cojax", "environments")],
+        "warnings": [logging.getLogger(name).level <= logging.WARNING for name in ("cojax", "environments")],
     }

@@ -251,8 +251,10 @@ class Fleet:
     async def _watch(self, server: Server) -> None:
         """Looks at the server now and then, and at once on an alarm."""
         while True:
+            # Not wait_for, which in Python 3.11 swallows a cancellation that comes together with the alarm.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.alarm.wait(), self._patience.probe_every)
+                async with asyncio.timeout(self._patience.probe_every):
+                    await server.alarm.wait()
             server.alarm.clear()
             try:
                 if server.up and self._behind(server):

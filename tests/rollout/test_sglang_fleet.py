@@ -1,5 +1,6 @@
 """Servers that fall out and come back: none holds up another, and none serves other weights unnoticed."""
 
+import asyncio
 import dataclasses
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang import SGLangEngine
+from cojax.rollout.sglang_endpoint import Clients
+from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import ServerProcess
 from cojax.rollout.sglang_server import Patience, Target
 from cojax.rollout.sglang_weights import WeightsFolder, newest
@@ -316,3 +319,17 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
     load(1, *pair)
     until(lambda: first.up)
     assert first.label == engine.fleet.target.label
+
+
+def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:
+    async def closed(moments: int) -> None:
+        fleet = Fleet(Clients(), ["http://127.0.0.1:9"], [], PATIENCE)
+        fleet._watches = [asyncio.create_task(fleet._watch(fleet.servers[0]))]
+        await asyncio.sleep(0.01)
+        fleet.servers[0].alarm.set()
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        await asyncio.wait_for(fleet.close(), 5)
+
+    for moments in range(6):
+        asyncio.run(closed(moments))
