@@ -108,6 +108,7 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert summaries[0][key] == summaries[1][key], key
 
 
+@pytest.mark.real
 def test_the_desk_in_workers_gives_the_same_run(reference, environment, tmp_path):
     done = run(tmp_path / "run", environment, "environment.isolated=True")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -203,9 +204,8 @@ def in_the_last_evaluation(workdir: Path) -> bool:
 @pytest.mark.parametrize(
     "moment",
     [
-        in_rollout,
         in_evolution,
-        *(pytest.param(m, marks=pytest.mark.real) for m in (in_checkpoint, in_the_last_evaluation)),
+        *(pytest.param(m, marks=pytest.mark.nightly) for m in (in_rollout, in_checkpoint, in_the_last_evaluation)),
     ],
 )
 def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environment, tmp_path):
@@ -263,6 +263,7 @@ def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     assert list(episodes(straight)) == ["000006.jsonl.gz"]
 
 
+@pytest.mark.nightly
 def test_two_runs_of_one_seed_are_the_same(reference, environment, tmp_path):
     """Also with another number of slots and threads: who runs beside an episode changes nothing in it."""
     done = run(tmp_path / "run", environment, "limits.concurrency=5")
@@ -270,7 +271,7 @@ def test_two_runs_of_one_seed_are_the_same(reference, environment, tmp_path):
     assert_same_run(tmp_path / "run", reference)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
 def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, environment, tmp_path):
     workdir = tmp_path / "run"
     status, output = kill_when(workdir, environment, lambda: in_rollout(workdir), number)
@@ -343,34 +344,60 @@ def test_every_task_has_its_lineage(reference):
         assert lineage["step"] in (2, 4, 6)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("nonsense=1",), "'nonsense' is not a setting"),
-        (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
-        (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
-        (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk"),
-        (("engine.name=warp",), "engine 'warp' not found; available: local"),
-        (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
-        (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
-        (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
-        (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
-        (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
-        (("group_size=1",), "group_size is 1; expected at least 2"),
-        (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
-        (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
-        (("staleness=2",), "staleness is 2; expected 0, or 1"),
-        (("sampling.temperature=0.0",), "training samples need one above 0"),
-        (("batch_size=0",), "batch_size is 0"),
-        (("learner.row_length=100",), "a row must hold the longest episode"),
-        (("workdir=/proc/cojax",), "Choose another --config.workdir"),
-    ],
+# Settings that are refused, and what is said of them.
+REFUSED = (
+    (("nonsense=1",), "'nonsense' is not a setting"),
+    (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
+    (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
+    (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk"),
+    (("engine.name=warp",), "engine 'warp' not found; available: local"),
+    (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
+    (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
+    (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
+    (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
+    (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
+    (("group_size=1",), "group_size is 1; expected at least 2"),
+    (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
+    (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
+    (("staleness=2",), "staleness is 2; expected 0, or 1"),
+    (("sampling.temperature=0.0",), "training samples need one above 0"),
+    (("batch_size=0",), "batch_size is 0"),
+    (("learner.row_length=100",), "a row must hold the longest episode"),
+    (("workdir=/proc/cojax",), "Choose another --config.workdir"),
 )
-def test_bad_settings_are_named_with_the_fix(settings, message, environment, tmp_path):
-    done = run(tmp_path / "run", environment, *settings)
-    assert done.returncode == 1
-    assert message in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+# Imports once what every command imports, and forks for each.
+COMMANDS = """
+import json, os, sys
+from absl import app
+from experiments import run
+for number, arguments in enumerate(json.loads(sys.stdin.read())):
+    if not (child := os.fork()):
+        os.dup2(os.open(f"{sys.argv[1]}/{number}", os.O_CREAT | os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        sys.argv[1:] = arguments
+        app.run(run.main, flags_parser=run.parse)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def refusals(environment, tmp_path_factory) -> list[tuple[int, str]]:
+    """Of each of REFUSED the exit status, and all that is printed."""
+    folder = tmp_path_factory.mktemp("refused")
+    commands = [command(folder / f"run{number}", *settings)[3:] for number, (settings, _) in enumerate(REFUSED)]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, str(folder)], input=json.dumps(commands), cwd=ROOT, env=environment,
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return [(int(status), (folder / str(number)).read_text()) for number, status in enumerate(done.stdout.split())]
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_bad_settings_are_named_with_the_fix(number, refusals):
+    status, printed = refusals[number]
+    assert status == 1
+    assert REFUSED[number][1] in printed
+    assert "Traceback" not in printed
 
 
 def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, tmp_path):
