@@ -8,6 +8,7 @@ The sum is made within the scan over layers, so that neither it nor its gradient
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -84,21 +85,21 @@ def factors(row: Parameter) -> tuple[Parameter, Parameter]:
 
 def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
     """Adapters that change nothing yet: A of N(0, 1 / inputs), B of zeros; float32, as {path of the matrix: {a, b}}."""
-    rows = adapted_rows(config, lora)
+    return _initialize(config, lora, jax.random.key(seed))
 
-    @jax.jit
-    def make() -> Params:
-        made: Params = {}
-        for number, row in enumerate(rows):
-            of_a, of_b = factors(row)
-            shape, stacked = row.shape(config), len(row.stacked)
-            cut = stacked + (row.inputs or 0)
-            key = jax.random.fold_in(jax.random.key(seed), number)
-            a = jax.random.normal(key, (*shape[:cut], lora.rank)) * math.prod(shape[stacked:cut]) ** -0.5
-            made = with_leaf(with_leaf(made, of_a, a), of_b, jnp.zeros((*shape[:stacked], lora.rank, *shape[cut:])))
-        return made
 
-    return make()
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _initialize(config: ModelConfig, lora: Lora, key: jax.Array) -> Params:
+    """One compiled program for all seeds of a shape."""
+    made: Params = {}
+    for number, row in enumerate(adapted_rows(config, lora)):
+        of_a, of_b = factors(row)
+        shape, stacked = row.shape(config), len(row.stacked)
+        cut = stacked + (row.inputs or 0)
+        own = jax.random.fold_in(key, number)
+        a = jax.random.normal(own, (*shape[:cut], lora.rank)) * math.prod(shape[stacked:cut]) ** -0.5
+        made = with_leaf(with_leaf(made, of_a, a), of_b, jnp.zeros((*shape[:stacked], lora.rank, *shape[cut:])))
+    return made
 
 
 def adapted(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:

@@ -35,15 +35,16 @@ def initialize(config: ModelConfig, seed: int) -> Params:
     """Fresh parameters: embedding N(0, 1 / D), so that logits of a tied head begin with variance 1, kernels
     N(0, 1 / inputs), and those that write to the residual stream smaller by √(2L), so that its variance does not grow
     with depth (GPT-2)."""
+    return _initialize(config, jax.random.key(seed))
 
-    @jax.jit
-    def make() -> Params:
-        rngs = nnx.Rngs(seed)
-        stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
-        ends, layers = nnx.state(Ends(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
-        return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
 
-    return make()
+@functools.partial(jax.jit, static_argnums=0)
+def _initialize(config: ModelConfig, key: jax.Array) -> Params:
+    """One compiled program for all seeds of a shape."""
+    rngs = nnx.Rngs(key)
+    stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
+    ends, layers = nnx.state(Ends(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
+    return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
 
 
 def hidden_states(
