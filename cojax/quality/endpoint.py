@@ -87,7 +87,11 @@ class EndpointEmbedding:
         if not (self._key.isascii() and self._key.isprintable()):
             raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
         self._api = openai.OpenAI(
-            api_key=self._key or "none", base_url=settings.base_url, timeout=settings.timeout, max_retries=0
+            api_key=self._key or "none",
+            base_url=settings.base_url,
+            timeout=settings.timeout,
+            max_retries=0,
+            http_client=openai.DefaultHttpxClient(follow_redirects=False),
         )
         self._known: dict[str, Floats] | None = None
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tenacity
-from openai import APIConnectionError, APIError, APIStatusError, OpenAI
+from openai import APIConnectionError, APIError, APIStatusError, DefaultHttpxClient, OpenAI
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
 from cojax.rollout.chat import parse, read_json
@@ -84,7 +84,10 @@ class Endpoint:
         # A server without keys takes any.
         self._key = os.environ.get(_KEY) or "none"
         # What it takes and gives is plain values here, checked below.
-        self._create: Any = OpenAI(base_url=self.url, api_key=self._key, max_retries=0).chat.completions.create
+        # The key, and what a task says, go to this address and to no other that it may point to.
+        client = DefaultHttpxClient(follow_redirects=False)
+        api = OpenAI(base_url=self.url, api_key=self._key, max_retries=0, http_client=client)
+        self._create: Any = api.chat.completions.create
         self._down = ""
 
     def __call__(

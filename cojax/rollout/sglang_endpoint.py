@@ -244,7 +244,7 @@ class Endpoint:
             raise Unreachable(f"{self.url}/{path} answered {response.status_code}: {_reason(response)}")
         try:
             return response.json() if response.content.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unreachable(f"{self.url}/{path} answered what is no JSON: {response.text[:200]!r}") from error
 
 
@@ -277,5 +277,5 @@ def _reason(response: httpx.Response) -> str:
         body = response.json()
         body = body.get("error", body)
         return str(body.get("message", body))[:500]
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return response.text[:500]

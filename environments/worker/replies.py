@@ -14,8 +14,9 @@ from environments.worker import wire
 
 # Bytes read at a time, and of a reply without asking for room.
 _PART = 64 * 2**10
-# Bytes that large replies may take at once, of all children together, and how many times over each is held on its way.
-_ROOM, _COPIES = 96 * 2**20, 3
+# Bytes that large replies may take at once, of all children together, and how many times over each is held on its way:
+# as it is read, as it is examined, as it is sent on, and what the allocator keeps of that.
+_ROOM, _COPIES = 96 * 2**20, 4
 # Levels that a reply may nest.
 _DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))

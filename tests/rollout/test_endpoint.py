@@ -121,6 +121,15 @@ def test_a_wrong_key_is_asked_once_for_all_and_never_told():
     assert KEY not in repr(endpoint)
 
 
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_neither_key_nor_task_goes_where_the_server_points_to(status):
+    with serving(scripted(said("hello"))) as other:
+        elsewhere = refused(status, Location=f"{other.url}/chat/completions")
+        with serving(scripted(elsewhere)) as server, pytest.raises(EngineError):
+            asked(server, attempts=2)(ASK, (), NEVER)
+    assert other.requests == []
+
+
 def test_messages_too_long_for_the_model_end_the_episode():
     answer = refused(400, "This model's maximum context length is 8192 tokens.")
     with serving(scripted(answer)) as server, pytest.raises(OutOfContext):

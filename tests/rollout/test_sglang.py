@@ -1,15 +1,19 @@
 """What the real server cannot be brought to show: the engine against a small HTTP server that misbehaves on command."""
 
+import asyncio
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_endpoint import serving
 from speakers import Speaker, ask, until, waits, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.sglang_endpoint import Clients, Lost, Refused
+from cojax.rollout.sglang_endpoint import Endpoint as ServerEndpoint
 from cojax.rollout.sglang_server import Patience, Target
 from cojax.rollout.sglang_weights import WeightsFolder
 
@@ -316,3 +320,17 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert sum(speaker.count("generate") for speaker in pair) == 600
     assert engine.busy_seconds > 0
     until(lambda: sum(engine.fleet.routes.loads().values()) == 0)
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_reply_that_nests_deeply_is_a_fault_of_the_server(status) -> None:
+    async def ask(url: str) -> None:
+        clients = Clients()
+        try:
+            await ServerEndpoint(url, clients).generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
+        finally:
+            await clients.aclose()
+
+    with serving(lambda request, number: (status, {}, b"[" * 100_000 + b"]" * 100_000)) as server:
+        with pytest.raises((Lost, Refused)):
+            asyncio.run(ask(server.url))

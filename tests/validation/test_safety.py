@@ -122,7 +122,7 @@ def test_the_desk_asks_for_nothing_of_that_sort() -> None:
 CASES = json.loads((Path(__file__).parent / "safety_cases.json").read_text())
 # Half → (unsafe texts that are caught, harmless ones that are too). The held-out half was written after the rules, and
 # no rule was written for a text of it. The first numbers may only rise, the second ones only fall.
-MEASURED = {"development": (212, 0), "held_out": (46, 1)}
+MEASURED = {"development": (216, 0), "held_out": (46, 1)}
 
 
 @pytest.mark.parametrize("half", MEASURED)
@@ -137,8 +137,8 @@ def test_as_many_cases_are_caught_as_were_measured(half: str) -> None:
 def test_the_cases_are_many_and_of_both_kinds() -> None:
     unsafe = [text for half in CASES.values() for texts in half["unsafe"].values() for text in texts]
     harmless = [text for half in CASES.values() for text in half["harmless"]]
-    assert (len(unsafe), len(harmless)) == (277, 260)
-    assert len({*unsafe, *harmless}) == 537
+    assert (len(unsafe), len(harmless)) == (280, 264)
+    assert len({*unsafe, *harmless}) == 544
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,8 @@ encoder.json = type("json", (), {{"dumps": staticmethod(lambda value, **more: {r
 
 
 def test_code_that_ends_its_process_between_two_steps_has_itself_to_blame(run: Run):
-    leaving = "def leave():\n    while world.calls is not None: pass\n"
+    # Where the pause between two steps is too short for the thread, it leaves in the second.
+    leaving = "own = world.calls\ndef leave():\n    while world.calls is own: pass\n"
     leaving += "    for _ in range(10**6): pass\n    posix._exit(0)\n"
     trajectory = run(WORLD + leaving + "thread.start_new_thread(leave, ())\nprint('left')", "while True: pass")
     assert (trajectory.outcome, trajectory.reward) == ("timeout", 0.0), trajectory
