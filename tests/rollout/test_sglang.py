@@ -331,6 +331,6 @@ def test_a_reply_that_nests_deeply_is_a_fault_of_the_server(status) -> None:
         finally:
             await clients.aclose()
 
-    with serving(lambda request, number: (status, {}, b"[" * 100_000 + b"]" * 100_000)) as server:
-        with pytest.raises((Lost, Refused)):
-            asyncio.run(ask(server.url))
+    nested = b"[" * 100_000 + b"]" * 100_000
+    with serving(lambda request, number: (status, {}, nested)) as server, pytest.raises((Lost, Refused)):
+        asyncio.run(ask(server.url))
