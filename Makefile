@@ -5,18 +5,20 @@ BIN := $(VENV)/bin
 # SGLang has a virtual environment of its own; this one serves without an accelerator.
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/cpu_shims
+# Tests that two processes at once would disturb.
+ALONE := tests/rollout tests/experiments/test_campaign_real.py
 
 # Make takes what has spaces for several files.
 ifneq ($(words $(VENV)),1)
   $(error VENV is "$(VENV)"; expected a path without spaces)
 endif
 ifneq ($(words $(SGLANG)),1)
-  ifneq ($(filter sglang test-real,$(MAKECMDGOALS)),)
+  ifneq ($(filter sglang test-real nightly,$(MAKECMDGOALS)),)
     $(error the cache is "$(SGLANG)", a path with spaces; name one without in COJAX_CACHE)
   endif
 endif
 
-.PHONY: demo test test-real nightly bench campaign study lint sglang clean
+.PHONY: demo test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -28,17 +30,21 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
-test-real: $(VENV)/.real $(SGLANG)/.installed
+test-real: test-real-together test-real-alone
+
+.worlds: $(VENV)/.real
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m environments.install appworld --data=tiny
-	$(BIN)/python -m pytest -m real -n 2 --dist loadfile --ignore=tests/rollout
-	# A real server takes the cores for itself.
-	$(BIN)/python -m pytest -m real tests/rollout
+
+test-real-together: .worlds $(SGLANG)/.installed
+	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+
+# A real server takes the cores for itself, and the campaign counts all processes and files.
+test-real-alone: .worlds $(SGLANG)/.installed
+	$(BIN)/python -m pytest -m 'real and not nightly' $(ALONE)
 
 # What takes too long for continuous integration.
-nightly: $(VENV)/.real
-	$(BIN)/python -m environments.install bfcl
-	$(BIN)/python -m environments.install appworld --data=tiny
+nightly: .worlds $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m nightly
 
 bench: $(VENV)/.base

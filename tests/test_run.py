@@ -248,7 +248,7 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
     assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
     """Killed in step 5, resumed at 4: the evolution of step 6 needs episodes that the killed run saw as old."""
     settings = ("evolve_every=3", "episodes_kept=1", "checkpoints_kept=1", "evolve=trajectory")
@@ -310,7 +310,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, environmen
     assert_same_run(workdir, reference)
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_every_arm_is_one_override(reference, environment, tmp_path):
     grown = {}
     for arm in ("none", "random", "uniform", "trajectory"):

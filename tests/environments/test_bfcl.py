@@ -53,7 +53,10 @@ def called(name: str, /, **arguments: object) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-@pytest.mark.parametrize("category", ["base", "miss_func", "miss_param", "long_context"])
+@pytest.mark.parametrize(
+    "category",
+    ["base", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("miss_func", "miss_param", "long_context"))],
+)
 def test_every_official_solution_passes_and_none_does_without_a_call(category, capsys):
     assert check.main(["bfcl", f"--category={category}"]) == 0
     line = json.loads(capsys.readouterr().out)

@@ -242,6 +242,7 @@ def test_refuses_values_out_of_range(argument: str):
 
 
 @pytest.mark.real
+@pytest.mark.nightly
 def test_weights_reach_a_server_and_conversations_hit_its_cache(capsys: pytest.CaptureFixture[str]):
     found = run(capsys, "sync", "conversations", "--sizes=0.01", "--batch=16", "--turns=4", "--repeats=1")
     sync, conversations = (suite["rows"][0] for suite in found["suites"])

@@ -52,7 +52,7 @@ def test_the_preflight_rehearses_too(tmp_path):
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 4])
 def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
     """With and without adapters, which are all that a checkpoint then holds."""
     settings = (

@@ -543,6 +543,7 @@ SMALL = (
 
 
 @pytest.mark.real
+@pytest.mark.nightly
 def test_a_small_table_from_end_to_end(tmp_path):
     environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
     command = [

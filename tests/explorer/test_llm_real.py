@@ -254,6 +254,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
+@pytest.mark.nightly
 def test_a_random_model_on_a_real_server_makes_no_task_and_it_is_said_why(noise: str) -> None:
     mind = ChatClient(ChatSettings(noise, "noise", timeout=60.0, max_tokens=48))
     explorer = LLMExplorer(mind, runs=2, steps=3, attempt_turns=3)
