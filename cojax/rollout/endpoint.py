@@ -13,16 +13,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import tenacity
 from openai import APIConnectionError, APIError, APIStatusError, DefaultHttpxClient, OpenAI
+from openai.types.chat import ChatCompletion
 
 from cojax.environment import Actor, EngineError, Episode, OutOfContext, ask
 from cojax.rollout.chat import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
 _KEY = "OPENAI_API_KEY"
+_MOST_BYTES = 64 * 2**20  # of one reply
 _LONGEST_WAIT = 120.0  # seconds between two attempts, whatever the server asks for
 _TEMPORARY = {408, 409, 425, 429}
 # What no other request of the same kind would change: key, rights, address or model.
@@ -87,7 +90,7 @@ class Endpoint:
         # The key, and what a task says, go to this address and to no other that it may point to.
         client = DefaultHttpxClient(follow_redirects=False)
         api = OpenAI(base_url=self.url, api_key=self._key, max_retries=0, http_client=client)
-        self._create: Any = api.chat.completions.create
+        self._create: Any = api.chat.completions.with_streaming_response.create
         self._down = ""
 
     def __call__(
@@ -128,9 +131,10 @@ class Endpoint:
             raise EngineError(self._down)
         offered = {"tools": list(tools)} if tools else {}
         try:
-            answer = self._create(
-                model=self.model, messages=list(messages), timeout=seconds, **offered, **self._settings
-            )
+            sent = {"model": self.model, "messages": list(messages), **offered, **self._settings}
+            answer = _within(seconds, lambda: self._asked(sent, seconds))
+        except TimeoutError:
+            raise _Temporary(f"Timeout: no reply within {seconds:.3g} s") from None
         except APIStatusError as error:
             raise self._refused(error) from None
         except (APIConnectionError, APIError) as error:
@@ -139,6 +143,22 @@ class Endpoint:
             # No JSON where JSON was announced, or nested deeper than can be read.
             raise _Temporary(f"the reply cannot be read: {self._told(error)}") from None
         return _reply(answer)
+
+    def _asked(self, sent: Mapping[str, Any], seconds: float) -> ChatCompletion:
+        """The completion, which is read until it is whole, too long or too late. Raises what openai raises, ValueError
+        for what is none, TimeoutError."""
+        until, content = time.monotonic() + seconds, bytearray()
+        with self._create(**sent, timeout=seconds) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > _MOST_BYTES:
+                    raise ValueError(f"it is longer than {_MOST_BYTES:,} bytes")
+                if time.monotonic() > until:
+                    raise TimeoutError
+        found = json.loads(content)
+        if not isinstance(found, dict):
+            raise ValueError("it is no object")
+        return ChatCompletion.construct(**found)
 
     def _refused(self, error: APIStatusError) -> Exception:
         """What a status other than 200 means. Only what lasts is remembered."""
@@ -162,6 +182,23 @@ class Endpoint:
         cause = f" ({error.__cause__})" if isinstance(error, APIConnectionError) and error.__cause__ else ""
         said = f"{type(error).__name__}: {error}{cause}"
         return " ".join((said if self._key == "none" else said.replace(self._key, f"${_KEY}")).split())[:500]
+
+
+def _within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What the call returns or raises; TimeoutError after so many seconds, when it is left to itself.
+
+    Timeouts of HTTP bound one read each, of which an answer that drips takes any number.
+    """
+    answer: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="endpoint", daemon=True).start()
+    return answer.result(timeout=seconds)
 
 
 def _retry_after(header: str | None) -> float | None:

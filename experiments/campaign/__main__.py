@@ -66,6 +66,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options.only = tuple(filter(None, options.only.split(",")))
     if unknown := set(options.only) - {*EPISODES, *FAULTS}:
         parser.error(f"--only names {', '.join(sorted(unknown))}; expected of {', '.join((*EPISODES, *FAULTS))}")
+    if options.case and options.only:
+        half = EPISODES if options.case[0] == "e" else FAULTS
+        if not set(options.only) & half.keys():
+            parser.error(f"--case={options.case} is of none of --only's kinds; expected some of {', '.join(half)}")
     if not (set(options.only) & EPISODES.keys() or not options.only):
         options.episodes = 0
     if not (set(options.only) & FAULTS.keys() or not options.only):

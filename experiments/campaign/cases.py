@@ -1,6 +1,6 @@
 """Cases: what is played, what must come of it, and what is counted where something else does.
 
-Case number n of a half derives from (seed, half, n) alone, so that a seed and an id reproduce it.
+Case number n of a half derives from the seed, n and the kinds that are played, so that these reproduce it.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from experiments.campaign import losses, residue, servers
@@ -54,7 +54,11 @@ def each(inject: Callable[[str, int], list[Violation]]) -> Injector:
             return found
 
         with ThreadPoolExecutor(_AT_ONCE, "campaign-fault") as pool:
-            return [violation for found in pool.map(one, ids) for violation in found]
+            try:
+                return [violation for found in pool.map(one, ids) for violation in found]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     return many
 
@@ -73,7 +77,7 @@ def run(
     injecting: Mapping[str, Injector] | None = None,
 ) -> Half:
     """Injects the faults 0 … count - 1 of the seed."""
-    half, began, lock = Half(), time.monotonic(), threading.Lock()
+    half, began, lock, stopped = Half(), time.monotonic(), threading.Lock(), threading.Event()
     by_kind: dict[str, list[str]] = {}
     for number, kind in enumerate(plan(count, only)):
         by_kind.setdefault(kind, []).append(f"f{number}")
@@ -82,6 +86,8 @@ def run(
 
     def inject(kind: str) -> list[Violation]:
         def told() -> None:
+            if stopped.is_set():
+                raise InterruptedError("the campaign was stopped")
             with lock:
                 half.played[kind] += 1
 
@@ -92,16 +98,27 @@ def run(
         ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool,
     ):
         waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
-        told = time.monotonic()
-        while not all(future.done() for future in waiting):
-            time.sleep(0.1)
-            if time.monotonic() - told > 10.0:
-                told = time.monotonic()
-                say(f"{sum(half.played.values()):,} of {count:,} faults")
+        try:
+            _watch(waiting, half, count, say)
+        except BaseException:
+            # Each kind ends with the faults that are under way.
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
         half.violations += [violation for future in waiting for violation in future.result()]
     half.violations += residue.grown(start, residue.settled(start), "faults")
     half.seconds = time.monotonic() - began
     return half
+
+
+def _watch(waiting: Sequence[Future[list[Violation]]], half: Half, count: int, say: Say) -> None:
+    """Tells of progress now and then until all are done."""
+    told = time.monotonic()
+    while not all(future.done() for future in waiting):
+        time.sleep(0.1)
+        if time.monotonic() - told > 10.0:
+            told = time.monotonic()
+            say(f"{sum(half.played.values()):,} of {count:,} faults")
 
 
 def one(number: int, seed: int, canary: Canary, only: Collection[str] = ()) -> list[Violation]:

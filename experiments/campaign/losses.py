@@ -80,14 +80,14 @@ def inject(id: str, seed: int) -> list[Violation]:
     found = []
     with worker() as environment:
         judged = wild.Judged(environment)
+        family = set(residue.processes(environment.supervisor))
         struck = _played(judged, f"{id}-struck", lambda: fault.strike(environment.supervisor), fault.turn)
         if struck.valid and struck.reward < 1.0:
             found.append(Violation("forged", id, f"{name}: an honest episode is charged ({_told(struck)})"))
         if not _recovered(judged, id):
             found.append(Violation("lost", id, f"{name}: no honest episode can be played any more"))
-        supervisor = environment.supervisor
-        family = [pid for pid in residue.processes(supervisor)[2:] if pid]
-    if left := _left([supervisor, *family]):
+        family |= set(residue.processes(environment.supervisor))
+    if left := _left(sorted(family)):
         found.append(Violation("leaked", id, f"{name}: processes {left} stay"))
     return found
 

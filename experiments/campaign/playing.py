@@ -18,8 +18,8 @@ from experiments.campaign.cases import Canary, Case, Violation
 # Seconds for one call of the environment, above every deadline of a worker.
 _PATIENCE = 300.0
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-# Of one observation: messages, and characters of text and roles (play cuts at 16,000 and says so).
-_MESSAGES, _CHARACTERS = 5_000, 40_000
+# Of one observation: messages, with the one that says what was cut, and characters of text and roles.
+_MESSAGES, _CHARACTERS = 257, 40_000
 _FIGURE = re.compile(r"\b(\w+)=(\d+)\b")
 
 

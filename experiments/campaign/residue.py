@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +26,21 @@ _SEARCHED, _ENTRIES = 64 * 2**10, 100_000
 _CHILDREN = 10**9
 # Megabytes that memory may grow by whatever its size: allocators keep what they once had.
 _SLACK = 64.0
+
+
+# Bytes of one of Python's small objects, about.
+_BLOCK = 64
+
+
+class _Allocated(ctypes.Structure):
+    """What mallinfo2 of the C library tells: hblkhd bytes in maps of their own, uordblks in all arenas."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+        )
+    ]  # fmt: skip
 
 
 def processes(ancestor: int) -> list[int]:
@@ -50,6 +67,18 @@ def memory(pid: int, field: str) -> float:
     except OSError:
         return 0.0
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
+
+
+def held() -> float:
+    """Megabytes that this process has in use; what its allocators keep for later is not counted."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return memory(os.getpid(), "Rss")
+    ask.restype = _Allocated
+    told = ask()
+    # Small objects are Python's own to allocate.
+    return float(told.hblkhd + told.uordblks + sys.getallocatedblocks() * _BLOCK) / 2**20
 
 
 def peak(pid: int) -> float:
@@ -131,7 +160,7 @@ def measure(supervisors: Sequence[int] = ()) -> Residue:
         descriptors(),
         sum(descriptors(pid) for pid in standing),
         frozenset(strangers()),
-        memory(os.getpid(), "Rss"),
+        held(),
         sum(memory(pid, "Rss") for pid in standing),
     )
 

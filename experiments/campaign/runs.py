@@ -210,7 +210,8 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
 
     def live(number: int) -> list[Violation]:
         mine = ids[number * _KILLS : (number + 1) * _KILLS]
-        life = Life(folder, f"life-{mine[0]}", number % 2 == 1, whole)
+        in_workers = draw(seed, f"{mine[0]} workers").random() < 0.5
+        life = Life(folder, f"life-{mine[0]}", in_workers, whole)
         found = []
         for id in mine:
             found += [Violation("lost", id, f"killed: {wrong}") for wrong in life.strike(draw(seed, id))]

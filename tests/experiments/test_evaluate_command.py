@@ -195,7 +195,7 @@ def test_an_endpoint_that_knows_the_solutions_scores_all_and_lost_episodes_are_p
     third = of(settings, server.url, out=tmp_path / "out", kind="endpoint")["splits"]["eval"]
     assert third == second
     with pytest.raises(RolloutError, match="Connection error"):
-        of(config(limits__engine_deadline=1.0), server.url, out=tmp_path / "elsewhere", kind="endpoint")
+        of(config(limits__engine_deadline=3.0), server.url, out=tmp_path / "elsewhere", kind="endpoint")
 
 
 def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp_path, monkeypatch):

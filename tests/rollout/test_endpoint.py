@@ -1,5 +1,7 @@
 """A chat endpoint as an actor: what goes out, what comes back, and how it fails without ever becoming an action."""
 
+import contextlib
+import socket
 import threading
 import time
 
@@ -106,6 +108,26 @@ def test_a_stall_ends_at_the_deadline():
         began = time.monotonic()
         with pytest.raises(EngineError, match="Timeout"):
             asked(server, deadline=0.5)(ASK, (), NEVER)
+        assert time.monotonic() - began < 4
+        ended.set()
+
+
+def test_a_reply_that_drips_ends_at_the_deadline():
+    ended = threading.Event()
+
+    def drip(connection):
+        with contextlib.suppress(OSError):
+            connection.recv(65_536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n")
+            while not ended.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=lambda: drip(listening.accept()[0]), daemon=True).start()
+        endpoint = Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.5, attempts=1)
+        began = time.monotonic()
+        with pytest.raises(EngineError, match=r"no reply within 0\.5 s"):
+            endpoint(ASK, (), NEVER)
         assert time.monotonic() - began < 4
         ended.set()
 
