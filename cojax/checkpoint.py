@@ -241,7 +241,10 @@ def _record(folder: Path) -> tuple[dict[str, Any], bool]:
             raise ValueError("expected an object with step, host and files")
         if record["step"] != int(folder.name):
             raise ValueError(f"it is of step {record['step']}")
-        return record, is_signed(record)
+        whole = is_signed(record)
+        if "logs" in record["host"] and not whole:
+            raise ValueError("it carries no checksum of itself")
+        return record, whole
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"host.json: {_said(error)}") from error
 

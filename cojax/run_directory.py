@@ -112,7 +112,7 @@ class RunDirectory:
         `verify` raises. A run that never reached its first checkpoint has nothing to lose: its folder is taken over.
         """
         path = self.folder / "config.json"
-        begun = bool(self.checkpointer.steps() or self.metrics.length)
+        begun = bool(self.checkpointer.steps()) or self._stepped
         if begun:
             self._compare(path, config)
         elif not path.exists() and (foreign := [log.path for log in self.files.summed.values() if log.length]):
@@ -120,6 +120,8 @@ class RunDirectory:
                 f"{foreign[0]} is of no run: config.json is missing. Choose another --config.workdir."
             )
         self._verified = verify(self.files)
+        if self._verified is None:
+            self._refuse_what_stepped()
         if not begun:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         write_json(path, signed({"config": dict(config), **facts}))
@@ -147,6 +149,21 @@ class RunDirectory:
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
 
+    @property
+    def _stepped(self) -> bool:
+        """Whether a run went beyond its first checkpoint here, by any file that only a step writes."""
+        logs = (self.metrics, self.files.logs["signals"], self.files.logs["memory"])
+        later = any(step > 0 for step in self.episodes.steps())
+        return later or any(log.length for log in logs) or (self.folder / "summary.json").exists()
+
+    def _refuse_what_stepped(self) -> None:
+        """Raises RunDirectoryError where a run went further but its checkpoints are gone."""
+        if self._stepped:
+            raise RunDirectoryError(
+                f"{self.folder} holds steps of a run, but no checkpoint to go on from. "
+                "Restore checkpoints/ from a copy, or choose another --config.workdir."
+            )
+
     def cut(self, found: Verified) -> None:
         """Cuts the logs and episodes back to the checkpoint that was verified."""
         for log in (*self.files.logs.values(), self.files.checksums.log):
@@ -158,11 +175,7 @@ class RunDirectory:
 
         Raises RunDirectoryError where a run went further but its checkpoints are gone.
         """
-        if self.metrics.length:
-            raise RunDirectoryError(
-                f"{self.metrics.path} holds steps, but there is no checkpoint to go on from. "
-                "Restore checkpoints/ from a copy, or choose another --config.workdir."
-            )
+        self._refuse_what_stepped()
         for log in (*self.files.logs.values(), self.files.checksums.log):
             log.clear()
         self.episodes.truncate(-1)

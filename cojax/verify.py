@@ -99,6 +99,10 @@ def _check_places(folder: Path) -> None:
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
             fix = ": it is made again" if name in (*DERIVED, *REMADE) else ", and restore it from a copy"
             raise StorageError(f"{path} is no {kind}; expected one. Move it away{fix}.")
+    for place, kind in (("checkpoints", "folder"), ("episodes", "file"), ("waiting", "file")):
+        for path in sorted((folder / place).glob("*")):
+            if path.name.partition(".")[0].isdigit() and path.is_dir() is (kind == "file"):
+                raise StorageError(f"{path} is no {kind}, as those of a step are. Move it away.")
 
 
 def _check_host(host: Mapping[str, Any], where: Path) -> None:

@@ -7,7 +7,6 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cojax.environment import EnvironmentFailure
 from cojax.replay import Replay
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
@@ -159,11 +158,8 @@ class End:
 
     @classmethod
     def of(cls, task: Task, again: Callable[[Task, tuple[Action, ...]], Replay]) -> End | None:
-        """None where the solution does not run."""
-        try:
-            run = again(task, task.solution)
-        except EnvironmentFailure:
-            return None
+        """None where the solution does not run to its end. Raises EnvironmentFailure where that is not known."""
+        run = again(task, task.solution)
         return cls(task, _change(run)) if run.complete else None
 
 

@@ -39,6 +39,8 @@ _CALLS: dict[str, _Numbers] = {
     "mq_unlink": (241, 181), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_setup": (206, 0), "io_submit": (209, 2),
+    # Which pages of a file are in memory: what one episode reads, a later one could ask for.
+    "cachestat": (451, 451), "mincore": (27, 232), "readahead": (187, 213),
     # Other processes.
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "process_mrelease": (448, 448),
@@ -71,8 +73,8 @@ _ATTRIBUTES: dict[str, _Numbers] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14),
     "lremovexattr": (198, 15), "fremovexattr": (199, 16),
 }  # fmt: skip
-_FLOCK, _CLONE, _CLONE3, _FCNTL, _IOCTL, _PRCTL, _SOCKETPAIR = (
-    (73, 32), (56, 220), (435, 435), (72, 25), (16, 29), (157, 167), (53, 199),
+_FLOCK, _CLONE, _CLONE3, _FCNTL, _IOCTL, _PRCTL, _SOCKETPAIR, _PREADV2, _FADVISE = (
+    (73, 32), (56, 220), (435, 435), (72, 25), (16, 29), (157, 167), (53, 199), (327, 286), (221, 223),
 )  # fmt: skip
 # The last call that this list was made from.
 _LAST = 462
@@ -124,7 +126,9 @@ def program(machine: str, scope: Scope) -> bytes:
     code = [_load(4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, unknown)]
     # The second kind of call that x86-64 has (x32) has numbers beyond the last, too.
     code += [_load(0), (_GREATER, 0, 1, _LAST), (_RETURN, 0, 0, unknown)]
-    verdicts: dict[_Numbers, int] = dict.fromkeys(_CALLS.values(), refused) | {_CLONE3: unknown}
+    verdicts: dict[_Numbers, int] = dict.fromkeys(_CALLS.values(), refused)
+    # Reading without waiting tells whether it had to; where there is no such call, libraries make the one without.
+    verdicts |= {_CLONE3: unknown, _PREADV2: unknown, _FADVISE: done}
     if scope.enclosed:
         verdicts |= dict.fromkeys(_SOCKETS.values(), refused) | {_FLOCK: done}
     if not scope.alone:

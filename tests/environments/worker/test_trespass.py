@@ -58,8 +58,9 @@ told["found by another"] = other.step(do("find", "trace7")).text
 for name, argument in (("port", listening[0].getsockname()[1]), ("path", path), ("datagrams", path + "2")):
     tell("reached by " + name, "reach", str(argument))
 tell("honest", "legitimate", "environments.desk")
-for deed in ("memory_file", "memory_mount", "namespace", "folders", "hoard", "shared", "other_architecture"):
+for deed in ("memory_file", "memory_mount", "namespace", "residency", "folders", "hoard", "shared"):
     tell(deed, deed)
+tell("other_architecture", "other_architecture")
 tell("hoard without names", "hoard", "unlinked")
 tell("calls", "calls", {numbers!r})
 tell("bomb", "bomb")
@@ -119,6 +120,7 @@ def test_memory_that_no_limit_counts_is_refused(told):
     assert "Operation not permitted" in told["memory_file"]
     assert "Operation not permitted" in told["memory_mount"]
     assert told["namespace"] == "EPERM ENOSYS"
+    assert told["residency"] == 'EPERM EPERM EPERM ENOSYS """'
     assert "Cannot allocate memory" in told["shared"]
 
 
