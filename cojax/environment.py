@@ -171,6 +171,12 @@ def excuse(seconds: float) -> None:
         progress.since += seconds
 
 
+def counted() -> float:
+    """A clock in seconds for deadlines within one call of the environment: `running()`, without what was excused."""
+    progress = _PLAYING.get()
+    return running() - (progress.since if progress else 0.0)
+
+
 # An actor sees the new messages, and the episode: explorers read its affordances and state, a policy never does.
 Actor = Callable[[Episode, tuple[Message, ...]], Turn]
 

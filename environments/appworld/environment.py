@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Episode, EpisodeFailure, LimitExceeded, running
+from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
 from environments.appworld import grammar, prompt, report, skills, verdict
@@ -204,7 +204,7 @@ class AppWorldEpisode:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
         # What cannot be found out here is the machinery's doing; what follows is that of the calls.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
-        until = running() + self.environment.verdict
+        until = counted() + self.environment.verdict
         for _ in range(2):
             self._opened()
             try:
@@ -239,11 +239,11 @@ class AppWorldEpisode:
     def _judged(self, until: float = math.inf) -> Episode:
         """The judge's world, once the calls that it has not made yet are made.
 
-        Raises LimitExceeded where some are left at `until`, by `running()`.
+        Raises LimitExceeded where some are left at `until`, by `counted()`.
         """
         judging = self._opened()
         while self.judged < len(self.calls):
-            if running() > until:
+            if counted() > until:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)

@@ -8,11 +8,12 @@ import random
 import pytest
 
 import environments
-from cojax.environment import Episode, play
+from cojax.environment import EnvironmentFailure, Episode, play
 from cojax.explorer.scripted import ScriptedExplorer
 from cojax.replay import replay
 from cojax.types import Action, Call, Message, Task, TaskDraft, Turn
 from cojax.validation import Exclusions, Validation
+from cojax.validation.exclusions import End
 
 END = "an evaluation task on the same setup comes to the same end"
 SEPARATOR = "\n\n[next turn]\n\n"
@@ -134,3 +135,26 @@ def test_evaluation_tasks_are_run_once_a_setup_and_only_where_a_draft_is() -> No
     run = replay(DESK, task, task.solution)
     assert [exclusions.why_done(task, run, again) for _ in range(3)] == ["", "", ""]
     assert runs == ["here"]
+
+
+def test_an_end_that_is_not_known_lets_nothing_through(monkeypatch) -> None:
+    """One replay that the machinery loses must not open the way for all that follows."""
+    desk = environments.load("desk")
+    held_out = next(task for task in desk.tasks("eval", 50) if with_a_look_up(desk, task))
+    validate, lost = Validation(desk, Exclusions.of([held_out], words=0)), [True]
+    solution = with_a_look_up(desk, held_out)
+    assert solution is not None
+    query = SEPARATOR.join(["see to it as we agreed"] * (held_out.query.count(SEPARATOR) + 1))
+    draft = TaskDraft(held_out.environment, held_out.setup, "", query, solution, "")
+    found_out = End.of
+
+    def once_lost(task, again):
+        def lose(*replayed):
+            raise EnvironmentFailure("the worker is gone")
+
+        return found_out(task, lose if lost and lost.pop() else again)
+
+    monkeypatch.setattr(End, "of", once_lost)
+    verdicts = [validate(draft, lambda id: False, ScriptedExplorer())[0] for _ in range(2)]
+    assert [verdict.status for verdict in verdicts] == ["discarded", "discarded"]
+    assert END in verdicts[1].evidence[-1]
