@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from worker_trials import ROOT, descendants, gone, processes
@@ -47,7 +47,8 @@ def stopped(*pids: int) -> Iterator[None]:
         yield
     finally:
         for pid in reversed(pids):
-            os.kill(pid, signal.SIGCONT)
+            with suppress(ProcessLookupError):  # one that was given up meanwhile
+                os.kill(pid, signal.SIGCONT)
 
 
 class Played:
