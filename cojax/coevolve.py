@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax import signals as signs
+from cojax.groups import ahead, rollout, taught
 from cojax.loop import Loop, State
 from cojax.metrics import plain
 from cojax.overlap import beside
-from cojax.rollout.collect import collect, count_outcomes
+from cojax.rollout.collect import count_outcomes
 from cojax.run_directory import RunDirectory
 from cojax.synthesis import Interrupted, Quarry, Synthesis, synthesize
 from cojax.synthesis.selection import visits_of
-from cojax.types import Group, Signal, Task
+from cojax.types import Group, Signal
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def coevolve(
                 ahead(loop, state, state.step + 2) as waiting,
                 loop.clock("update"),
             ):
-                learned, figures = loop.learner.update(state.learner, groups)
+                learned, figures = loop.learner.update(state.learner, *taught(loop, groups))
         except Interrupted:
             # The step before it is checkpointed.
             return state
@@ -67,7 +68,7 @@ def coevolve(
         state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
 
         # Stages 2 and 3: reflect, go back there, keep what provably works.
-        record = describe(state, groups, found, figures, evolutions)
+        record = describe(loop, state, groups, found, figures, evolutions)
         state = finish(loop, state, record, directory, observe, stop)
     return state
 
@@ -135,63 +136,6 @@ def grown(loop: Loop, state: State, evolution: Synthesis, directory: RunDirector
     return dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=state.step)
 
 
-def rollout(loop: Loop, state: State, step: int) -> list[Group]:
-    """The groups of a step."""
-    with charged(loop):
-        return sample(loop, draw(loop, state, step), step)
-
-
-@contextlib.contextmanager
-def ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
-    """Samples the groups of `step` on a thread beside the block; the list yielded is filled when the block is left.
-
-    It stays empty where rollouts do not run ahead, and at the end. A block that fails is not waited for.
-    """
-    groups: list[Group] = []
-    if not loop.staleness or step > loop.steps:
-        yield groups
-        return
-    tasks = draw(loop, state, step)
-    with beside("ahead", lambda unwanted: sample(loop, tasks, step, unwanted)) as sampled:
-        yield groups
-        with charged(loop):
-            groups += sampled.result()
-
-
-def draw(loop: Loop, state: State, step: int) -> tuple[Task, ...]:
-    """The tasks of a step; decided by its number, the pool and, with a curriculum, how tasks went so far."""
-    wants, seen = loop.curriculum, state.memory.get("visits", {})
-    weight = (lambda id: wants(seen.get(id, ()))) if wants else None
-    return state.pool.sample(loop.batch_size, (loop.seed, step - 1), loop.fresh_fraction, weight)
-
-
-def sample(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
-    """The episodes played of each task; decided by the seed and the step alone."""
-    seed = loop.seed, step - 1
-    return collect(
-        loop.engine,
-        loop.chat,
-        loop.environment,
-        tasks,
-        group_size=loop.group_size,
-        sampling=loop.sampling,
-        seed=seed,
-        label=str(step),
-        limits=loop.limits,
-        quorum=loop.quorum,
-        stop=stop,
-    )
-
-
-@contextlib.contextmanager
-def charged(loop: Loop) -> Iterator[None]:
-    """Charges the engine's time within the block to generation, the rest of the wall time to the environment."""
-    busy = loop.engine.busy_seconds
-    with loop.clock("environment"):
-        yield
-    loop.clock.move("environment", "generation", loop.engine.busy_seconds - busy)
-
-
 def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Callable[[], bool]], Synthesis]:
     """An evolution: expeditions from what was seen since the last one, and the tasks they bring back.
 
@@ -211,7 +155,8 @@ def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Cal
         contexts=loop.contexts,
         seed=seed,
         select=loop.select,
-        visits=visits_of(recall.records, state.memory.get("forgetting", {}), loop.group_size),
+        visits=visits_of(recall.records, _windows(loop, state), loop.group_size),
+        kinds=loop.kinds,
     )
 
     def evolve(stop: Callable[[], bool]) -> Synthesis:
@@ -250,7 +195,14 @@ def save(loop: Loop, state: State, directory: RunDirectory) -> None:
         directory.save(state.step, state.learner, host, state.waiting)
 
 
+def _windows(loop: Loop, state: State) -> Mapping[str, Any]:
+    """The scores that forgetting remembers, by task."""
+    remembers = isinstance(loop.kinds.get("forgetting"), signs.Forgetting)
+    return state.memory["forgetting"] if remembers else {}
+
+
 def describe(
+    loop: Loop,
     state: State,
     groups: Sequence[Group],
     found: Sequence[Signal],
@@ -267,11 +219,12 @@ def describe(
         "reward": sum(t.reward for t in valid) / count,
         "partial": sum(t.partial for t in valid) / count,
         "turns": sum(len(t.turns) for t in valid) / count,
-        "live_groups": figures["groups_live"] / max(1.0, figures["groups"]),
+        "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
         "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
         "tasks": len(state.pool),
+        **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
-        "signals": {kind: sum(s.kind == kind for s in found) for kind in sorted(signs.SIGNALS)},
+        "signals": {kind: sum(s.kind == kind for s in found) for kind in signs.named(loop.kinds)},
         **figures,
     }
     for evolution in evolutions:

@@ -19,8 +19,10 @@ from rich.text import Text
 from cojax.types import Status
 
 _T = TypeVar("_T")
-CONSOLE = Console(highlight=False)
+# Without emoji: "module:fire:" is no flame.
+CONSOLE = Console(highlight=False, emoji=False)
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
+_KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists
 REPORT_EVERY = 15.0  # seconds between the lines that stand for a bar where there is no terminal
 
@@ -62,11 +64,9 @@ def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) 
         ("  reward ", "dim"),
         f"{record['reward']:.2f}",
         ("  live ", "dim"),
-        f"{percent(record['live_groups']):>5}",
+        f"{_live(record):>5}",
         ("  signals ", "dim"),
-        (f"F{signals.get('forgetting', 0):<3d}", "red"),
-        (f"B{signals.get('boundary', 0):<3d}", "blue"),
-        (f"R{signals.get('rare', 0):<3d}", "yellow"),
+        *_signal_counts(signals),
         ("  pool ", "dim"),
         f"{record['tasks']:>4d}",
     )
@@ -76,6 +76,22 @@ def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) 
     if left is not None:
         line.append_text(Text.assemble(("  ETA ", "dim"), duration(left)))
     return line
+
+
+def _live(record: Mapping[str, Any]) -> str:
+    """The share of groups that are live; with dynamic sampling their number, of how many were sampled."""
+    if "groups_sampled" not in record:
+        return percent(record["live_groups"])
+    return f"{record['groups_live']:.0f} of {record['groups_sampled']}"
+
+
+def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
+    """How often each kind was raised, by its first letters: F for forgetting, B for boundary, R for rare."""
+    letters: dict[str, str] = {}
+    for kind in dict.fromkeys((*_KIND_STYLES, *signals)):
+        sizes = (size for size in range(1, len(kind)) if kind[:size].capitalize() not in letters.values())
+        letters[kind] = kind[: next(sizes, len(kind))].capitalize()
+    return [(f"{letters[kind]}{signals.get(kind, 0):<3d}", _KIND_STYLES.get(kind, "magenta")) for kind in letters]
 
 
 def extra_lines(record: Mapping[str, Any]) -> list[Text]:

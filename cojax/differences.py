@@ -1,9 +1,31 @@
-"""How two configurations differ."""
+"""How two configurations differ, and the code that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from typing import Any
+
+# What of learning may be changed on the way, to get past a step that fails.
+LEARNING_SETTINGS = frozenset(
+    {
+        "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
+        "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
+    }
+)  # fmt: skip
+# A larger `steps` extends a finished run; these too may differ between two starts of one run. What changes is noted
+# under `history` in config.json.
+FREE_SETTINGS = frozenset(
+    {
+        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
+        "accept_changed_code", "engine.slots",
+        "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
+        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
+        "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
+        "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
+        "quality.base_url",
+    }
+    | LEARNING_SETTINGS
+)  # fmt: skip
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
@@ -13,6 +35,32 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contain
         return ""
     name = different[0]
     return f"{', '.join(different)} ({name} was {_at(before, name)!r}, now {_at(now, name)!r})"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Every setting that differs, dotted, with its value before and now; None where it was, or is, not set."""
+    names = sorted(_differences(before, now, ("workdir",)))
+    return {name: [_at(before, name, None), _at(now, name, None)] for name in names}
+
+
+def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:
+    """The changes of a run's configuration and code on its way, those from `before` to `now` at this step added; each
+    holds `config.json` under its name. Empty where nothing ever changed."""
+    changed = changes(before["config"], now["config"]) if before else {}
+    one, other = before.get("code", {}), now.get("code", {})
+    code = {name: [one[name].get("hash"), other[name]["hash"]] for name in one.keys() & other.keys()}
+    code = {name: hashes for name, hashes in code.items() if ":" in other[name]["name"] and hashes[0] != hashes[1]}
+    entry = {"step": step, **({"settings": changed} if changed else {}), **({"code": code} if code else {})}
+    noted = [*before.get("history", []), *([entry] if len(entry) > 1 else [])]
+    return {"history": noted} if noted else {}
+
+
+def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Which entries from outside the package, by the setting that names them, come from another source file than
+    before; empty where none does. What config.json does not know of is not compared."""
+    named = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
+    changed = [f"{name} ({now[name]['path']})" for name in named if before[name].get("hash") != now[name]["hash"]]
+    return ", ".join(changed)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str], prefix: str = "") -> set[str]:
@@ -30,7 +78,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contai
     return names
 
 
-def _at(config: Mapping[str, Any], name: str) -> Any:
+def _at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
+    found: Any = config
     for part in name.split("."):
-        config = config.get(part, "absent") if isinstance(config, Mapping) else "absent"  # type: ignore[assignment]
-    return config
+        found = found.get(part, absent) if isinstance(found, Mapping) else absent
+    return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -160,21 +161,22 @@ class Progress:
 
 
 _PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
+_EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
 
 
 def excuse(seconds: float) -> None:
-    """Has so many seconds not count against the deadline of the episode that this thread plays, if it plays one.
+    """Has so many seconds count neither by `counted` nor against the deadline of the episode that this thread plays.
 
     For an environment that knows that its call waited for the host.
     """
+    _EXCUSED.set(_EXCUSED.get() + seconds)
     if progress := _PLAYING.get():
         progress.since += seconds
 
 
 def counted() -> float:
-    """A clock in seconds for deadlines within one call of the environment: `running()`, without what was excused."""
-    progress = _PLAYING.get()
-    return running() - (progress.since if progress else 0.0)
+    """A clock in seconds for deadlines within an environment: `running()`, without what this thread was excused."""
+    return running() - _EXCUSED.get()
 
 
 # An actor sees the new messages, and the episode: explorers read its affordances and state, a policy never does.
@@ -202,17 +204,8 @@ def play(
     """
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
-    turns = progress.turns
+    turns, result = progress.turns, functools.partial(_result, progress, task, episode)
     started: Episode | None = None
-
-    def result(outcome: Outcome, error: str = "", verdict: Evaluation = _NO_VERDICT) -> Trajectory:
-        progress.enter("over")
-        ended = Trajectory(
-            task, episode, progress.opening, tuple(turns), verdict.reward, verdict.checks, outcome, error
-        )
-        progress.result = ended
-        return ended
-
     token = _PLAYING.set(progress)
     try:
         progress.enter("reset")
@@ -263,6 +256,22 @@ def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] =
         raise
     except (Exception, SystemExit) as error:
         raise failure(f"{type(error).__name__}: {error}"[:500]) from error
+
+
+def _result(
+    progress: Progress,
+    task: Task,
+    episode: str,
+    outcome: Outcome,
+    error: str = "",
+    verdict: Evaluation = _NO_VERDICT,
+) -> Trajectory:
+    """What happened, which the watcher knows before the episode is closed."""
+    progress.enter("over")
+    progress.result = Trajectory(
+        task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error
+    )
+    return progress.result
 
 
 def _close(episode: Episode) -> None:

@@ -23,13 +23,20 @@ _Z = 1.959963984540054  # the standard normal's 97.5 % point
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Held-out results. `success` = avg@k, mean reward over valid episodes; `error` its standard error over tasks."""
+    """Held-out results. `success` = avg@k, mean reward over valid episodes; `error` its standard error over tasks.
+
+    Episodes lost to the machinery are left out of both, which flatters a policy whose hard tasks are lost. `lost` is
+    their share of all episodes, and `bounds` is avg@k over all tasks with every lost episode a failure, and with every
+    one a success: without losses, both are `success`.
+    """
 
     success: float
     error: float
     partial: float
     tasks: int
     outcomes: dict[str, int]
+    lost: float
+    bounds: tuple[float, float]
 
 
 def evaluate(
@@ -69,8 +76,22 @@ def score(groups: Sequence[Group]) -> Score:
     partial = [sum(t.partial for t in group.valid) / len(group.valid) for group in groups if group.valid]
     mean = sum(means) / len(means)
     variance = sum((m - mean) ** 2 for m in means) / max(1, len(means) - 1)
-    outcomes = count_outcomes([t for group in groups for t in group.trajectories])
-    return Score(mean, math.sqrt(variance / len(means)), sum(partial) / len(partial), len(means), outcomes)
+    played = [t for group in groups for t in group.trajectories]
+    return Score(
+        success=mean,
+        error=math.sqrt(variance / len(means)),
+        partial=sum(partial) / len(partial),
+        tasks=len(means),
+        outcomes=count_outcomes(played),
+        lost=sum(not t.valid for t in played) / len(played),
+        bounds=(_supposing(groups, 0.0), _supposing(groups, 1.0)),
+    )
+
+
+def _supposing(groups: Sequence[Group], reward: float) -> float:
+    """avg@k over all tasks, were `reward` what each lost episode earned."""
+    supposed = [[t.reward if t.valid else reward for t in group.trajectories] for group in groups if group.trajectories]
+    return _mean([_mean(rewards) for rewards in supposed])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +233,8 @@ def describe(
     groups: Sequence[Group], samples: int, kinds: Callable[[Task], Iterable[str]] = lambda task: ()
 ) -> dict[str, Any]:
     """The figures of a split, as in result.json: shares in [0, 1], `turns` per valid episode, `lost` episodes that the
-    machinery ended, and under `by` the success on the tasks of each kind. pass@k is told for k of 1, 2, 4, … `samples`.
+    machinery ended with `bounds` on success as in `Score`, and under `by` the success on the tasks of each kind. pass@k
+    is told for k of 1, 2, 4, … `samples`.
 
     Raises ValueError where every episode was lost.
     """
@@ -227,6 +249,7 @@ def describe(
         "tasks": found.tasks,
         "episodes": len(valid),
         "lost": sum(len(group.trajectories) for group in groups) - len(valid),
+        "bounds": list(found.bounds),
         "outcomes": found.outcomes,
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
         "avg_at_k": dataclasses.asdict(average_at_k(groups)),

@@ -15,7 +15,7 @@ from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
-from cojax.signals import Detector, Memory
+from cojax.signals import Detector, Memory, SignalKind
 from cojax.synthesis import Expedition, Quarry, Validate
 from cojax.synthesis.selection import Select, even
 from cojax.types import Group, Signal
@@ -48,12 +48,20 @@ class Loop:
     drawn from the newest tasks (0 is the paper), the others by `curriculum`, an entry of `curriculum.CURRICULA`, from
     what the detector `visits` remembers; None draws all alike (the paper).
 
+    `detectors` look at every step; those of them that raise signals are `kinds`, by their names.
+
     `quality` is what the record of an evolution says of the pool after it.
 
     `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
     groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
     `evolve_beside`, an evolution runs while the next step trains, and its tasks come one step later; at the last step,
     which none follows, it does not.
+
+    With `dynamic_sampling` tasks are sampled until `batch_size` groups are live, or that many groups were, and the
+    update learns from the live ones alone; 0 is off.
+
+    Steps play at most `episodes` together, whole groups; those for which none are left learn nothing. 0 is any number.
+    They are counted by the detector `played`.
     """
 
     environment: Environment
@@ -82,6 +90,9 @@ class Loop:
     quorum: float = 1.0
     evolve_beside: bool = False
     curriculum: Curriculum | None = None
+    dynamic_sampling: int = 0
+    episodes: int = 0
+    kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
     kin: Kin = dataclasses.field(default_factory=lambda: Kin(0.0))
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
@@ -92,3 +103,13 @@ class Loop:
             raise ValueError(f"staleness is {self.staleness}; expected 0, or 1: rollouts run one step ahead of updates")
         if not 0.0 < self.quorum <= 1.0:
             raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
+        if self.dynamic_sampling and (self.dynamic_sampling < self.batch_size or self.quorum < 1.0):
+            raise ValueError(
+                f"dynamic_sampling is {self.dynamic_sampling} with batch_size={self.batch_size} and "
+                f"quorum={self.quorum}; expected 0, or at least batch_size groups and a quorum of 1"
+            )
+        if self.episodes and (self.staleness or "played" not in self.detectors):
+            raise ValueError(
+                f"episodes is {self.episodes} with staleness={self.staleness} and the detectors "
+                f"{', '.join(self.detectors) or 'none'}; expected 0, or a staleness of 0 and the detector played"
+            )

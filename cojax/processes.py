@@ -24,19 +24,22 @@ def adopt_orphans(adopt: bool = True) -> None:
     ctypes.CDLL(None).prctl(_SUBREAPER, int(adopt), 0, 0, 0)
 
 
-def descendants(pid: int) -> set[int]:
-    """The running processes that a process started, and those that they started."""
-    children, running = defaultdict(set), set[int]()
+def family(pid: int) -> list[int]:
+    """The process, then the running ones that it started, then those that they started, and so on."""
+    children, running = defaultdict(set), {pid}
     for entry, parent, _, runs in _processes():
         # One that has ended while we looked is still the link to its children.
         children[parent].add(entry)
         running |= {entry} if runs else set()
-    found, open_ = set[int](), [pid]
-    while open_:
-        new = children[open_.pop()] - found
-        found |= new
-        open_ += new
-    return found & running
+    found = [pid]
+    for member in found:
+        found += sorted(children[member].difference(found))
+    return [member for member in found if member in running]
+
+
+def descendants(pid: int) -> set[int]:
+    """The running processes that a process started, and those that they started."""
+    return set(family(pid)[1:])
 
 
 def session(sid: int) -> set[int]:

@@ -16,29 +16,17 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cojax.checksums import CheckedLog, is_signed, signed
-from cojax.differences import differences
+from cojax.differences import FREE_SETTINGS, changed_code, differences, history
 from cojax.pool import TaskPool, task_record
+from cojax.recall import Recall, recall
 from cojax.run_files import REMADE, RunFiles
 from cojax.signals import Memory, apply
-from cojax.store import StorageError, explain_reading, write_json
+from cojax.store import explain_reading, write_json
 from cojax.synthesis import Synthesis
-from cojax.types import Group, Signal, Task, Trajectory, from_json, to_json
+from cojax.types import Group, Signal, Task, Trajectory, to_json
 from cojax.verify import Verified, verify
 
 _LOG = logging.getLogger(__name__)
-# A larger `steps` extends a finished run; these too may differ between two starts of one run.
-FREE_SETTINGS = frozenset(
-    {
-        "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
-        "engine.slots",
-        "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
-        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
-        "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
-        "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
-        "quality.base_url",
-    }
-)  # fmt: skip
-
 # What the closing table needs of summary.json.
 _TABLE = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
 
@@ -58,23 +46,6 @@ class Resumed:
     pending: tuple[Signal, ...]
     waiting: tuple[Group, ...]
     host: Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recall:
-    """Trajectories read back from episodes/, made into records only when they are asked for."""
-
-    records: Mapping[str, Mapping[str, Any]]
-
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """Episode ids, by step, task and sample."""
-        return tuple(self.records)
-
-    def find(self, episode: str) -> Trajectory:
-        """The trajectory of that id. Raises KeyError when it is not kept."""
-        record = self.records[episode]
-        return from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
 
 
 class RunDirectory:
@@ -104,17 +75,22 @@ class RunDirectory:
         fcntl.flock(self._lock, fcntl.LOCK_UN)
         self._lock.close()
 
-    def claim(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> Verified | None:
-        """Writes config.json with `facts` (versions, commit, hardware) beside the configuration, once all that the
-        folder holds of this run is verified, and returns what it goes on from.
+    def claim(
+        self, config: Mapping[str, Any], facts: Mapping[str, Any], *, accept_changed_code: bool = False
+    ) -> Verified | None:
+        """Writes config.json with `facts` (versions, commit, hardware, where the `code` of entries comes from) beside
+        the configuration, once all that the folder holds of this run is verified, and returns what it goes on from.
+        Its `history` tells after which step settings of the learner changed, from what to what.
 
-        Raises RunDirectoryError when the folder holds a run whose other settings differ, and names them, and what
-        `verify` raises. A run that never reached its first checkpoint has nothing to lose: its folder is taken over.
+        Raises RunDirectoryError when the folder holds a run whose other settings differ, or whose code from outside
+        does and that is not accepted, and names them, and what `verify` raises. A run that never reached its first
+        checkpoint has nothing to lose: its folder is taken over.
         """
         path = self.folder / "config.json"
         begun = bool(self.checkpointer.steps()) or self._stepped
+        before: Mapping[str, Any] = {}
         if begun:
-            self._compare(path, config)
+            before = self._compare(path, config, {} if accept_changed_code else facts.get("code", {}))
         elif not path.exists() and (foreign := [log.path for log in self.files.summed.values() if log.length]):
             raise RunDirectoryError(
                 f"{foreign[0]} is of no run: config.json is missing. Choose another --config.workdir."
@@ -124,11 +100,15 @@ class RunDirectory:
             self._refuse_what_stepped()
         if not begun:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
-        write_json(path, signed({"config": dict(config), **facts}))
+        step = self._verified.step if self._verified else 0
+        write_json(
+            path, signed({"config": dict(config), **facts, **history(before, {"config": config, **facts}, step)})
+        )
         return self._verified
 
-    def _compare(self, path: Path, config: Mapping[str, Any]) -> None:
-        """Raises RunDirectoryError where the settings in config.json are others, or cannot be read."""
+    def _compare(self, path: Path, config: Mapping[str, Any], code: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What config.json holds. Raises RunDirectoryError where its settings or its code are others, or it cannot be
+        read."""
         if not path.exists():
             raise RunDirectoryError(
                 f"{self.folder} holds a run without config.json. Restore it from a copy, or choose another "
@@ -148,6 +128,12 @@ class RunDirectory:
                 f"{self.folder} holds a run with other settings: {different}. "
                 "Use the same settings to go on with it, or choose another --config.workdir."
             )
+        if changed := changed_code(record.get("code", {}), code):
+            raise RunDirectoryError(
+                f"{self.folder} holds a run with other code: {changed} has changed since. Restore it, add "
+                "--config.accept_changed_code=True to go on with the new one, or choose another --config.workdir."
+            )
+        return record
 
     @property
     def _stepped(self) -> bool:
@@ -210,13 +196,14 @@ class RunDirectory:
         self.quarantine.append(evolution.quarantined)
 
     def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
-        """Stores a step's episodes with the kinds of signal each carries, and the signals."""
+        """Stores a step's episodes with the kinds of signal each carries, and the signals; routes, which nobody reads
+        once the step has learned from them, are left out."""
         kinds: dict[str, list[str]] = {}
         found = list(signals)
         for signal in found:
             kinds.setdefault(signal.episode, []).append(signal.kind)
         records = (
-            {**to_json(trajectory), "signals": kinds.get(trajectory.episode, [])}
+            {**to_json(without_routes(trajectory)), "signals": kinds.get(trajectory.episode, [])}
             for group in groups
             for trajectory in group.trajectories
         )
@@ -225,14 +212,7 @@ class RunDirectory:
 
     def recall(self, steps: Iterable[int]) -> Recall:
         """The trajectories of these steps. Raises StorageError where those of one are gone."""
-        steps = list(steps)
-        for step in steps:
-            if not self.episodes.path(step).exists():
-                raise StorageError(
-                    f"{self.episodes.path(step)} is missing; signals that are still to be explored point to its "
-                    "episodes. Restore it from a copy, then run the same command again."
-                )
-        return Recall({record["episode"]: record for step in steps for record in self.episodes.read(step)})
+        return recall(self.episodes, steps)
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
         """Checkpoints the arrays, the host's state and the groups `waiting` for the next step, together with the
@@ -278,6 +258,14 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             _LOG.info("summary.json or final.json is not what the run wrote (%s): both are made again", error)
             return None
+
+
+def without_routes(trajectory: Trajectory) -> Trajectory:
+    """The trajectory as it is stored."""
+    if not any(turn.routes for turn in trajectory.turns):
+        return trajectory
+    turns = tuple(dataclasses.replace(turn, routes="") for turn in trajectory.turns)
+    return dataclasses.replace(trajectory, turns=turns)
 
 
 def locked(folder: Path, setting: str) -> TextIO:

@@ -15,8 +15,9 @@ LOGS = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "m
 PAID = ("journal", "embeddings")
 # What every start makes again where it is missing, equal to the bit.
 REMADE = ("tokenizer", "model.json", "base", "zero_shot.json")
-# What is derived from the rest, and made again without a word.
-DERIVED = ("summary.json", "final.json", "report.html", "run.log", "tensorboard")
+# What is derived from the rest, and made again without a word: files, and all of it.
+DERIVED_FILES = ("summary.json", "final.json", "report.html", "run.log")
+DERIVED = (*DERIVED_FILES, "tensorboard")
 FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "tensorboard", "evaluations")
 COPY = "Restore it from a copy, or start in a new workdir."
 

@@ -18,8 +18,8 @@ from typing import Any, Literal
 from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
-Origin = Literal["seed", "unguided", "uniform", "trajectory", "forgetting", "boundary", "rare"]
-SignalKind = Literal["forgetting", "boundary", "rare"]
+# Where a task is from: seed, unguided, uniform, trajectory, or the kind of the signal that led to it.
+Origin = str
 Status = Literal["accepted", "retained", "discarded"]
 
 # Outcomes that say something about the machinery and nothing about the policy: never a reward. A step does not wait
@@ -110,7 +110,7 @@ class Turn:
     `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
     (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
     that is not a policy. `weights_version` sampled the last token; where weights changed on the way, `spans` holds
-    (version, tokens) of each stretch, oldest first.
+    (version, tokens) of each stretch, oldest first. `routes` are what `Completion` says they are.
     """
 
     action: Action
@@ -120,6 +120,7 @@ class Turn:
     action_logprobs: tuple[float, ...] = ()
     weights_version: int = -1
     spans: tuple[tuple[int, int], ...] = ()
+    routes: str = ""
     engine_seconds: float = 0.0
     environment_seconds: float = 0.0
 
@@ -176,6 +177,11 @@ class Group:
         return tuple(trajectory for trajectory in self.trajectories if trajectory.valid)
 
     @property
+    def live(self) -> bool:
+        """Whether its valid trajectories differ in reward: only these are told apart."""
+        return len({trajectory.reward for trajectory in self.valid}) > 1
+
+    @property
     def score(self) -> float:
         """Mean reward of the valid trajectories; 0 when there are none."""
         return sum(t.reward for t in self.valid) / len(self.valid) if self.valid else 0.0
@@ -185,7 +191,7 @@ class Group:
 class Signal:
     """A weakness seen in one episode. `focus` names the tools it is about; `evidence` is one readable line."""
 
-    kind: SignalKind
+    kind: str
     task: str
     episode: str
     evidence: str

@@ -12,11 +12,11 @@ from typing import Any
 from cojax.checkpoint import CheckpointError, Sound
 from cojax.checksums import CheckedLog, Extent, stamp
 from cojax.pool import TaskPool, task_from_record
-from cojax.run_files import COPY, DERIVED, FOLDERS, REMADE, RunFiles
+from cojax.run_files import COPY, DERIVED, DERIVED_FILES, FOLDERS, REMADE, RunFiles
 from cojax.store import Episodes, StorageError, explain_reading
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
-_FILES = ("config.json", "initial.json", "model.json", "zero_shot.json", *DERIVED[:-1])
+_FILES = ("config.json", "initial.json", "model.json", "zero_shot.json", *DERIVED_FILES)
 # What making a record of damaged JSON may raise.
 _FOREIGN = (ValueError, KeyError, TypeError, AttributeError)
 

@@ -23,7 +23,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
-from cojax.learner import batch, losses, optimizer, step, update
+from cojax.learner import batch, losses, objective, optimizer, packing, parts, placing, reading, step, update
 from cojax.learner.batch import pack_sequences
 from cojax.learner.step import Learner
 from cojax.policy import attention, layers, logprobs, moe, rope, transformer
@@ -38,7 +38,8 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose change makes another policy of the same settings.
 _DECIDING = (
-    attention, batch, layers, logprobs, losses, moe, optimizer, rendering, rope, step, transformer, update,
+    attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading, rendering,
+    rope, step, transformer, update,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned

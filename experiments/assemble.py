@@ -9,12 +9,14 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
-from cojax.curriculum import CURRICULA, Visits
+from cojax.curriculum import Visits
 from cojax.environment import Charted, Environment
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
+from cojax.groups import Played
 from cojax.learner.optimizer import adamw
+from cojax.learner.routing import shape_read
 from cojax.learner.step import Learner
 from cojax.loop import Loop
 from cojax.metrics import Clock
@@ -22,28 +24,25 @@ from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
+from cojax.registry import find
 from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine
-from cojax.signals import SIGNALS
-from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
+from cojax.signals import SignalKind
+from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import Kin
-from experiments import engines, explorers, policies
+from experiments import explorers, policies
+from experiments.checks import check
+from experiments.engines import check_routes
+from experiments.entries import entry, learned_by, made_signals
 from experiments.quality import quality
 from experiments.scores import dev_score, sampling
-from experiments.settings import check, choose, kinds, settings
+from experiments.settings import settings
 
-ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": engines.local, "sglang": engines.sglang}
 # More tasks than any split has that has an end.
 _ALL = 100_000
-EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
-    "scripted": explorers.scripted,
-    "careless": explorers.careless,
-    "llm": explorers.llm,
-    "policy": explorers.policy,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +58,22 @@ class Parts:
     evaluation: tuple[Task, ...]
     development: tuple[Task, ...]
     challenge: tuple[Task, ...]
+    signals: Mapping[str, SignalKind]
 
 
 def parts(config: ConfigDict) -> Parts:
     """Environment, tokenizer, model shape and engine. Raises ValueError or OSError with the fix."""
     check(config)
-    for name in (config.explorer.name, initial_explorer(config)):
-        choose(EXPLORERS, name, "explorer")
     explorers.check(config, {config.explorer.name, initial_explorer(config)})
-    environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+    environment = entry(config, "environment.name").bound()()
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
     mesh = mesh_of(config)
-    engine = choose(ENGINES, config.engine.name, "engine")(config, model)
+    _check_rows(config, mesh)
+    shape_read(config.learner.routes, model, config.learner.loss, learned_by(config).loss.routes)
+    engine = entry(config, "engine.name").function(config, model)
+    check_routes(config, engine)
     held_out = config.evaluation
     return Parts(
         environment,
@@ -84,6 +85,7 @@ def parts(config: ConfigDict) -> Parts:
         environment.tasks(held_out.split, held_out.tasks, held_out.seed),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
         environment.tasks(held_out.challenge_split, held_out.challenge_tasks),
+        made_signals(config),
     )
 
 
@@ -93,10 +95,20 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
 
 
+def _check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
+    """Raises ValueError for rows that the mesh cannot split evenly: before anything is trained for it."""
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.learner.micro_rows % shards:
+        raise ValueError(
+            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shards} ways; make it a "
+            f"multiple of {shards}"
+        )
+
+
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
-    read = lora is not None or config.learner.loss_settings.get("kl_coefficient", 0.0) > 0
+    read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
     return Learner(
         config=made.model,
         optimizer=adamw(**settings(config.optimizer)),
@@ -104,7 +116,11 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
         reference=params if read else None,
         lora=lora,
         mesh=made.mesh,
-        **settings(config.learner, "lora"),
+        seed=config.seed,
+        loss_settings=entry(config, "learner.loss").given,
+        advantage_settings=entry(config, "learner.advantage").given,
+        weighting_settings=entry(config, "learner.weighting").given,
+        **settings(config.learner, "lora", "loss_settings", "advantage_settings", "weighting_settings"),
     )
 
 
@@ -154,7 +170,7 @@ def initial_explorer(config: ConfigDict) -> str:
 
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
     """The explorer of that name, config.explorer.name where it is empty, with the run's journal or another one."""
-    make = choose(EXPLORERS, name or config.explorer.name, "explorer")
+    make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
     return make(config, made, journal or explorers.journal(config))
 
 
@@ -176,10 +192,10 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
             return None
         result, by = dev_score(config, made, step, config.evaluation.dev_tasks)
         kinds_of_task = {f"success/{name}": success for name, success in by.items()}
-        return {"success": result.success, "partial": result.partial, **kinds_of_task}
+        return {"success": result.success, "partial": result.partial, "lost": result.lost, **kinds_of_task}
 
     explores = explorer(config, made)
-    curriculum = None if config.curriculum == "uniform" else choose(CURRICULA, config.curriculum, "curriculum")
+    curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
         environment=made.environment,
         engine=made.engine,
@@ -188,10 +204,12 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         explorer=explores,
         validate=validation(config, made, explores),
         detectors={
-            **{kind: SIGNALS[kind](**settings(config[kind])) for kind in kinds(config)},
+            **made.signals,
             **({"visits": Visits()} if curriculum else {}),
+            **({"played": Played()} if config.episodes else {}),
         },
-        evolve=EVOLUTIONS[config.evolve],
+        kinds=made.signals,
+        evolve=entry(config, "evolve").function,
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,
@@ -207,6 +225,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         checkpoint_every=config.checkpoint_every,
         staleness=config.staleness,
         quorum=config.quorum,
+        dynamic_sampling=config.dynamic_sampling,
+        episodes=config.episodes,
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],

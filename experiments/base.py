@@ -1,13 +1,21 @@
 """The paper's settings (CoEvolve, Table 9): what every experiment starts from.
 
 Not run by itself: an experiment names an environment and a policy, and overrides what differs. A leaf has the name of
-the keyword it feeds.
+the keyword it feeds; experiments/ranges.py says what it may be. Wherever one names a loss, an advantage, a signal, a
+curriculum, a way to evolve, an explorer, an engine or an environment, `package.module:name` may stand, for one of your
+own. Sections called settings hold overrides of the keyword arguments of what is named beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
+
+# Setting → entry → what the paper sets of it; another entry starts from its own signature.
+PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
 
 
 def get_config() -> ConfigDict:
@@ -18,19 +26,29 @@ def get_config() -> ConfigDict:
     config.evolve = "feedback"  # none | random | uniform | trajectory | displaced | feedback
     config.evolve_every = 10  # F
     config.signals = "forgetting,boundary,rare"
+    # By the name of the signal, e.g. --config.signal_settings.forgetting.window=5; of package.module:name it is `name`.
+    config.signal_settings = ConfigDict()
     config.validate = True
     config.batch_size = 32  # tasks a step
     config.group_size = 8  # K
     # 1: the next step's episodes are played while this step's update runs, with weights one update behind. 0: never.
     config.staleness = 0
     config.quorum = 1.0  # share of each group that an update waits for; the other episodes are cut
+    # Groups that a step may sample until batch_size of them are live, their rewards differing; it learns from the live
+    # ones alone (DAPO). 0 is off.
+    config.dynamic_sampling = 0
+    # Episodes that all steps together play at most, in whole groups: steps for which none are left learn nothing. 0 is
+    # any number.
+    config.episodes = 0
     config.fresh_fraction = 0.0  # share of a batch drawn from the newest tasks
     config.curriculum = "uniform"  # how the others are drawn: uniform | learnability | unmastered
+    config.curriculum_settings = ConfigDict()
     config.initial_tasks = 100  # N
     config.checkpoint_every = 10
     config.checkpoints_kept = 3
     config.mismatch_alarm = 0.1  # a step's mean |log-prob trainer − sampler| above this is warned of; 0 never
     config.episodes_kept = 0  # newest steps whose episodes are kept; 0 keeps all
+    config.accept_changed_code = False  # go on with a run whose loss, say, stands in a file that has changed since
 
     config.environment = ConfigDict({"name": ""})
 
@@ -111,17 +129,25 @@ def get_config() -> ConfigDict:
     config.learner = ConfigDict(
         {
             "loss": "grpo",
+            "loss_settings": ConfigDict(),
             "advantage": "group_relative",
+            "advantage_settings": ConfigDict(),
+            "weighting": "group_token_mean",  # Eq. 1
+            "weighting_settings": ConfigDict(),
             "row_length": 4096,
             "micro_rows": 8,
+            # At 1 the ratio to the policy before the update is 1, and no clip binds (docs/learner.md). With more, each
+            # update sees the whole batch, or its own part of the groups: whole | part.
             "updates_per_batch": 1,
+            "each_update": "whole",
+            "skip_steps": (),  # numbers of steps that make no update, to get past one that is not a number
             "remat": "layers",  # what of a layer is kept for the backward pass: none (all) | dots | layers (its input)
+            # Of a model with experts, whose choice of them an update goes by: own | compared (own, and the metric
+            # routes_differing says how far the sampler's was another) | replayed (the sampler's; docs/learner.md).
+            "routes": "own",
             # Adapters of this rank learn instead of the matrices, which stay frozen in model.dtype; 0 is off. `targets`
             # of query, key, value, output, gate, up, down; () is all.
             "lora": ConfigDict({"rank": 0, "alpha": 16.0, "targets": ()}),
-            "loss_settings": ConfigDict(
-                {"clip_low": 0.20, "clip_high": 0.28, "kl_coefficient": 1e-3, "importance_cap": 2.0}
-            ),
         }
     )
     # The rate falls linearly to `decay_to` of itself over `decay_steps` updates; 0 is the paper: it stays. Both moments
@@ -139,11 +165,6 @@ def get_config() -> ConfigDict:
     )
     # Devices that parameters and rows are spread over; all 1 is one device, and one may be -1: all that remain.
     config.mesh = ConfigDict({"data": 1, "fsdp": 1, "tensor": 1, "expert": 1})
-
-    # θ is `percent`; the window W and `minimum`, N_min, are not published.
-    config.forgetting = ConfigDict({"window": 10, "threshold": 0.5})
-    config.boundary = ConfigDict({"threshold": 0.5})
-    config.rare = ConfigDict({"percent": 5.0, "minimum": 256, "pattern": "sequence", "failed": False})
 
     # `name`: scripted | careless | llm | policy; --config.explorer=NAME is short for --config.explorer.name=NAME.
     # `ending` is the tool that ends an episode, "" where an action without a call does. Of scripted and careless alone:

@@ -39,8 +39,8 @@ def get_config() -> ConfigDict:
     config.learner.micro_rows = 4
     config.optimizer.learning_rate = 5e-4
     config.optimizer.decay_steps = 120
-    config.rare.pattern = "1"  # rarely used tools; nearly every whole sequence of calls is rare here
-    config.rare.percent = 2.0
+    # Rarely used tools; nearly every whole sequence of calls is rare here.
+    config.signal_settings.rare = ConfigDict({"pattern": 1, "percent": 2.0})
     config.explorer.stretch = (-1, -1, 0, 1)
     config.synthesis.per_context = 1
     config.synthesis.select = "even"  # as the results in the README were made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cojax import warm_start
 from cojax.policy.config import ModelConfig
-from cojax.rollout.engine import Engine
+from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang import SGLangEngine
 from cojax.rollout.sglang_process import Launch
@@ -23,7 +24,7 @@ _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
     """In this process."""
-    return LocalEngine(model, **settings(config.engine, "name"))
+    return LocalEngine(model, routes=asks_routes(config), **settings(config.engine, "name"))
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -61,7 +62,23 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         follow=section.follow,
         router=section.router.strip().rstrip("/"),
         release_memory=section.release_memory,
+        routes=asks_routes(config),
     )
+
+
+def asks_routes(config: ConfigDict) -> bool:
+    """Whether the engine is to tell which experts tokens went through."""
+    return config.learner.routes != "own"
+
+
+def check_routes(config: ConfigDict, engine: Engine) -> None:
+    """Raises ValueError, and closes the engine, where it does not tell the routes that it is to."""
+    if asks_routes(config) and not (isinstance(engine, Routed) and engine.tells_routes):
+        engine.close()
+        raise ValueError(
+            f"learner.routes is {config.learner.routes!r}, but engine {config.engine.name!r} does not tell which "
+            "experts tokens went through (cojax.rollout.engine.Routed); set --config.learner.routes=own"
+        )
 
 
 def patience(config: ConfigDict) -> Patience:
@@ -102,9 +119,13 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> Launch:
         port=section.port,
         max_running=config.engine.slots,
         release_memory=section.release_memory,
+        routes=asks_routes(config),
     )
 
 
 def default_python() -> Path:
     """The interpreter that `make sglang` installs."""
     return warm_start.cache().absolute() / "sglang" / "bin" / "python"
+
+
+ENGINES: dict[str, Callable[[ConfigDict, ModelConfig], Engine]] = {"local": local, "sglang": sglang}

@@ -13,7 +13,6 @@ goes on where it was stopped and plays what was lost to the machinery again. An 
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -44,10 +43,12 @@ from cojax.store import write_json
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.worker.venv import InstallError
 from experiments import subjects
+from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
-from experiments.settings import check_bounds, settings
+from experiments.ranges import check_ranges
+from experiments.settings import settings
 from experiments.subjects import Subject
 
 _LOG = logging.getLogger("cojax")
@@ -93,7 +94,7 @@ KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("s
 def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
     """Plays what is missing in `out`, and writes and returns the result."""
     with EvaluationDirectory(out) as directory:
-        environment = environments.load(config.environment.name, **settings(config.environment, "name"))
+        environment = entry(config, "environment.name").bound()()
         tasks = {split: tasks_of(config, environment, split) for split in splits}
         directory.claim(identity(config, subject, tasks, samples), facts())
         log_to(out / "evaluate.log")
@@ -187,9 +188,7 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
     if not named:
         return [held_out.split]
     if list(named) == ["all"]:
-        if config.environment.name not in environments.available():
-            environments.load(config.environment.name)
-        module = importlib.import_module(f"environments.{config.environment.name}")
+        module = environments.module(config.environment.name)
         named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
     found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
     if not found:
@@ -233,10 +232,8 @@ def _by(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
 
 
 def _check(config: ConfigDict, samples: int) -> None:
-    check_bounds(config)
+    check_ranges(config)
     temperature = config.evaluation.temperature
-    if temperature < 0:
-        raise ValueError(f"evaluation.temperature is {temperature}; expected 0 or more")
     if config.evaluation.trials > 1:
         raise ValueError(
             f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once a sample; set it "

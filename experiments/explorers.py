@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
 from cojax.explorer.windows import Ending
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
+from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
@@ -53,6 +54,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=Watched(made.limits.environment_deadline),
         width=1 if section.width is None else section.width,
+        guidance=guidance(made.signals),
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
     )
 
@@ -93,7 +95,7 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
 def chat_settings(config: ConfigDict) -> Any:
     """The section `llm` as `ChatSettings`. Raises ValueError for what cannot work."""
     # The client's package takes most of a second to import, and most runs have none.
-    from cojax.explorer.chat_client import ChatSettings
+    from cojax.explorer.chat_settings import ChatSettings
 
     return ChatSettings(**settings(config.llm))
 
@@ -113,13 +115,16 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind) -> LLMExplo
         play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
+        guidance=guidance(made.signals),
     )
 
 
 def samples_policy(config: ConfigDict) -> bool:
     """Whether an evolution asks the policy itself, so that its weights must stay as they are meanwhile."""
     attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
-    return config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
+    # What one from outside asks is not known.
+    unknown = ":" in config.explorer.name
+    return unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
 
 
 def journal(config: ConfigDict) -> Journal:
@@ -197,3 +202,9 @@ def _timely(act: Actor, purse: Purse) -> Actor:
 
 
 ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}
+EXPLORERS: dict[str, Callable[[ConfigDict, Parts, Journal], Explorer]] = {
+    "scripted": scripted,
+    "careless": careless,
+    "llm": llm,
+    "policy": policy,
+}

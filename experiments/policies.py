@@ -248,7 +248,7 @@ def _train(
         row_length=config.learner.row_length,
         micro_rows=config.learner.micro_rows,
     )
-    rehearse(learner, learner.init(initialize(model, config.seed)), schedule.batch_size)
+    rehearse(learner, learner.init(initialize(model, config.seed)), [1] * schedule.batch_size)
     pairs = learned((section.noise_low, section.noise_high))
     with bar("demonstrations", len(pairs) if isinstance(pairs, Sequence) else section.demonstrations) as advance:
         played = []

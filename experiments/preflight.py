@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ from cojax.console import CONSOLE
 from cojax.environment import play
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
+from cojax.learner.advantages import spread
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.transformer import Params, initialize
 from cojax.replay import follow
@@ -28,7 +30,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.rollout.sglang_sleep import NOTES
 from cojax.store import write_json
-from cojax.types import Message
+from cojax.types import Group, Message
 from experiments import assemble, policies, scores
 
 _SENT = 3  # versions of the weights on disk while a server takes a new one
@@ -50,6 +52,7 @@ def check(config: ConfigDict) -> int:
         ("template", lambda: _template(config, state)),
         ("policy", lambda: _policy(config, state)),
         ("engine", lambda: _engine(config, state)),
+        ("objective", lambda: _objective(config, state)),
         ("explorer", lambda: _explorer(config, state)),
         ("memory", lambda: _memory(config, state)),
         ("disk", lambda: _disk(config, state)),
@@ -168,8 +171,28 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     made.engine.release("preflight")
     if not trajectory.valid:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")
+    state["episode"] = trajectory
     sampled = sum(len(turn.action_tokens) for turn in trajectory.turns)
     return f"{config.engine.name} sampled {sampled} tokens in {len(trajectory.turns)} turns"
+
+
+def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
+    """The group is one of the same episode, every second time with reward 1."""
+    if "episode" not in state:
+        raise ValueError("not tried, as there is no episode")
+    episode, learner = state["episode"], state["learner"]
+    episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
+    try:
+        spread(learner.objective.advantage(episodes), episodes)
+    except Exception as error:  # whatever a function does when it is called
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {told}") from error
+    group = Group(episode.task, episodes)
+    batches, _ = learner.objective.batches(
+        [group], (config.seed, 0), learner.row_length, learner.micro_rows, routes=learner.route_shape
+    )
+    tokens = sum(int((batch.weights > 0).sum()) for batch in batches)
+    return f"{learner.loss} would learn from {tokens} tokens of {config.group_size} such episodes"
 
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
@@ -188,7 +211,7 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
         raise ValueError("not tried, as there is no policy")
     learner, learned = state["learner"], state.pop("learned")
     state["saved"] = _bytes(learned)
-    rehearse(learner, learned, config.batch_size * config.group_size)
+    rehearse(learner, learned, [config.group_size] * config.batch_size)
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits"
 
 

@@ -13,7 +13,7 @@ from cojax import warm_start
 def keep_compiled() -> None:
     """Compiled programs are kept in the cache: a second start needs seconds where the first took half a minute."""
     jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def log_to(path: Path) -> None:

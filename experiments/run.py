@@ -48,11 +48,13 @@ from cojax.store import write_json
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
 from experiments import assemble, kept, preflight
+from experiments.checks import check
+from experiments.entries import described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
 from experiments.scores import HeldOut, held_out_score
-from experiments.settings import check, settings
+from experiments.settings import settings
 from experiments.summary import summarise
 
 _LOG = logging.getLogger("cojax")
@@ -92,13 +94,14 @@ class Stop:
 
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
-    keep_compiled()
     check(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
     plain = json.loads(json.dumps(config.to_dict()))
-    verified = directory.claim(plain, facts())
+    verified = directory.claim(
+        plain, {**facts(), "code": described(config)}, accept_changed_code=config.accept_changed_code
+    )
     log_to(directory.folder / "run.log")
     for warning in verified.warnings if verified else ():
         _LOG.warning(warning)
@@ -175,6 +178,8 @@ def _told(found: HeldOut) -> dict[str, Any]:
         "success": score.success,
         "error": score.error,
         "partial": score.partial,
+        "lost": score.lost,
+        "bounds": list(score.bounds),
         "by": found.by,
         "tasks": found.tasks,
     }
@@ -207,7 +212,7 @@ def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainStat
         if not loop.staleness:
             loop.engine.rest()
     with loop.clock("update"):
-        return rehearse(loop.learner, learned, config.batch_size * config.group_size)
+        return rehearse(loop.learner, learned, [config.group_size] * config.batch_size)
 
 
 def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
@@ -273,6 +278,7 @@ def main(argv: Sequence[str]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     leave_none()
     try:
+        keep_compiled()
         config = configuration()
         sys.exit(preflight.check(config) if _CHECK.value else run(config))
     except EXPECTED as error:

@@ -33,8 +33,8 @@ from cojax.rollout.sglang_process import ServerProcess
 from cojax.rollout.sglang_server import Target
 from cojax.rollout.sglang_weights import newest
 from experiments import engines
+from experiments.checks import check
 from experiments.flags import configuration, parse
-from experiments.settings import check
 
 _LOG = logging.getLogger("cojax.serve")
 _HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")

@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import SHOWN, Actors, Chat, PolicyActors
-from experiments import assemble, policies, scores, trained
+from experiments import policies, scores, trained
+from experiments.entries import entry
 from experiments.presets import PRESETS
-from experiments.settings import choose
 
 # What decides which arrays a policy from scratch has.
 _SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
@@ -82,7 +82,8 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
-        from cojax.rollout.endpoint import Endpoint, EndpointActors
+        from cojax.rollout.endpoint import Endpoint
+        from cojax.rollout.endpoint_actors import EndpointActors
 
         yield EndpointActors(
             Endpoint(
@@ -97,7 +98,8 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         return
     own = config.copy_and_resolve_references()
     own.workdir = str(folder)
-    engine = choose(assemble.ENGINES, config.engine.name, "engine")(own, subject.policy.model)
+    own.learner.routes = "own"  # nothing learns from these episodes
+    engine = entry(config, "engine.name").function(own, subject.policy.model)
     try:
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, SHOWN[config.model.tools])

@@ -31,7 +31,7 @@ def summarise(
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
-        "signals": {kind: sum(record["signals"][kind] for record in records) for kind in signs.SIGNALS},
+        "signals": _signals(records),
         "verdicts": {
             status: sum(evolution[status] for evolution in evolutions)
             for status in ("accepted", "retained", "discarded")
@@ -45,6 +45,12 @@ def summarise(
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
         "logprob_mismatch": mismatch / trained if trained else 0.0,
     }
+
+
+def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How often each kind was raised: our own, and whichever else the records tell of."""
+    kinds = dict.fromkeys((*signs.SIGNALS, *(kind for record in records for kind in record["signals"])))
+    return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
 
 
 def _initial(directory: RunDirectory) -> dict[str, Any]:

@@ -11,6 +11,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from commands import Commands
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Commands]:
+    """Where commands are run that need not import everything anew."""
+    with Commands() as forking:
+        yield forking
+
 
 @pytest.fixture(autouse=True)
 def _the_process_stays_as_it_was() -> Iterator[None]:
@@ -18,6 +27,31 @@ def _the_process_stays_as_it_was() -> Iterator[None]:
     before = _settings()
     yield
     assert _settings() == before
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs_are_compiled_fast(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Most of what the tests of arrays take is compiling small programs: they are optimised less, forgotten with the
+    file, and found again on disk where another file compiles the same."""
+    if not {"learner", "policy"} & set(request.path.parts):
+        yield
+        return
+    import jax
+
+    changed = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(tmp_path_factory.getbasetemp() / "compiled"),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    before = {name: jax.config.values[name] for name in changed}
+    for name, value in changed.items():
+        jax.config.update(name, value)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    jax.clear_caches()
 
 
 _GET_CHILD_SUBREAPER = 37

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from cojax.console import bar, duration, seconds_left, show_step, show_summary, step_line
+from cojax.console import CONSOLE, bar, duration, seconds_left, show_step, show_summary, step_line
 
 RECORD = {
     "step": 7,
@@ -23,6 +23,12 @@ RECORD = {
 def plain_console() -> tuple[Console, io.StringIO]:
     file = io.StringIO()
     return Console(file=file, highlight=False, width=80), file
+
+
+def test_a_name_between_colons_is_no_picture() -> None:
+    with CONSOLE.capture() as shown:
+        CONSOLE.print("mine:fire: not found", markup=False)
+    assert shown.get() == "mine:fire: not found\n"
 
 
 def test_durations_as_a_person_says_them() -> None:
@@ -124,3 +130,13 @@ def test_the_closing_table() -> None:
         "report: runs/desk/report.html",
     ):
         assert row in rows, row
+
+
+def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:
+    counts = {"boundary": 1, "forgetting": 2, "rare": 3, "slow": 4, "ready": 5}
+    assert "signals F2  B1  R3  S4  Re5    pool" in step_line({**RECORD, "signals": counts}, steps=80).plain
+
+
+def test_dynamic_sampling_tells_how_many_groups_it_took() -> None:
+    record = {**RECORD, "groups_live": 4.0, "groups_sampled": 9}
+    assert "reward 0.50  live 4 of 9  signals" in step_line(record, steps=80).plain

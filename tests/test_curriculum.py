@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from records import group, task, trajectory
 
-from cojax.curriculum import Visits, learnability, uniform, unmastered
+from cojax.curriculum import Visits, learnability, uniform, unmastered, weighed
 from cojax.pool import TaskPool
 from cojax.types import Group
 
@@ -24,6 +24,19 @@ def test_the_mastered_retire_and_come_back_when_forgotten():
     assert unmastered((0.0, 1.0, 1.0, 1.0)) == 0.1
     assert unmastered((1.0, 1.0, 1.0, 0.875)) == 1.0
     assert uniform((1.0,) * 5) == 1.0
+
+
+def test_curricula_have_settings():
+    # A sharper prior: p = (4 + 2)/(8 + 2)
+    assert learnability((1.0, 1.0), prior=4.0) == pytest.approx(0.24)
+    assert unmastered((1.0,), visits=1, weight=0.25) == 0.25
+    assert unmastered((0.0, 1.0), visits=2, weight=0.25) == 1.0
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_nothing_can_be_drawn_by_is_refused(weight):
+    with pytest.raises(ValueError, match=r"weighs a task with the scores \[0.5\] .*; expected above 0, finite"):
+        weighed(lambda scores: weight, (0.5,))
 
 
 def test_visits_remember_the_last_ten_and_only_valid_ones():

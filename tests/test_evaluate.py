@@ -38,6 +38,19 @@ def test_success_is_the_mean_over_tasks_of_the_mean_over_valid_episodes():
     assert result.outcomes == {"environment_error": 1, "finished": 5}
 
 
+def test_what_was_lost_is_told_with_bounds():
+    """Rewards (1, 1), (0, lost), (lost, lost): 0.5 over two tasks; were the lost failures, 1/3; successes, 5/6."""
+    result = score([group(0, 1.0, 1.0), group(1, 0.0, None), group(2, None, None)])
+    assert result.success == pytest.approx(0.5)
+    assert result.lost == pytest.approx(0.5)
+    assert result.bounds == pytest.approx((1 / 3, 5 / 6))
+
+
+def test_without_losses_the_bounds_are_the_success():
+    result = score([group(0, 1.0, 0.0), group(1, 1.0, 1.0)])
+    assert (result.lost, result.bounds) == (0.0, (0.75, 0.75))
+
+
 def test_a_task_without_a_valid_episode_is_left_out():
     assert score([group(0, 1.0), group(1, None)]).tasks == 1
     with pytest.raises(ValueError, match="no valid episode to score"):

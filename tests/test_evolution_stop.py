@@ -57,7 +57,7 @@ class Counting:
     def weights(self, state, version):
         return version
 
-    def update(self, state, groups):
+    def update(self, state, groups, sizes=()):
         self.during()
         return {"updates": state["updates"] + 1}, {"groups": float(len(groups)), "groups_live": 0.0}
 

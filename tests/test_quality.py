@@ -29,7 +29,7 @@ from cojax.store import Log
 from cojax.types import Action, Lineage, Task
 from experiments.base import get_config
 from experiments.quality import quality
-from experiments.settings import check_bounds
+from experiments.ranges import check_ranges
 
 KEY = "sk-very-secret-0123456789"
 # Cosines 0, 0.6 and 0.8; the length of a row must not matter.
@@ -384,5 +384,5 @@ def test_a_run_goes_on_without_what_an_endpoint_does_not_give(
 def test_k_must_be_a_number_of_neighbours() -> None:
     config = get_config()
     config.quality.k = 0
-    with pytest.raises(ValueError, match=r"quality\.k is 0; expected at least 1"):
-        check_bounds(config)
+    with pytest.raises(ValueError, match=r"quality\.k is 0; expected a whole number at least 1"):
+        check_ranges(config)

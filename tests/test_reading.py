@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from cojax import reflexion, replies
 from cojax.explorer import abstraction, acting, answers, mind, transport, wording
 from cojax.explorer.windows import Ending
-from cojax.rollout import chat, endpoint
+from cojax.rollout import chat, endpoint, endpoint_actors
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
@@ -80,7 +80,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "JSON": (chat.read_json, 400_000),
     "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
-    "an endpoint": (lambda text: endpoint.action_of(endpoint.Reply(text, (("a", "b", text),))), 200_000),
+    "an endpoint": (lambda text: endpoint_actors.action_of(endpoint.Reply(text, (("a", "b", text),))), 200_000),
     "records": (lambda text: mind.read(mind.Reply(text), Record), 200_000),
     "fenced records": (lambda text: mind.read(mind.Reply('```json\n{"query":"' + text), Record), 200_000),
     "answers": (answered, 8_000),

@@ -244,6 +244,23 @@ def test_a_run_that_only_just_began_has_a_page(tmp_path: Path) -> None:
     assert data_of(write_report(tmp_path).read_text())["curves"]["step"] == []
 
 
+def test_a_kind_of_signal_from_outside_is_drawn_in_its_colour(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    code = {
+        "signals.slow": {"name": "mine:slow", "kind": "slow", "colour": "#228833"},
+        "signals.odd": {"name": "mine:odd", "kind": "odd", "colour": "url(//evil)"},
+        "learner.loss": {"name": "grpo"},
+    }
+    write_json(run / "config.json", {**config, "code": code})
+    rows = list(Log(run / "metrics.jsonl").read())
+    Log(run / "metrics.jsonl").truncate(0)
+    Log(run / "metrics.jsonl").append({**row, "signals": {**row["signals"], "slow": 2}} for row in rows)
+    data = contents(read_run(run))
+    assert data["kinds"] == {"forgetting": "", "boundary": "", "rare": "", "slow": "#228833", "odd": ""}
+    assert data["evolutions"][0]["signals"] == {"boundary": 4, "rare": 3, "slow": 4}
+    assert {row["origin"]: row["signals"] for row in data["conversion"]["funnel"]}["slow"] == 6
+
+
 def test_a_torn_last_line_is_left_out(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as log:
         log.write('{"step": 4, "succ')

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from commands import Command, Commands
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -26,41 +27,67 @@ SMALL = (
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005",
     "evaluation.tasks=24", "evaluation.dev_tasks=40", "evaluation.every=3", "engine.slots=16", "limits.concurrency=16",
-    "learner.updates_per_batch=1", "synthesis.contexts=6", "synthesis.budget=6", "rare.minimum=16", "rare.percent=20.0",
+    "learner.updates_per_batch=1", "synthesis.contexts=6", "synthesis.budget=6", 
+    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
 )  # fmt: skip
 
 
+class Runs:
+    """Desks at SMALL with one cache, so that they warm-start and compile once."""
+
+    def __init__(self, commands: Commands, cache: Path):
+        self.commands = commands
+        self.environment = {**os.environ, "COJAX_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
+
+    def __call__(self, workdir: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+        return self.start(workdir, *settings).wait(timeout=300)
+
+    def command(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.commands.run(module, *arguments, environment=self.environment)
+
+    def start(self, workdir: Path, *settings: str) -> Command:
+        return self.commands.start("experiments.run", *flags(workdir, *settings), environment=self.environment)
+
+    def signalled(self, workdir: Path, moment: Callable[[], bool], number: int, *settings: str) -> tuple[int, str]:
+        """Starts a run and sends the signal at the moment; exit status and what was printed."""
+        command = self.start(workdir, *settings)
+        deadline = time.monotonic() + 200
+        while not moment():
+            assert command.poll() is None, command.printed()
+            assert time.monotonic() < deadline, "the moment never came"
+            time.sleep(0.0005)
+        command.send_signal(number)
+        ended = command.wait(timeout=120)
+        return ended.returncode, ended.stdout
+
+
+def flags(workdir: Path, *settings: str) -> list[str]:
+    given = (f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings))
+    return ["--config=experiments/desk.py", *given]
+
+
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory) -> dict[str, str]:
-    """One cache for all runs of this file, so that they warm-start and compile once."""
-    return {**os.environ, "COJAX_CACHE": str(tmp_path_factory.mktemp("cache")), "PYTHONUNBUFFERED": "1"}
-
-
-def command(workdir: Path, *settings: str) -> list[str]:
-    flags = [f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings)]
-    return [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
-
-
-def run(workdir: Path, environment: dict[str, str], *settings: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(workdir, *settings), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+def runs(commands, tmp_path_factory) -> Runs:
+    return Runs(commands, tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def reference(environment, tmp_path_factory) -> Path:
-    """An uninterrupted run."""
+def reference(runs, tmp_path_factory) -> Path:
+    """An uninterrupted run, by the command as a user types it."""
     workdir = tmp_path_factory.mktemp("reference") / "run"
-    done = run(workdir, environment)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.run", *flags(workdir)],
+        cwd=ROOT, env=runs.environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
 
 
 @pytest.fixture(scope="module")
-def overlapped(environment, tmp_path_factory) -> Path:
+def overlapped(runs, tmp_path_factory) -> Path:
     """The same with rollouts one step ahead of the updates."""
     workdir = tmp_path_factory.mktemp("overlapped") / "run"
-    done = run(workdir, environment, "staleness=1")
+    done = runs(workdir, "staleness=1")
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
 
@@ -109,32 +136,10 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 @pytest.mark.real
-def test_the_desk_in_workers_gives_the_same_run(reference, environment, tmp_path):
-    done = run(tmp_path / "run", environment, "environment.isolated=True")
+def test_the_desk_in_workers_gives_the_same_run(reference, runs, tmp_path):
+    done = runs(tmp_path / "run", "environment.isolated=True")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(reference, tmp_path / "run")
-
-
-def kill_when(
-    workdir: Path, environment: dict[str, str], moment: Callable[[], bool], number: int = signal.SIGKILL, *settings: str
-) -> tuple[int, str]:
-    """Starts the run, sends the signal at the moment, and returns exit status and output."""
-    process = subprocess.Popen(
-        command(workdir, *settings),
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    deadline = time.monotonic() + 200
-    while not moment():
-        assert process.poll() is None, process.stdout and process.stdout.read()
-        assert time.monotonic() < deadline, "the moment never came"
-        time.sleep(0.0005)
-    process.send_signal(number)
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
 
 
 def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
@@ -159,13 +164,15 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     assert (reference / "report.html").stat().st_size > 10_000
 
 
-def test_the_evaluation_of_its_last_checkpoint_is_the_runs_own(reference, environment, tmp_path):
-    flags = [f"--config.{setting}" for setting in SMALL]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.evaluate", "--config=experiments/desk.py", *flags,
-         f"--checkpoint={reference}", f"--out={tmp_path}"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+def test_the_evaluation_of_its_last_checkpoint_is_the_runs_own(reference, runs, tmp_path):
+    given = [f"--config.{setting}" for setting in SMALL]
+    done = runs.command(
+        "experiments.evaluate",
+        "--config=experiments/desk.py",
+        *given,
+        f"--checkpoint={reference}",
+        f"--out={tmp_path}",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "result.json").read_text())
     assert result["policy"]["checkpoint"] == 6
@@ -208,23 +215,23 @@ def in_the_last_evaluation(workdir: Path) -> bool:
         *(pytest.param(m, marks=pytest.mark.nightly) for m in (in_rollout, in_checkpoint, in_the_last_evaluation)),
     ],
 )
-def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, environment, tmp_path):
+def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, tmp_path):
     workdir = tmp_path / "run"
-    status, _ = kill_when(workdir, environment, lambda: moment(workdir))
+    status, _ = runs.signalled(workdir, lambda: moment(workdir), signal.SIGKILL)
     assert status == -signal.SIGKILL
     assert not (workdir / "summary.json").exists()
-    done = run(workdir, environment)
+    done = runs(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"resumed at step [246]\b", (workdir / "run.log").read_text())
     assert_same_run(workdir, reference)
 
 
-def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, environment, tmp_path):
+def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, runs, tmp_path):
     """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""
     workdir = tmp_path / "run"
-    status, _ = kill_when(workdir, environment, lambda: in_checkpoint(workdir), signal.SIGKILL, "staleness=1")
+    status, _ = runs.signalled(workdir, lambda: in_checkpoint(workdir), signal.SIGKILL, "staleness=1")
     assert status == -signal.SIGKILL
-    done = run(workdir, environment, "staleness=1")
+    done = runs(workdir, "staleness=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"resumed at step [24]\b", (workdir / "run.log").read_text())
     assert_same_run(workdir, overlapped)
@@ -248,15 +255,35 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
     assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
 
 
+@pytest.mark.parametrize("settings", [(), pytest.param(("staleness=1",), marks=pytest.mark.real)])
+def test_steps_that_sample_until_a_batch_is_live_resume_to_the_identical_result(settings, runs, tmp_path):
+    chosen = ("dynamic_sampling=8", "steps=4", "curriculum=learnability", "evaluation.every=0", *settings)
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    done = runs(straight, *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs.signalled(killed, lambda: in_rollout(killed), signal.SIGKILL, *chosen)
+    assert runs(killed, *chosen).returncode == 0
+    assert_same_run(killed, straight)
+    records = lines(straight / "metrics.jsonl")
+    played = {len(found) for found in episodes(straight).values()}
+    assert max(played) > 4 * 4  # some step took more than its batch
+    for record, found in zip(records, episodes(straight).values(), strict=True):
+        assert sum(record["outcomes"].values()) == len(found) == 4 * record["groups_sampled"]
+        assert record["groups_live"] == record["groups"] <= 4
+        assert record["groups_live"] == 4 or record["groups_sampled"] == 8
+        # With weights one update old or none, whether a task was of the first batch or not.
+        assert len({turn["weights_version"] for episode in found for turn in episode["turns"]}) == 1
+
+
 @pytest.mark.nightly
-def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
+def test_retention_keeps_what_a_resume_looks_back_to(runs, tmp_path):
     """Killed in step 5, resumed at 4: the evolution of step 6 needs episodes that the killed run saw as old."""
     settings = ("evolve_every=3", "episodes_kept=1", "checkpoints_kept=1", "evolve=trajectory")
     straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert run(straight, environment, *settings).returncode == 0
+    assert runs(straight, *settings).returncode == 0
     moment = killed / "episodes/000005.jsonl.gz"
-    kill_when(killed, environment, moment.exists, signal.SIGKILL, *settings)
-    done = run(killed, environment, *settings)
+    runs.signalled(killed, moment.exists, signal.SIGKILL, *settings)
+    done = runs(killed, *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 4" in done.stdout
     assert_same_run(killed, straight)
@@ -264,57 +291,57 @@ def test_retention_keeps_what_a_resume_looks_back_to(environment, tmp_path):
 
 
 @pytest.mark.nightly
-def test_two_runs_of_one_seed_are_the_same(reference, environment, tmp_path):
+def test_two_runs_of_one_seed_are_the_same(reference, runs, tmp_path):
     """Also with another number of slots and threads: who runs beside an episode changes nothing in it."""
-    done = run(tmp_path / "run", environment, "limits.concurrency=5")
+    done = runs(tmp_path / "run", "limits.concurrency=5")
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(tmp_path / "run", reference)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
-def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, environment, tmp_path):
+def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, runs, tmp_path):
     workdir = tmp_path / "run"
-    status, output = kill_when(workdir, environment, lambda: in_rollout(workdir), number)
+    status, output = runs.signalled(workdir, lambda: in_rollout(workdir), number)
     assert status == 128 + number
     assert "run the same command again to go on" in output
-    done = run(workdir, environment)
+    done = runs(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(workdir, reference)
 
 
-def test_a_finished_run_prints_its_table_and_a_larger_one_extends_it(reference, environment, tmp_path):
+def test_a_finished_run_prints_its_table_and_a_larger_one_extends_it(reference, runs, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(reference, workdir)
-    again = run(workdir, environment)
+    again = runs(workdir)
     assert again.returncode == 0
     assert "zero-shot" in again.stdout
     assert "step " not in again.stdout
-    longer = run(workdir, environment, "steps=8")
+    longer = runs(workdir, "steps=8")
     assert longer.returncode == 0, longer.stdout + longer.stderr
     assert "resumed at step 6" in longer.stdout
     assert json.loads((workdir / "summary.json").read_text())["steps"] == 8
-    straight = run(tmp_path / "straight", environment, "steps=8")
+    straight = runs(tmp_path / "straight", "steps=8")
     assert straight.returncode == 0, straight.stdout + straight.stderr
     assert_same_run(workdir, tmp_path / "straight")
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, environment, tmp_path):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, runs, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(reference, workdir)
     (workdir / "summary.json").unlink()
     damaged = next(p for p in (workdir / "checkpoints/6/arrays").rglob("*") if p.is_file() and p.stat().st_size > 1000)
     damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
-    done = run(workdir, environment)
+    done = runs(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "resumed at step 4" in done.stdout
     assert_same_run(workdir, reference)
 
 
 @pytest.mark.nightly
-def test_every_arm_is_one_override(reference, environment, tmp_path):
+def test_every_arm_is_one_override(reference, runs, tmp_path):
     grown = {}
     for arm in ("none", "random", "uniform", "trajectory"):
-        done = run(tmp_path / arm, environment, f"evolve={arm}", "steps=2", "evaluation.every=0")
+        done = runs(tmp_path / arm, f"evolve={arm}", "steps=2", "evaluation.every=0")
         assert done.returncode == 0, done.stdout + done.stderr
         tasks = lines(tmp_path / arm / "tasks.jsonl")
         grown[arm] = {task["origin"] for task in tasks[12:]}
@@ -322,8 +349,8 @@ def test_every_arm_is_one_override(reference, environment, tmp_path):
     assert {task["origin"] for task in lines(reference / "tasks.jsonl")[12:]} <= {"forgetting", "boundary", "rare"}
 
 
-def test_ablations_switch_signals_and_validation_off(environment, tmp_path):
-    done = run(tmp_path / "run", environment, "signals=rare", "validate=false", "steps=2")
+def test_ablations_switch_signals_and_validation_off(runs, tmp_path):
+    done = runs(tmp_path / "run", "signals=rare", "validate=false", "steps=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {signal["kind"] for signal in lines(tmp_path / "run/signals.jsonl")} == {"rare"}
     evidence = [draft["verdict"]["evidence"][-1] for draft in lines(tmp_path / "run/drafts.jsonl")]
@@ -356,51 +383,27 @@ REFUSED = (
     (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
     (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
     (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
-    (("group_size=1",), "group_size is 1; expected at least 2"),
+    (("group_size=1",), "group_size is 1; expected a whole number at least 2"),
     (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
-    (("limits.concurrency=0",), "limits.concurrency is 0; expected at least 1"),
-    (("staleness=2",), "staleness is 2; expected 0, or 1"),
-    (("sampling.temperature=0.0",), "training samples need one above 0"),
+    (("limits.concurrency=0",), "limits.concurrency is 0; expected a whole number at least 1"),
+    (("staleness=2",), "staleness is 2; expected one of 0, 1"),
+    (("sampling.temperature=0.0",), "sampling.temperature is 0.0; expected a number above 0"),
     (("batch_size=0",), "batch_size is 0"),
+    (("warm_start.noise_low=0.5",), "warm_start.noise_low is 0.5, above noise_high, 0.3"),
     (("learner.row_length=100",), "a row must hold the longest episode"),
     (("workdir=/proc/cojax",), "Choose another --config.workdir"),
 )
-# Imports once what every command imports, and forks for each.
-COMMANDS = """
-import json, os, sys
-from absl import app
-from experiments import run
-for number, arguments in enumerate(json.loads(sys.stdin.read())):
-    if not (child := os.fork()):
-        os.dup2(os.open(f"{sys.argv[1]}/{number}", os.O_CREAT | os.O_WRONLY), 1)
-        os.dup2(1, 2)
-        sys.argv[1:] = arguments
-        app.run(run.main, flags_parser=run.parse)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
 
 
-@pytest.fixture(scope="module")
-def refusals(environment, tmp_path_factory) -> list[tuple[int, str]]:
-    """Of each of REFUSED the exit status, and all that is printed."""
-    folder = tmp_path_factory.mktemp("refused")
-    commands = [command(folder / f"run{number}", *settings)[3:] for number, (settings, _) in enumerate(REFUSED)]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, str(folder)], input=json.dumps(commands), cwd=ROOT, env=environment,
-        capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
-    return [(int(status), (folder / str(number)).read_text()) for number, status in enumerate(done.stdout.split())]
+@pytest.mark.parametrize(("settings", "said"), REFUSED)
+def test_bad_settings_are_named_with_the_fix(settings, said, runs, tmp_path):
+    done = runs(tmp_path / "run", *settings)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_bad_settings_are_named_with_the_fix(number, refusals):
-    status, printed = refusals[number]
-    assert status == 1
-    assert REFUSED[number][1] in printed
-    assert "Traceback" not in printed
-
-
-def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, tmp_path):
+def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path):
     """A policy from scratch, bytes for tokens, random at the start: nothing in it needs a demonstrator."""
     workdir = tmp_path / "run"
     chosen = (
@@ -411,9 +414,8 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, t
     )  # fmt: skip
 
     def preset(*settings: str) -> subprocess.CompletedProcess[str]:
-        flags = [f"--config.{setting}" for setting in (*chosen, *settings)]
-        command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *flags]
-        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        given = [f"--config.{setting}" for setting in (*chosen, *settings)]
+        return runs.command("experiments.run", "--config=experiments/desk.py", *given)
 
     first = preset("steps=1")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -430,65 +432,53 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(environment, t
     assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout
 
 
-def test_a_missing_config_file_is_named(environment):
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.run", "--config=experiments/nowhere.py"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_a_missing_config_file_is_named(runs):
+    done = runs.command("experiments.run", "--config=experiments/nowhere.py")
     assert done.returncode == 1
     assert "experiments/nowhere.py" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 
-def test_a_workdir_of_another_config_is_refused_and_untouched(reference, environment, tmp_path):
+def test_a_workdir_of_another_config_is_refused_and_untouched(reference, runs, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"}
-    done = run(reference, environment, "seed=5")
+    done = runs(reference, "seed=5")
     assert done.returncode == 1
     assert "holds a run with other settings: seed (seed was 0, now 5)" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in reference.rglob("*") if path.name != ".lock"} == before
 
 
-def test_a_mistyped_first_start_does_not_claim_the_workdir(environment, tmp_path):
+def test_a_mistyped_first_start_does_not_claim_the_workdir(runs, tmp_path):
     workdir = tmp_path / "run"
-    assert run(workdir, environment, "evolve=sideways").returncode == 1
-    assert run(workdir, environment, "initial_tasks=100000", "explorer.runs=0").returncode == 1
-    done = run(workdir, environment, "steps=0")
+    assert runs(workdir, "evolve=sideways").returncode == 1
+    assert runs(workdir, "initial_tasks=100000", "explorer.runs=0").returncode == 1
+    done = runs(workdir, "steps=0")
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps"], summary["tasks_initial"], summary["tasks_final"]) == (0, 12, 12)
     assert summary["zero_shot"] == summary["final"]
 
 
-def test_a_second_process_in_one_workdir_is_refused(environment, tmp_path):
+def test_a_second_process_in_one_workdir_is_refused(runs, tmp_path):
     workdir = tmp_path / "run"
-    process = subprocess.Popen(command(workdir), cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    first = runs.start(workdir)
     try:
         deadline = time.monotonic() + 60
         while not (workdir / "run.log").exists():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        second = run(workdir, environment)
+        second = runs(workdir)
         assert second.returncode == 1
         assert "another process is running" in second.stdout
     finally:
-        process.kill()
-        process.wait()
+        first.send_signal(signal.SIGKILL)
+        first.wait(timeout=60)
 
 
-def test_preflight_tries_everything_and_trains_nothing(environment, tmp_path):
-    done = subprocess.run(
-        [*command(tmp_path / "run"), "--check"], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+def test_preflight_tries_everything_and_trains_nothing(runs, tmp_path):
+    done = runs.command("experiments.run", *flags(tmp_path / "run"), "--check")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 9
+    assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 10
     assert not (tmp_path / "run").exists()
-    bad = subprocess.run(
-        [*command(Path("/proc/cojax")), "--check"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    bad = runs.command("experiments.run", *flags(Path("/proc/cojax")), "--check")
     assert bad.returncode == 1
     assert "failed  disk" in bad.stdout

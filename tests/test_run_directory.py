@@ -1,5 +1,6 @@
-"""A run directory: what belongs to a checkpoint, who may be at it, and what taken permissions cost."""
+"""A run directory: what belongs to a checkpoint, whose code made it, who may be at it, what taken permissions cost."""
 
+import json
 import os
 import shutil
 import signal
@@ -152,3 +153,82 @@ def test_what_may_not_be_read_is_named_with_the_fix(ordinary):
             verify(folder)
         (folder / name).chmod(0o600)
     assert verify(folder).step == 6
+
+
+def test_code_from_outside_that_has_changed_is_refused_unless_it_is_accepted(tmp_path):
+    def code(name: str, hash: str) -> dict:
+        return {"code": {"learner.loss": {"name": name, "path": "mine:loss", "version": "", "hash": hash}}}
+
+    def claimed(facts: dict, **accepted: bool) -> None:
+        again = RunDirectory(tmp_path)
+        try:
+            again.claim(small_runs.CONFIG, facts, **accepted)
+        finally:
+            again.close()
+
+    directory = small_runs.begun(tmp_path)
+    directory.close()
+    claimed(code("mine:loss", "a"))  # an older start knew of no code
+    claimed(code("mine:loss", "a"))
+    with pytest.raises(
+        RunDirectoryError, match=r"other code: learner.loss \(mine:loss\) has changed since.*accept_chan"
+    ):
+        claimed(code("mine:loss", "b"))
+    claimed(code("mine:loss", "b"), accept_changed_code=True)
+    claimed(code("mine:loss", "b"))
+    # What ships with the package has its commit.
+    claimed(code("grpo", "c"))
+    claimed(code("grpo", "d"))
+
+
+def test_settings_that_may_change_on_the_way_are_noted_with_the_step(tmp_path):
+    def history(**settings: object) -> list:
+        again = RunDirectory(tmp_path)
+        again.claim({**small_runs.CONFIG, **settings}, {})
+        again.close()
+        return json.loads((tmp_path / "config.json").read_text()).get("history", [])
+
+    directory = small_runs.begun(tmp_path)
+    metrics = Metrics(tmp_path, log=directory.metrics)
+    for step in (1, 2):
+        small_runs.play(directory, step, metrics)
+    metrics.close()
+    directory.close()
+    assert history(workdir="elsewhere") == []
+    first = {"step": 2, "settings": {"mismatch_alarm": [None, 0.5], "steps": [6, 9]}}
+    assert history(steps=9, mismatch_alarm=0.5) == [first]
+    assert history(steps=9, mismatch_alarm=0.5) == [first]
+    second = {"step": 2, "settings": {"mismatch_alarm": [0.5, 0.25]}}
+    assert history(steps=9, mismatch_alarm=0.25) == [first, second]
+    with pytest.raises(RunDirectoryError, match="other settings: seed"):
+        history(seed=1)
+
+
+def test_what_of_learning_changes_on_the_way_is_recorded(tmp_path, monkeypatch):
+    """A step that fails is got past by a lower rate or by leaving it out; config.json tells what was when."""
+    learner = {"skip_steps": [], "loss_settings": {}}
+    monkeypatch.setattr(small_runs, "CONFIG", {**small_runs.CONFIG, "learner": learner, "optimizer": {}})
+
+    def claimed(**learning: object) -> dict:
+        config = dict(small_runs.CONFIG)
+        for name, value in learning.items():
+            section, leaf = name.split("__")
+            config[section] = {**config[section], leaf: value}
+        again = RunDirectory(tmp_path)
+        try:
+            again.claim(config, {})
+        finally:
+            again.close()
+        return json.loads((tmp_path / "config.json").read_text())
+
+    small_runs.begun(tmp_path).close()
+    assert "history" not in claimed()
+    claimed(learner__skip_steps=[3])
+    told = claimed(learner__skip_steps=[3], optimizer__learning_rate=1e-7)
+    assert [entry["settings"] for entry in told["history"]] == [
+        {"learner.skip_steps": [[], [3]]},
+        {"optimizer.learning_rate": [None, 1e-7]},
+    ]
+    assert told["config"]["learner"]["skip_steps"] == [3]
+    with pytest.raises(RunDirectoryError, match=r"other settings: learner.micro"):
+        claimed(learner__skip_steps=[3], optimizer__learning_rate=1e-7, learner__micros=4)

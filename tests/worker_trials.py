@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import signal
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from cojax.environment import play
@@ -65,6 +68,25 @@ def gone(pids: set[int], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+@contextlib.contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):  # one that was given up meanwhile
+                os.kill(pid, signal.SIGCONT)
+
+
+def stop_all(world: IsolatedEnvironment, seconds: float) -> None:
+    """Stops the supervisor and all below it, now and for so many seconds; returns at once."""
+    with contextlib.ExitStack() as held:
+        held.enter_context(stopped(world.supervisor, *descendants(world.supervisor)))
+        threading.Timer(seconds, held.pop_all().close).start()
 
 
 def program(code: str, root: Path = ROOT) -> list[str]:

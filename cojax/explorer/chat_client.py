@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from cojax.explorer.capabilities import Capabilities, without
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.explorer.journal import Journal, failed, finished, key_of, spoken
-from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply, check_limits
+from cojax.explorer.mind import ChatFailure, FailureKind, Purse, Reply
 from cojax.explorer.tally import Tally
 from cojax.explorer.transport import Completion, Refused, completion, connect, most_tokens, post, struck
 from cojax.types import Message
@@ -32,46 +32,6 @@ _LOOK_EVERY = 0.05
 _IN_A_ROW, _DOWN = 8, 60.0
 # What a failure says of its call: the same call would fail again. The other kinds say something of the moment.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
-
-
-@dataclasses.dataclass(frozen=True)
-class ChatSettings:
-    """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
-
-    `timeout` bounds one request and `deadline` an evolution, in seconds; a reply takes at most `attempts` requests,
-    besides those refused for an optional part that the endpoint does not know, and has at most `max_tokens` tokens;
-    `concurrency` requests go at once. An evolution spends at most `max_tokens_per_evolution`, prompts included, and
-    `max_requests_per_evolution`: a request that could exceed them is not sent. `price_in` and `price_out` are per
-    million tokens, in any currency. Raises ValueError for settings that cannot work.
-    """
-
-    base_url: str
-    model: str
-    timeout: float = 120.0
-    deadline: float = 3600.0
-    attempts: int = 4
-    concurrency: int = 8
-    max_tokens: int = 2048
-    max_tokens_per_evolution: int = 2_000_000
-    max_requests_per_evolution: int = 4_000
-    temperature: float = 0.7
-    price_in: float = 0.0
-    price_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if "@" in parts.netloc or parts.query:
-            raise ValueError(
-                "llm.base_url holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
-            )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"llm.base_url is {self.base_url!r}; expected an address like http://HOST:PORT/v1, "
-                "set by --config.llm.base_url"
-            )
-        if not self.model:
-            raise ValueError("llm.model is empty; name the model that the endpoint serves by --config.llm.model")
-        check_limits(dataclasses.asdict(self))
 
 
 class ChatClient:

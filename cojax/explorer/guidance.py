@@ -1,71 +1,29 @@
-"""Reflection without an LLM, and what each kind of context asks of the explorer (CoEvolve §3.2)."""
+"""Reflection without an LLM (CoEvolve §3.2)."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 
+from cojax.signals import SIGNALS, Guidance, guidance
 from cojax.signals.tools import tools_called
 from cojax.types import Action, ExplorationContext, Origin, Signal, Trajectory, Turn
 
 # Of a failing trajectory's errors, so many are told.
 _ERRORS_TOLD = 3
+# What contexts ask for, by their kind, where no others are given.
+GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
 
-@dataclasses.dataclass(frozen=True)
-class Guidance:
-    """What a kind of context asks for.
-
-    `rehearse` is the share of runs that follow the task's solution, the others wander about the focus; `change` is the
-    chance that a rehearsed step is dropped or replaced. `objectives` are worded around {tools}.
-    """
-
-    rehearse: float
-    change: float
-    objectives: tuple[str, ...]
-
-
-GUIDANCE: dict[Origin, Guidance] = {
-    "forgetting": Guidance(
-        rehearse=0.75,
-        change=0.2,
-        objectives=(
-            "rehearse {tools} as this task needs them",
-            "vary the arguments of each call",
-            "go from a single call to the whole task",
-        ),
-    ),
-    "boundary": Guidance(
-        rehearse=0.5,
-        change=0.35,
-        objectives=(
-            "make near variations of this task: one step dropped, replaced or added",
-            "vary {tools}, which tell its successes from its failures",
-        ),
-    ),
-    "rare": Guidance(
-        rehearse=0.25,
-        change=0.5,
-        objectives=(
-            "use {tools} with varied arguments",
-            "combine {tools} with the tools beside them and try edge cases",
-        ),
-    ),
-    "trajectory": Guidance(
-        rehearse=0.5,
-        change=0.35,
-        objectives=("make near variations of this trajectory", "vary {tools} and the tools beside them"),
-    ),
-}
-
-
-def context_of(trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str) -> ExplorationContext:
+def context_of(
+    trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, told: Mapping[str, Guidance] = GUIDANCE
+) -> ExplorationContext:
     """The context of one trajectory: what was done, what went wrong, and where to look now.
 
-    The focus is the signal's, or every tool called where there is none; `ending` is never in it. Raises ValueError for
-    a kind without guidance.
+    The focus is the signal's, or every tool called where there is none; `ending` is never in it. `told` is
+    what contexts ask for, by their kind. Raises ValueError for a kind without guidance.
     """
-    if kind not in GUIDANCE:
-        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(GUIDANCE)}")
+    if kind not in told:
+        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(told)}")
     named = signal.focus if signal else ()
     # A policy that called nothing yet leaves the solution's own tools to look at.
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
@@ -80,7 +38,7 @@ def context_of(trajectory: Trajectory, kind: Origin, signal: Signal | None, endi
         failure_cause=_failure_cause(trajectory, failed),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=pattern,
-        objectives=tuple(objective.format(tools=tools) for objective in GUIDANCE[kind].objectives),
+        objectives=told[kind].worded(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
     )
 

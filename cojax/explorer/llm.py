@@ -20,11 +20,12 @@ from cojax.explorer import Exploration, Explorer
 from cojax.explorer.abstraction import abstracted
 from cojax.explorer.acting import Brief, MindActor
 from cojax.explorer.fitting import fitted, paired, shortened
-from cojax.explorer.guidance import context_of, signature
+from cojax.explorer.guidance import GUIDANCE, context_of, signature
 from cojax.explorer.mind import Mind, Purse, seed_of, structured
 from cojax.explorer.windows import documented
 from cojax.explorer.wording import bullets, data, fill, parts, prompt, version
 from cojax.replay import Play
+from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Message, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
 # Characters of one line that a reflection may fill, and lines of one list.
@@ -60,7 +61,8 @@ class LLMExplorer:
     the paper), a call that ends the episode counted, handing back to the user not. `window` is how many characters a
     prompt shows at most of what others wrote, and of the mind's own actions; our own words, the tools' documentation
     where they are offered, the newest exchange of a conversation, and what a repair repeats come on top. `width`
-    expeditions go at once. An attempt on a query alone takes `attempt_turns` actions at most. `name` is kind, model
+    expeditions go at once. An attempt on a query alone takes `attempt_turns` actions at most. `guidance` is what
+    contexts ask for, by their kind. `name` is kind, model
     and version of the prompts, as a task's lineage has it.
     """
 
@@ -78,6 +80,7 @@ class LLMExplorer:
     purse: Purse | None = None
     place: str = "0"
     evolution: str = "0"
+    guidance: Mapping[str, Guidance] = dataclasses.field(default_factory=lambda: GUIDANCE)
     name: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class LLMExplorer:
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
         """Raises ChatFailure. What failed in the trajectory is on the list of what not to repeat in any case."""
-        known = context_of(trajectory, kind, signal, self.ending)
+        known = context_of(trajectory, kind, signal, self.ending, self.guidance)
         words, sixth = parts("reflect"), self.window // 6
         evidence = shortened(signal.evidence, sixth) if signal else ""
         checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
@@ -116,7 +119,7 @@ class LLMExplorer:
         messages = prompt(
             "reflect",
             data_rule=parts("data")["rule"],
-            reason=words[kind],
+            reason=self.guidance[kind].reason,
             evidence=f"\n{fill(words['evidence'], evidence=data(evidence))}\n" if evidence else "",
             task=data(query),
             verdict=data(verdict),
@@ -217,7 +220,7 @@ class LLMExplorer:
             guidance, told, shown = "Purpose: a survey.", fill(words["unguided"], popular=popular), 0
         else:
             known_of = self._known(environment, task, context)
-            guidance, shown = words[context.kind], sum(map(len, known_of.values()))
+            guidance, shown = self.guidance[context.kind].purpose, sum(map(len, known_of.values()))
             told = fill(words["guided"], **{name: data(text) for name, text in known_of.items()})
 
         def open(acting: str, opening: str, hints: str) -> tuple[Message, Message]:

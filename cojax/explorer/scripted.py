@@ -14,6 +14,7 @@ from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.walk import Walk
 from cojax.explorer.windows import Ending, cut, documented, lengths, phrased, windows
 from cojax.replay import Play, follow
+from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
 # A run goes so many actions further than the longest draft it may give.
@@ -37,8 +38,8 @@ class ScriptedExplorer:
     A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
     shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
     With chance `cut` a turn ends after each step of a draft but the last, so that drafts have several user turns.
-    `width` expeditions go at once. Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the
-    episode.
+    `width` expeditions go at once. `guidance` is what contexts ask for, by their kind. Raises ValueError for a `cut`
+    outside [0, 1], or above 0 where a tool ends the episode.
     """
 
     runs: int = 4
@@ -55,6 +56,7 @@ class ScriptedExplorer:
     width: int = 1
     play: Play = world.play
     name: str = "scripted"
+    guidance: Mapping[str, Guidance] = dataclasses.field(default_factory=lambda: GUIDANCE)
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.cut <= 1.0:
@@ -63,7 +65,7 @@ class ScriptedExplorer:
             raise ValueError(f'cut is {self.cut}, but the tool {self.ending!r} ends the episode; set ending to ""')
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
-        return context_of(trajectory, kind, signal, self.ending)
+        return context_of(trajectory, kind, signal, self.ending, self.guidance)
 
     def explore(
         self,
@@ -159,7 +161,7 @@ class ScriptedExplorer:
         def weight(tool: str) -> float:
             return self.focus_weight if tool in focus else self.neighbour_weight if tool in beside else 1.0
 
-        guidance = GUIDANCE[context.kind]
+        guidance = self.guidance[context.kind]
         drawn_to = (*focus, *sorted(beside))
         plan: list[str] = []
         if drawn_to and rng.random() < guidance.rehearse:

@@ -1,19 +1,22 @@
 """Groups of episodes → packed arrays. The loss's normalisation travels with them as weights.
 
-Several trajectories share a row, told apart by segment ids, so that little is spent on padding. All arrays made here
-are NumPy's, on the host.
+All arrays made here are NumPy's, on the host.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from cojax.learner.advantages import Advantage
+from cojax.learner.advantages import spread
+from cojax.learner.packing import Segment, place
+from cojax.learner.routing import routes_of
+from cojax.learner.weightings import group_token_mean, weighed
+from cojax.policy.routes import RouteShape
 from cojax.types import Group, Trajectory
 
 
@@ -25,11 +28,19 @@ class TrainBatch:
     tokens: int32[B, T], 0 where there is none.
     segment_ids: int32[B, T]; 1, 2, … for the sequences of a row, 0 = padding, which only ends a row.
     positions: int32[B, T], the place of a token in its own sequence.
-    advantages: float32[B, T], constant over a trajectory.
+    advantages: float32[B, T], as the advantage gave them; in a batch of pairs 1 for the better, -1 for the worse.
     sampler_logprobs: float32[B, T], log π of the sampler where it acted, 0 elsewhere.
     versions: int32[B, T], the weights that sampled the token, -1 where none did.
     reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
     weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
+    sequences, tasks, groups: int32[B, T], which of the batch's trajectories, tasks and groups a token is of, from 0 on;
+        in a batch of pairs a group is a pair. -1 at padding.
+    turns: int32[B, T], the turn of its sequence that a token is of, from 0 on; -1 at padding.
+    lengths: int32[B, T], learned tokens of the token's sequence.
+    group_sizes: int32[B, T], trajectories of the token's group.
+    rewards: float32[B, T], of the token's trajectory.
+    routes: int8 or int16[B, T, L, k], the experts that the token went through in the sampler, -1 where it did not tell;
+        None for a learner that does not read them.
     """
 
     tokens: Any
@@ -41,64 +52,90 @@ class TrainBatch:
     reference_logprobs: Any
     old_logprobs: Any
     weights: Any
+    sequences: Any
+    tasks: Any
+    groups: Any
+    turns: Any
+    lengths: Any
+    group_sizes: Any
+    rewards: Any
+    routes: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Segment:
-    """One trajectory before packing: tokens int[n], mask bool[n] of what is learned from, logprobs float[n], versions
-    int[n] of the weights that sampled."""
-
-    name: str
-    tokens: Sequence[int]
-    mask: Sequence[bool]
-    logprobs: Sequence[float]
-    versions: Sequence[int]
-    advantage: float
-    weight: float
+_INTEGERS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
+             "group_sizes")  # fmt: skip
+_NONE = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where there is none
+DTYPES = {
+    field.name: np.dtype(np.int32 if field.name in _INTEGERS else np.float32)
+    for field in dataclasses.fields(TrainBatch)
+    if field.name != "routes"
+}
 
 
 def pack(
     groups: Sequence[Group],
-    advantage: Advantage,
+    advantage: Callable[[Sequence[Trajectory]], Any],
     row_length: int,
     rows_multiple: int = 1,
     *,
+    weighting: Callable[[Sequence[np.ndarray]], Any] = group_token_mean,
     skip_flat: bool = True,
+    together: bool = False,
+    rows: int | None = None,
+    routes: RouteShape | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """The batch of one step, and what went into it.
 
-    Only valid trajectories count, and only groups with two or more of them. With G such groups, a token of trajectory
-    k in a group weighs 1 / (G · Σ_k|τ_k|): each group averages over its own tokens, and the batch over groups
-    (CoEvolve, Eq. 1). Groups whose advantages are all 0 count in G; with `skip_flat` they are left out of the arrays
-    (right only without a KL term). A group is live where its rewards differ.
+    Only valid trajectories count, and only groups with two or more of them. `weighting` weighs their tokens, as its
+    module says. Groups whose advantages are all 0 are weighed as the others; with `skip_flat` they are left out of the
+    arrays (right only for a loss without a term of its own at advantage 0). With `together` the trajectories of a group
+    share a micro-batch.
 
-    B is the number of trajectories given, rounded up to `rows_multiple`: it depends on nothing that was sampled, so
-    that one compiled update serves every step. Live rows come first.
+    B is `rows`, None the number of trajectories given, rounded up to `rows_multiple`: it depends on nothing that was
+    sampled, so that one compiled update serves every step. Live rows come first. `routes` is the shape of those that
+    the batch is to hold, None for none.
 
-    Raises ValueError for a trajectory longer than a row, and for one whose log-probs and tokens differ in number.
+    Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
+    an advantage or a weighting that returns what it should not.
     """
     capacity = sum(len(group.trajectories) for group in groups)
-    usable = [group for group in groups if len(group.valid) >= 2]
-    live = [group for group in usable if len({t.reward for t in group.valid}) > 1]
+    usable = _usable(groups)
+    drawn = [_credited(group.valid, advantage) for group in usable]
+    lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in drawn]
+    weights = weighed(weighting(lengths), lengths)
+    tasks = {id: number for number, id in enumerate(dict.fromkeys(group.task.id for group in usable))}
     segments: list[Segment] = []
-    for group in usable:
-        values = advantage(np.array([t.reward for t in group.valid], np.float64))
-        if skip_flat and not values.any():
+    for number, group in enumerate(usable):
+        if skip_flat and not any(credit[learned].any() for credit, learned in drawn[number]):
             continue
-        length = sum(len(turn.action_tokens) for t in group.valid for turn in t.turns)
-        segments += [
-            _sequence(trajectory, float(value), 1.0 / (len(usable) * length))
-            for trajectory, value in zip(group.valid, values, strict=True)
-            if any(turn.action_tokens for turn in trajectory.turns)
-        ]
-    batch = _arrays(segments, row_length, _round_up(capacity, rows_multiple))
+        for place_in, trajectory in enumerate(group.valid):
+            credit, learned = drawn[number][place_in]
+            if learned.any():
+                ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
+                each = weights[number][place_in]
+                segment = sequence(trajectory, learned, each, credit, len(segments), routes, **ids)
+                segments.append(dataclasses.replace(segment, unit=number) if together else segment)
+    count = round_up(capacity if rows is None else rows, rows_multiple)
+    batch = arrays(segments, row_length, rows_multiple, count, routes)
+    return batch, {**counted(groups), **describe(batch)}
+
+
+def counted(groups: Sequence[Group]) -> dict[str, float]:
+    """How many groups count, how many of these are live, that is, their rewards differ, and what does not count."""
+    usable = _usable(groups)
     facts = {
         "groups": len(usable),
-        "groups_live": len(live),
+        "groups_live": sum(len({t.reward for t in group.valid}) > 1 for group in usable),
         "groups_dropped": len(groups) - len(usable),
-        "trajectories_invalid": capacity - sum(len(group.valid) for group in groups),
+        "trajectories_invalid": sum(len(group.trajectories) - len(group.valid) for group in groups),
     }
-    return batch, {**{name: float(count) for name, count in facts.items()}, **describe(batch)}
+    return {name: float(count) for name, count in facts.items()}
+
+
+def skipped(groups: Sequence[Group]) -> dict[str, float]:
+    """What is told of a step that learns nothing from its groups."""
+    nothing = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
+    return {**counted(groups), **dict.fromkeys(nothing, 0.0), "skipped": 1.0}
 
 
 def pack_sequences(
@@ -111,16 +148,20 @@ def pack_sequences(
     total = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
     if not total:
         raise ValueError(f"{len(sequences)} sequences with no token to learn; give at least one mask with a true entry")
-    rows = [
-        Segment(f"sequence {index}", tokens, mask, [0.0] * len(tokens), [-1] * len(tokens), 0.0, 1.0 / total)
-        for index, (tokens, mask) in enumerate(sequences)
-    ]
-    return _arrays(rows, row_length, _round_up(len(rows), rows_multiple))
+    rows = []
+    for index, (tokens, mask) in enumerate(sequences):
+        learned = _predicted(np.asarray(mask, bool))
+        fields = {
+            "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(learned.sum()),
+            "group_sizes": 1,
+        }  # fmt: skip
+        rows.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
+    return arrays(rows, row_length, rows_multiple, round_up(len(rows), rows_multiple))
 
 
 def live_rows(batch: TrainBatch) -> int:
-    """How many of the rows, from the first, hold tokens."""
-    return int((batch.segment_ids[:, 0] > 0).sum())
+    """How many of the rows, from the first, there are to the last that holds tokens."""
+    return int(np.max(np.flatnonzero(batch.segment_ids[:, 0] > 0), initial=-1)) + 1
 
 
 def describe(batch: TrainBatch) -> dict[str, float]:
@@ -141,12 +182,27 @@ def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
 
 
-def _sequence(trajectory: Trajectory, advantage: float, weight: float) -> Segment:
-    """Token in, token out: exactly what was shown and sampled, in order."""
+def sampled(trajectory: Trajectory) -> np.ndarray:
+    """bool[n]: where the policy acted and something predicts the token; token in, token out."""
+    sides = [side for turn in trajectory.turns for side in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
+    return _predicted(np.array([acted for tokens, acted in sides for _ in tokens], bool))
+
+
+def sequence(
+    trajectory: Trajectory,
+    learned: np.ndarray,
+    weight: np.ndarray,
+    credit: np.ndarray,
+    unit: int,
+    routes: RouteShape | None = None,
+    **ids: float,
+) -> Segment:
+    """Exactly what was shown and sampled, in order. `weight` is one for all learned tokens, or one for each; `ids` are
+    further columns."""
     tokens: list[int] = []
-    mask: list[bool] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    turns: list[int] = []
     for number, turn in enumerate(trajectory.turns):
         if len(turn.action_tokens) != len(turn.action_logprobs):
             raise ValueError(
@@ -154,64 +210,65 @@ def _sequence(trajectory: Trajectory, advantage: float, weight: float) -> Segmen
                 f"{len(turn.action_logprobs)} log-probs; the engine must return one for each sampled token"
             )
         tokens += [*turn.prompt_tokens, *turn.action_tokens]
-        mask += [False] * len(turn.prompt_tokens) + [True] * len(turn.action_tokens)
-        logprobs += [0.0] * len(turn.prompt_tokens) + [*turn.action_logprobs]
+        logprobs += [*_none(turn.prompt_tokens, 0.0), *turn.action_logprobs]
         spans = turn.spans or ((turn.weights_version, len(turn.action_tokens)),)
-        versions += [-1] * len(turn.prompt_tokens) + [version for version, count in spans for _ in range(count)]
+        versions += [*_none(turn.prompt_tokens, -1), *(version for version, count in spans for _ in range(count))]
+        turns += [number] * (len(turn.prompt_tokens) + len(turn.action_tokens))
     if len(versions) != len(tokens):
         raise ValueError(
             f"episode {trajectory.episode!r}: its turns' spans cover {len(versions)} of {len(tokens)} tokens; "
             "the engine must say of each sampled token which weights it came from"
         )
-    return Segment(f"episode {trajectory.episode!r}", tokens, mask, logprobs, versions, advantage, weight)
+    weights = np.zeros(len(tokens))
+    weights[learned] = weight
+    fields = {
+        "advantages": credit, "sampler_logprobs": logprobs, "versions": versions, "turns": turns, "sequences": unit,
+        "lengths": int(learned.sum()), "rewards": trajectory.reward, **ids,
+    }  # fmt: skip
+    if routes is not None:
+        fields["routes"] = routes_of(trajectory, routes)
+    return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
 
 
-def _arrays(sequences: Sequence[Segment], row_length: int, rows: int) -> TrainBatch:
-    integers: Mapping[str, np.ndarray] = {
-        name: np.zeros((rows, row_length), np.int32) for name in ("tokens", "segment_ids", "positions")
-    }
-    integers = {**integers, "versions": np.full((rows, row_length), -1, np.int32)}
-    floats: Mapping[str, np.ndarray] = {
-        name: np.zeros((rows, row_length), np.float32)
-        for name in ("advantages", "sampler_logprobs", "reference_logprobs", "old_logprobs", "weights")
-    }
-    for row, indices in enumerate(_first_fit([(s.name, len(s.tokens)) for s in sequences], row_length)):
+def arrays(
+    segments: Sequence[Segment], row_length: int, micro_rows: int, rows: int, routes: RouteShape | None = None
+) -> TrainBatch:
+    """The segments packed into `rows` rows. Raises what `place` raises."""
+    columns = {name: np.full((rows, row_length), -1 if name in _NONE else 0, dtype) for name, dtype in DTYPES.items()}
+    if routes is not None:
+        columns["routes"] = routes.unknown(rows, row_length)
+    for row, indices in enumerate(place(segments, row_length, micro_rows)):
         start = 0
-        for segment, sequence in enumerate((sequences[index] for index in indices), 1):
-            place = row, slice(start, start + len(sequence.tokens))
-            integers["tokens"][place] = sequence.tokens
-            integers["segment_ids"][place] = segment
-            integers["positions"][place] = np.arange(len(sequence.tokens))
-            integers["versions"][place] = sequence.versions
-            floats["advantages"][place] = sequence.advantage
-            floats["sampler_logprobs"][place] = sequence.logprobs
-            # Nothing predicts a sequence's first token.
-            floats["weights"][place] = np.multiply(sequence.mask, sequence.weight)
-            floats["weights"][row, start] = 0.0
-            start += len(sequence.tokens)
-    return TrainBatch(**integers, **floats)
+        for number, segment in enumerate((segments[index] for index in indices), 1):
+            size = len(segment.tokens)
+            own: dict[str, Any] = {"tokens": segment.tokens, "segment_ids": number, "positions": np.arange(size)}
+            for name, value in {**own, "weights": segment.weights, **segment.fields}.items():
+                columns[name][row, start : start + size] = value
+            start += size
+    return TrainBatch(**columns)
 
 
-def _first_fit(lengths: Sequence[tuple[str, int]], row_length: int) -> list[list[int]]:
-    """Rows of indices by first-fit-decreasing: longest first, ties in the order given, each into the first row with
-    room. Deterministic, and never more than 11/9 of the fewest rows possible."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index][1]):
-        name, length = lengths[index]
-        if length > row_length:
-            raise ValueError(
-                f"{name} has {length} tokens, a training row holds {row_length}; "
-                "raise row_length to the engine's context length, or allow fewer turns or tokens an episode"
-            )
-        row = next((row for row, free in enumerate(room) if free >= length), len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(row_length)
-        rows[row].append(index)
-        room[row] -= length
-    return rows
-
-
-def _round_up(count: int, multiple: int) -> int:
+def round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
+
+
+def _usable(groups: Sequence[Group]) -> list[Group]:
+    """Those that an advantage can compare anything in."""
+    return [group for group in groups if len(group.valid) >= 2]
+
+
+def _credited(
+    trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each trajectory its tokens' advantages, float64[n], and which of them are learned from, bool[n]."""
+    credited = spread(advantage(trajectories), trajectories)
+    return [(credit, kept & sampled(t)) for (credit, kept), t in zip(credited, trajectories, strict=True)]
+
+
+def _predicted(mask: np.ndarray) -> np.ndarray:
+    """The mask without a sequence's first token, which nothing predicts."""
+    return mask & (np.arange(len(mask)) > 0)
+
+
+def _none(tokens: Sequence[int], value: Any) -> list[Any]:
+    return [value] * len(tokens)

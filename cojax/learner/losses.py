@@ -1,72 +1,239 @@
-"""Losses of one token, as pure functions. Sums and means are not theirs: loss = Σ weights · per-token loss.
+"""Losses: functions of log-probs and of what they read of the batch, all float32[b, T], to a loss for each token.
 
-Each maps the policy's log-probs float32[…, T] and the batch to (per-token loss, facts), all float32[…, T]. Facts are
-per-token figures worth averaging over the learned tokens. Where the weight is 0 a value means nothing, but is finite.
+A loss's positional parameters name what it reads, its keyword-only ones are its settings: reading.py says what there
+is to read. It returns the per-token loss and *facts*, per-token figures worth averaging over the learned tokens. Where
+the weight is 0, both must be finite, and are ignored; so must the gradient be there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, get_type_hints
 
 import jax
 import jax.numpy as jnp
 
-from cojax.learner.batch import TrainBatch
+from cojax.learner import parts
+from cojax.learner.parts import bounded_exp, where_learned
+from cojax.learner.reading import Facts, Loss, learns_from
+from cojax.registry import Range
 
-Facts = dict[str, jax.Array]
-Loss = Callable[..., tuple[jax.Array, Facts]]
+_Clip = Annotated[float, Range(0.0)]
+_Share = Annotated[float, Range(0.0, 1.0)]
+_Bound = Annotated[float | None, Range(0.0, low_open=True)]
+Term = Callable[..., tuple[jax.Array, Facts]]
 
 
-def grpo(
-    logprobs: jax.Array,
-    batch: TrainBatch,
-    *,
-    clip_low: float = 0.20,
-    clip_high: float = 0.28,
-    kl_coefficient: float = 0.0,
-    importance_cap: float = 2.0,
-) -> tuple[jax.Array, Facts]:
-    """Group-relative policy optimisation with an asymmetric clip (CoEvolve, Eq. 1; clip: DAPO, arXiv 2503.14476).
+def policy_gradient(term: Term) -> Loss:
+    """The loss of a surrogate: `term(log_ratio, logprobs, advantages, sequences, learned, *, …)` → (loss, facts).
 
-        −w · min(r·Â, clip(r, 1 − ε_low, 1 + ε_high)·Â) + β · k3
+        loss_t = M_t · min(π_old/π_sampler, importance_cap) · term_t + kl_coefficient · KL_t − entropy_coefficient · H_t
 
-        r  = π_θ / π_old
-        w  = min(π_old / π_sampler, cap), no gradient: the sampler computes π_old in another way, and rounds
-             differently (truncated importance sampling, arXiv 1802.01561 and Yao et al. 2025)
-        k3 = π_ref/π_θ − log(π_ref/π_θ) − 1 ≥ 0, an unbiased estimate of KL(π_θ ‖ π_ref) (Schulman 2020)
+    log_ratio is log π_θ/π_old with `ratio="old"`, log π_θ/π_sampler with "sampler". With one update a step π_old is the
+    policy itself: "old" is then 1 and no clip binds, and at staleness 1 only the cap acts. With "sampler" clips and
+    trust regions bind, and there is no further importance (the two are decoupled or not; arXiv 2110.00641).
 
-    With `kl_coefficient` 0 the reference is not read.
+    The factor min(…) corrects for an engine that computes slightly differently (truncated importance sampling, arXiv
+    1802.01561 and Yao et al. 2025). M_t is 0, else 1, where π_old/π_sampler of a token leaves `token_low`, `token_high`
+    (IcePop), or its geometric mean over a sequence leaves `sequence_low`, `sequence_high`; None is no bound. KL is an
+    estimate of `parts.kl_estimate`, H the entropy. Settings that are off are not read.
     """
-    learned = batch.weights > 0
-    ratio = jnp.exp(_at(learned, logprobs - batch.old_logprobs))
+
+    def loss(
+        logprobs: jax.Array,
+        advantages: jax.Array,
+        old_logprobs: jax.Array,
+        sampler_logprobs: jax.Array,
+        reference_logprobs: jax.Array,
+        entropy: jax.Array,
+        sequences: jax.Array,
+        weights: jax.Array,
+        *,
+        ratio: Literal["old", "sampler"] = "old",
+        importance_cap: Annotated[float, Range(0.0, low_open=True)] = 2.0,
+        token_low: _Bound = None,
+        token_high: _Bound = None,
+        sequence_low: _Bound = None,
+        sequence_high: _Bound = None,
+        kl_coefficient: Annotated[float, Range(0.0)] = 0.0,
+        kl: Literal["k1", "k2", "k3"] = "k3",
+        kl_towards: Literal["reference", "sampler"] = "reference",
+        entropy_coefficient: Annotated[float, Range(0.0)] = 0.0,
+        **own: Any,
+    ) -> tuple[jax.Array, Facts]:
+        learned = weights > 0
+        behind = where_learned(learned, old_logprobs - sampler_logprobs)
+        moved = where_learned(learned, logprobs - (old_logprobs if ratio == "old" else sampler_logprobs))
+        per_token, facts = term(moved, logprobs, advantages, sequences, learned, **own)
+        facts = {"ratio": bounded_exp(moved), **facts}
+        if ratio == "old":
+            importance = jax.lax.stop_gradient(jnp.minimum(bounded_exp(behind), importance_cap))
+            per_token, facts["importance"] = importance * per_token, importance
+        if (token_low, token_high) != (None, None):
+            facts["token_masked"] = 1.0 - (mask := parts.two_sided_mask(behind, token_low, token_high))
+            per_token = mask * per_token
+        if (sequence_low, sequence_high) != (None, None):
+            mean = parts.sequence_mean(sequences, learned, behind)
+            facts["sequence_masked"] = 1.0 - (mask := parts.two_sided_mask(mean, sequence_low, sequence_high))
+            per_token = mask * per_token
+        if kl_coefficient > 0:
+            towards = reference_logprobs if kl_towards == "reference" else sampler_logprobs
+            facts["kl"] = parts.kl_estimate(kl, where_learned(learned, logprobs), where_learned(learned, towards))
+            per_token = per_token + kl_coefficient * facts["kl"]
+        if entropy_coefficient > 0:
+            per_token = per_token - entropy_coefficient * where_learned(learned, entropy)
+        return per_token, facts
+
+    return learns_from(flat_groups=_regularised)(_with_settings_of(loss, term))
+
+
+def _regularised(kl_coefficient: float = 0.0, entropy_coefficient: float = 0.0, **others: Any) -> bool:
+    return kl_coefficient > 0 or entropy_coefficient > 0
+
+
+def _with_settings_of(loss: Loss, term: Term) -> Loss:
+    """The loss under the term's name, with the term's settings before its own in the place of **own."""
+    mine = [one for one in _parameters(loss) if one.kind != one.VAR_KEYWORD]
+    theirs = [one for one in _parameters(term) if one.kind == one.KEYWORD_ONLY]
+    first = [one for one in mine if one.kind != one.KEYWORD_ONLY]
+    functools.update_wrapper(loss, term)
+    vars(loss)["__signature__"] = inspect.Signature([*first, *theirs, *mine[len(first) :]])
+    return loss
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """With annotations that no longer need the names of the function's module."""
+    hints = get_type_hints(function, include_extras=True)
+    return [one.replace(annotation=hints.get(one.name, Any)) for one in inspect.signature(function).parameters.values()]
+
+
+@policy_gradient
+def grpo(
+    log_ratio: jax.Array,
+    logprobs: jax.Array,
+    advantages: jax.Array,
+    sequences: jax.Array,
+    learned: jax.Array,
+    *,
+    clip_low: _Share = 0.20,
+    clip_high: _Clip = 0.28,
+) -> tuple[jax.Array, Facts]:
+    """The clipped surrogate (CoEvolve, §2.2): −min(r·Â, clip(r, 1−ε_low, 1+ε_high)·Â)."""
+    ratio = bounded_exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
-    gain = jnp.minimum(ratio * batch.advantages, clipped * batch.advantages)
-    importance = jax.lax.stop_gradient(
-        jnp.minimum(jnp.exp(_at(learned, batch.old_logprobs - batch.sampler_logprobs)), importance_cap)
-    )
-    facts = {
-        "ratio": ratio,
-        "clip_fraction": (clipped * batch.advantages < ratio * batch.advantages).astype(jnp.float32),
-        "importance": importance,
-        "logprob_mismatch": jnp.abs(_at(learned, batch.old_logprobs - batch.sampler_logprobs)),
-    }
-    per_token = -importance * gain
-    if kl_coefficient > 0:
-        toward = _at(learned, batch.reference_logprobs - logprobs)
-        kl = jnp.exp(toward) - toward - 1.0
-        per_token = per_token + kl_coefficient * kl
-        facts["kl"] = kl
-    return per_token, facts
+    gain = jnp.minimum(ratio * advantages, clipped * advantages)
+    return -gain, {"clip_fraction": (clipped * advantages < ratio * advantages).astype(jnp.float32)}
 
 
-def sft(logprobs: jax.Array, batch: TrainBatch) -> tuple[jax.Array, Facts]:
-    """Negative log-likelihood, −log π_θ."""
-    return -_at(batch.weights > 0, logprobs), {}
+@policy_gradient
+def gspo(
+    log_ratio: jax.Array,
+    logprobs: jax.Array,
+    advantages: jax.Array,
+    sequences: jax.Array,
+    learned: jax.Array,
+    *,
+    form: Literal["sequence", "token"] = "sequence",
+    clip_low: _Share = 3e-4,
+    clip_high: _Clip = 4e-4,
+) -> tuple[jax.Array, Facts]:
+    """−min(s·Â, clip(s, 1−ε_low, 1+ε_high)·Â) of the sequence's ratio s = (Π_t r_t)^(1/|τ|) (GSPO, arXiv 2507.18071).
+
+    With `form="token"` s_t = sg[s] · π_θ/sg[π_θ], of the same value, whose gradient at a token carries that token's
+    advantage alone (Eq. 14 there). The paper's mean is the weighting `sequence_mean`.
+    """
+    mean = parts.sequence_mean(sequences, learned, log_ratio)
+    if form == "token":
+        own = where_learned(learned, logprobs)
+        mean = jax.lax.stop_gradient(mean - own) + own
+    ratio = bounded_exp(mean)
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped * advantages)
+    return -gain, {"ratio": ratio, "clip_fraction": (clipped * advantages < ratio * advantages).astype(jnp.float32)}
 
 
-LOSSES: dict[str, Loss] = {"grpo": grpo, "sft": sft}
+@policy_gradient
+def cispo(
+    log_ratio: jax.Array,
+    logprobs: jax.Array,
+    advantages: jax.Array,
+    sequences: jax.Array,
+    learned: jax.Array,
+    *,
+    clip_low: _Share = 1.0,
+    clip_high: _Clip = 0.28,
+) -> tuple[jax.Array, Facts]:
+    """−sg[clip(r, 1−ε_low, 1+ε_high)] · Â · log π_θ: the clip bounds a token's weight, and no token loses its gradient
+    (CISPO, arXiv 2506.13585, Eq. 4). ε_low = 1 is no lower bound, as there; ε_high is not published."""
+    ratio = bounded_exp(log_ratio)
+    clipped = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
+    per_token = -clipped * advantages * where_learned(learned, logprobs)
+    return per_token, {"clip_fraction": (clipped != ratio).astype(jnp.float32)}
 
 
-def _at(learned: jax.Array, values: jax.Array) -> jax.Array:
-    """0 at other tokens, whose values could overflow in exp and poison the sum as 0 · ∞."""
-    return jnp.where(learned, values, 0.0)
+@policy_gradient
+def dual_clip(
+    log_ratio: jax.Array,
+    logprobs: jax.Array,
+    advantages: jax.Array,
+    sequences: jax.Array,
+    learned: jax.Array,
+    *,
+    clip_low: _Share = 0.20,
+    clip_high: _Clip = 0.28,
+    clip_bad: Annotated[float, Range(1.0, low_open=True)] = 3.0,
+) -> tuple[jax.Array, Facts]:
+    """As grpo, but where Â < 0 the gain is at least c·Â: a ratio far above 1 pulls no further; c is `clip_bad` (arXiv
+    1912.09729, Eq. 5).
+    """
+    ratio = bounded_exp(log_ratio)
+    clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    gain = jnp.minimum(ratio * advantages, clipped * advantages)
+    bounded = jnp.where(advantages < 0, jnp.maximum(gain, clip_bad * advantages), gain)
+    return -bounded, {"clip_fraction": (bounded != ratio * advantages).astype(jnp.float32)}
+
+
+def sft(logprobs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Facts]:
+    """−log π_θ(token): supervised learning; whatever the reward, all that is given is imitated."""
+    return -where_learned(weights > 0, logprobs), {}
+
+
+@learns_from(pairs=True)
+def dpo(
+    logprobs: jax.Array,
+    reference_logprobs: jax.Array,
+    advantages: jax.Array,
+    groups: jax.Array,
+    weights: jax.Array,
+    *,
+    beta: Annotated[float, Range(0.0, low_open=True)] = 0.1,
+    dpo_coefficient: Annotated[float, Range(0.0)] = 1.0,
+    sft_coefficient: Annotated[float, Range(0.0)] = 0.0,
+) -> tuple[jax.Array, Facts]:
+    """Direct preferences between the two of a pair, with imitation of the better (DPO, arXiv 2305.18290, Eq. 7; the sum
+    of both as in arXiv 2511.22254, §4.2):
+
+        λ_DPO · −log σ(β · [log π_θ/π_ref(better) − log π_θ/π_ref(worse)]) + λ_SFT · −log π_θ(better)
+
+    Log-probs are sums over action tokens. A failure of a group is compared with one of its successes, drawn by the
+    seed; every token of a pair holds the pair's loss, so that with its weights, which add up to one part a pair, the
+    sum is the mean over pairs.
+    """
+    learned = weights > 0
+    moved = where_learned(learned, (logprobs - reference_logprobs) * advantages)
+    margin = beta * parts.summed_by(groups, moved)
+    better = where_learned(learned & (advantages > 0), logprobs)
+    per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * parts.summed_by(groups, better)
+    return where_learned(learned, per_token), {"preferred": (margin > 0).astype(jnp.float32), "margin": margin}
+
+
+LOSSES: Mapping[str, Loss] = {
+    "grpo": grpo,
+    "gspo": gspo,
+    "cispo": cispo,
+    "dual_clip": dual_clip,
+    "sft": sft,
+    "dpo": dpo,
+}

@@ -5,6 +5,8 @@ So a run that cannot fit ends in its first minute, with advice, instead of in it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -12,15 +14,18 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.memory import OutOfMemory, check_fits
 from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
+from cojax.policy.routes import RouteShape
 
 
-def rehearse(learner: Learner, state: TrainState, rows: int) -> TrainState:
+def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
     """The same state, bit for bit, once full rows have gone through everything that a step does to them.
 
-    `rows` is what a step packs, its number of trajectories; one micro-batch of them is computed, as memory is that of
-    one. Nothing is compiled that the first step would not compile. `state` is donated. Raises OutOfMemory.
+    `sizes` are the trajectories of each group of a step, which say what it packs; one micro-batch of that is computed,
+    as memory is that of one. Nothing is compiled that the first step would not compile. `state` is donated. Raises
+    OutOfMemory.
     """
-    full = _full(-(-rows // learner.micro_rows) * learner.micro_rows, learner.row_length)
+    rows = learner.objective.rows(sizes, learner.micro_rows)
+    full = _full(rows, learner.row_length, learner.route_shape)
     advice, count = _advice(learner), np.int32(1)
     try:
         if all(device.platform == "cpu" for device in learner.devices):
@@ -37,7 +42,7 @@ def rehearse(learner: Learner, state: TrainState, rows: int) -> TrainState:
         raise OutOfMemory(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
 
 
-def _full(rows: int, length: int) -> TrainBatch:
+def _full(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
     """Rows that are as full as rows can be, with infinite weights: no loss or gradient of them is finite.
 
     Views of one row, which take no memory.
@@ -58,6 +63,14 @@ def _full(rows: int, length: int) -> TrainBatch:
         reference_logprobs=zero,
         old_logprobs=zero,
         weights=repeated(np.where(places > 0, np.float32(np.inf), np.float32(0))),
+        sequences=repeated(np.int32(0)),
+        tasks=repeated(np.int32(0)),
+        groups=repeated(np.int32(0)),
+        turns=repeated(np.int32(0)),
+        lengths=repeated(np.int32(length - 1)),
+        group_sizes=repeated(np.int32(1)),
+        rewards=zero,
+        routes=None if routes is None else np.broadcast_to(routes.unknown(), (rows, length, *routes.unknown().shape)),
     )
 
 

@@ -56,7 +56,7 @@ class ModelConfig:
         return self.num_experts > 0
 
     def __post_init__(self) -> None:
-        if not self.head_dim:
+        if not self.head_dim and self.num_attention_heads > 0:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
                     f"hidden_size {self.hidden_size} is no multiple of num_attention_heads {self.num_attention_heads}; "

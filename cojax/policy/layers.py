@@ -109,6 +109,18 @@ class Block(nnx.Module):
         """The first half: the residual stream after attention."""
         return x + self.attention(self.attention_norm(x), rotate, attend)
 
+    def routed(
+        self, x: jax.Array, rotate: Rotation, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """As a call of a sparse block, and the experts that its router chooses, int32[N, k]; where `routes` int[N, k]
+        are given, tokens go through those instead (`SparseFeedForward.replayed`)."""
+        x = self.attended(x, rotate, attend)
+        normed, experts = self.feed_forward_norm(x), self.feed_forward
+        assert isinstance(experts, SparseFeedForward)
+        own = experts.route(normed)
+        routing = own if routes is None else experts.replayed(own, routes)
+        return x + experts.mixed(normed, routing, mesh), own.experts
+
 
 class Embedding(nnx.Module):
     """Rows of a table. They are cast once taken, so that the gradient of a frequent token adds up as stored."""

@@ -1,20 +1,49 @@
-"""Log-probabilities of given tokens; the [B, T, V] array of logits never exists."""
+"""Log-probabilities of given tokens, and entropies; the [B, T, V] array of logits never exists."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.transformer import hidden_states, score_tokens, scoring_matrix
+from cojax.policy.sharding import ROWS, RULES
+from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
+
+
+class TokenScores(NamedTuple):
+    """What a policy says of the tokens it is given.
+
+    logprobs: float32[B, T], log π(token | earlier tokens), in nats.
+    entropy: float32[B, T], −Σ_v π(v) log π(v) of the distribution that the token was drawn from, in nats.
+    routes_differing, routes_known: float32[B, T], None without routes: of the pass that the token was drawn from, the
+        share of the experts that the routers choose here which are not the sampler's, and 1; 0 where that did not tell.
+    """
+
+    logprobs: jax.Array
+    entropy: jax.Array
+    routes_differing: jax.Array | None = None
+    routes_known: jax.Array | None = None
 
 
 def token_logprobs(
+    config: ModelConfig,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    **settings: Any,
+) -> jax.Array:
+    """The log-probs of `token_scores`, which says what its settings are."""
+    return token_scores(config, params, tokens, positions, segment_ids, entropy="none", **settings).logprobs
+
+
+def token_scores(
     config: ModelConfig,
     params: Params,
     tokens: jax.Array,
@@ -26,96 +55,209 @@ def token_logprobs(
     chunk: int = 128,
     remat: str = "none",
     mesh: Mesh | None = None,
-) -> jax.Array:
-    """log π(tokens[t] | earlier tokens of its segment) of logits / temperature, float32[B, T].
+    entropy: str = "value",
+    routes: jax.Array | None = None,
+    replay: bool = True,
+) -> TokenScores:
+    """log π(tokens[t] | earlier tokens of its segment) of logits / temperature, and that distribution's entropy.
 
-    tokens, positions, segment_ids are int32[B, T], segment 0 is padding; the entry is 0 at padding, at the first token
-    of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. Logits are made for `chunk` wanted
-    tokens of every row at a time, as often as the row with most of them needs, and made again in the backward pass: the
-    memory is B · chunk · V, and what is not wanted costs nothing here. `remat` and `mesh` are as in `hidden_states`.
-    Raises ValueError unless temperature > 0.
+    tokens, positions, segment_ids are int32[B, T], segment 0 is padding. Entries are 0 at padding, at the first token
+    of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. `entropy` is "none" (all 0), "value"
+    (no gradient) or "gradient".
+
+    Logits are made for `chunk` wanted tokens of every row at a time, as often as the row with most of them needs, and
+    made again in the backward pass: the memory is B · chunk · V, and what is not wanted costs nothing here. On a
+    `mesh`, each device works on its own rows: the matrix is gathered once, and its gradient is reduced once. `remat`
+    and `mesh` are as in `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless
+    temperature > 0, and for another `entropy`.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature}; log-probabilities of greedy decoding are those at temperature 1")
-    hidden = hidden_states(config, params, tokens, positions, segment_ids, remat=remat, mesh=mesh)
+    if entropy not in ("none", "value", "gradient"):
+        raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
+    row = tokens, positions, segment_ids
+    differing = None
+    if routes is None:
+        hidden = hidden_states(config, params, *row, remat=remat, mesh=mesh)
+    else:
+        hidden, differing = routed_hidden_states(config, params, *row, routes, replay=replay, remat=remat, mesh=mesh)
     if tokens.shape[1] < 2:
-        return jnp.zeros(tokens.shape, jnp.float32)
+        return TokenScores(*(jnp.zeros(tokens.shape, jnp.float32) for _ in range(2 if routes is None else 4)))
     # The state at t scores the token at t + 1.
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
         predicted &= wanted[:, 1:]
+    how = _How(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
     matrix = scoring_matrix(config, params)
-    chunk = min(chunk, tokens.shape[1] - 1)
-    logprobs = _chosen(config, temperature, chunk, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
-    return jnp.pad(logprobs, ((0, 0), (1, 0)))
+    # Cast before it is gathered, as devices need not send each other what the product does not read.
+    matrix = matrix if mesh is None else matrix.astype(config.dtype)
+    scores: tuple[jax.Array, ...] = _scores(how, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
+    if routes is not None and differing is not None:
+        known = predicted & (routes[:, :-1, 0, 0] >= 0)
+        scores = *scores, jnp.where(known, differing[:, :-1], 0.0), known.astype(jnp.float32)
+    return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _chosen(
-    config: ModelConfig,
-    temperature: float,
-    chunk: int,
-    matrix: jax.Array,
-    hidden: jax.Array,
-    targets: jax.Array,
-    wanted: jax.Array,
-) -> jax.Array:
-    """float32[B, N]: log softmax(hidden · matrix / temperature)[target] where wanted, else 0.
+class _How(NamedTuple):
+    """What is fixed when the program is compiled."""
+
+    config: ModelConfig
+    temperature: float
+    chunk: int
+    entropy: str
+    mesh: Mesh | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scores(
+    how: _How, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 where not wanted.
 
     hidden [B, N, D], targets int32[B, N], wanted bool[B, N]. A loop of its own: how far it runs depends on the data,
     which JAX cannot differentiate backwards.
     """
-    return _forward(config, temperature, chunk, matrix, hidden, targets, wanted)[0]
+    return _forward(how, matrix, hidden, targets, wanted)[0]
 
 
-def _forward(config: ModelConfig, temperature: float, chunk: int, *arrays: jax.Array) -> tuple[jax.Array, Any]:
-    matrix, hidden, targets, wanted = arrays
-    rounds, order = _gathering(wanted, chunk)
-    states, goals = _taken(hidden, order), _taken(targets, order)
+def _forward(
+    how: _How, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    def loop(
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        order = _order(wanted, how.chunk)
+        states, goals = _taken(hidden, order), _taken(targets, order)
 
-    def fill(index: jax.Array, found: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        scaled = score_tokens(config, matrix, _piece(states, index, chunk)) / temperature
-        log_sum = jax.nn.logsumexp(scaled, axis=-1)
-        chosen = jnp.sum(jnp.where(_is(_piece(goals, index, chunk), scaled), scaled, 0.0), axis=-1)
-        return _with_piece(found[0], chosen - log_sum, index, chunk), _with_piece(found[1], log_sum, index, chunk)
+        def fill(index: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            scaled = score_tokens(how.config, matrix, _piece(states, index, how.chunk)) / how.temperature
+            log_sum = _log_sum(how, scaled)
+            goal = _is(how, _piece(goals, index, how.chunk), scaled)
+            values = [_total(how, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
+            if how.entropy != "none":
+                mean = _total(how, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
+                values.append(log_sum - mean)
+            return tuple(_with_piece(x, value, index, how.chunk) for x, value in zip(found, values, strict=True))
 
-    empty = jnp.zeros(order.shape, jnp.float32)
-    logprobs, log_sums = jax.lax.fori_loop(0, rounds, fill, (empty, empty))
-    return jnp.where(wanted, _put_back(logprobs, wanted), 0.0), (matrix, hidden, targets, wanted, log_sums)
+        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if how.entropy == "none" else 3)
+        return jax.lax.fori_loop(0, rounds, fill, empty)
+
+    rounds = _rounds(wanted, how.chunk)
+    columns = 2 if how.entropy == "none" else 3
+    found = _by_rows(how, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
+    logprobs = jnp.where(wanted, _put_back(found[0], wanted), 0.0)
+    if how.entropy == "none":
+        return (logprobs, jnp.zeros_like(logprobs)), (matrix, hidden, targets, wanted, *found[1:])
+    entropy = jnp.where(wanted, _put_back(found[2], wanted), 0.0)
+    return (logprobs, entropy), (matrix, hidden, targets, wanted, *found[1:])
 
 
-def _backward(config: ModelConfig, temperature: float, chunk: int, kept: Any, given: jax.Array) -> tuple[Any, ...]:
-    """∂ log p_t / ∂ logits = (1[target] − p) / temperature."""
-    matrix, hidden, targets, wanted, log_sums = kept
-    rounds, order = _gathering(wanted, chunk)
-    states, goals, weights = (_taken(x, order) for x in (hidden, targets, given))
-    weights = jnp.where(jnp.arange(order.shape[1]) < jnp.sum(wanted, axis=1, keepdims=True), weights, 0.0)
+def _backward(how: _How, kept: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
+    """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
+    matrix, hidden, targets, wanted, *found = kept
+    with_entropy = how.entropy == "gradient"
 
-    def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        state, goal, log_sum, weight = (_piece(x, index, chunk) for x in (states, goals, log_sums, weights))
-        scaled = score_tokens(config, matrix, state) / temperature
-        slopes = _is(goal, scaled).astype(jnp.float32) - jnp.exp(scaled - log_sum[..., None])
-        # In the dtype of the forward's products: a product of float32 is many times slower on an accelerator.
-        slopes = (slopes * weight[..., None] / temperature).astype(state.dtype)
-        of_matrix = _outer(slopes, state) if config.tie_word_embeddings else _outer(state, slopes)
-        of_state = jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if config.tie_word_embeddings else 1))
-        return total[0] + of_matrix, _with_piece(total[1], of_state, index, chunk)
+    def loop(
+        matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array, *rest: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        order = _order(wanted, how.chunk)
+        real = jnp.arange(order.shape[1]) < jnp.sum(wanted, axis=1, keepdims=True)
+        states, goals = _taken(hidden, order), _taken(targets, order)
+        log_sums, *others = rest
+        weights = jnp.where(real, _taken(others[0], order), 0.0)
+        if with_entropy:
+            entropies, of_entropy = others[1], jnp.where(real, _taken(others[2], order), 0.0)
 
-    nothing = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
-    of_matrix, of_states = jax.lax.fori_loop(0, rounds, add, nothing)
+        def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            state, goal, log_sum, weight = (_piece(x, index, how.chunk) for x in (states, goals, log_sums, weights))
+            scaled = score_tokens(how.config, matrix, state) / how.temperature
+            logs = scaled - log_sum[..., None]
+            slopes = (_is(how, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
+            if with_entropy:
+                entropy, strength = (_piece(x, index, how.chunk)[..., None] for x in (entropies, of_entropy))
+                slopes -= jnp.exp(logs) * (logs + entropy) * strength
+            # In the dtype of the forward's products: a product of float32 is many times slower on an accelerator.
+            slopes = (slopes / how.temperature).astype(state.dtype)
+            tied = how.config.tie_word_embeddings
+            of_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
+            of_state = _total(how, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
+            return total[0] + of_matrix, _with_piece(total[1], of_state, index, how.chunk)
+
+        nothing = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
+        of_matrix, of_states = jax.lax.fori_loop(0, rounds, add, nothing)
+        return _reduced(how, of_matrix), of_states
+
+    rest = [found[0], given[0], *((found[1], given[1]) if with_entropy else ())]
+    run = _by_rows(how, loop, "mrrr." + "r" * len(rest), "sr")
+    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, how.chunk), *rest)
     of_hidden = jnp.where(wanted[..., None], _put_back(of_states, wanted), 0)
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
 
-_chosen.defvjp(_forward, _backward)
+_scores.defvjp(_forward, _backward)
 
 
-def _gathering(wanted: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """How many chunks hold the wanted entries of every row, and int32[B, N'] the places in the order of visiting:
-    wanted ones first; N' is N rounded up to whole chunks."""
-    rounds = (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
+def _by_rows(how: _How, loop: Callable[..., Any], given: str, made: str) -> Callable[..., Any]:
+    """The loop on each device's own rows and part of the vocabulary, where there is a mesh.
+
+    Letters say how an argument or a result is laid out: r by rows, m the matrix with its whole width on each device,
+    s the matrix as parameters are spread, . the same everywhere.
+    """
+    if how.mesh is None:
+        return loop
+    axes = _matrix_axes(how)
+    vocabulary = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
+    spread = PartitionSpec(*(RULES[axis] for axis in axes))
+    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": spread, ".": PartitionSpec()}
+    return jax.shard_map(
+        loop,
+        mesh=how.mesh,
+        in_specs=tuple(specs[letter] for letter in given),
+        out_specs=tuple(specs[letter] for letter in made),
+        check_vma=False,
+    )
+
+
+def _matrix_axes(how: _How) -> tuple[str, str]:
+    """Logical axes of `scoring_matrix`."""
+    return ("vocabulary", "embed") if how.config.tie_word_embeddings else ("embed", "vocabulary")
+
+
+def _parts(how: _How, axis: str) -> int:
+    return 1 if how.mesh is None else how.mesh.shape[axis]
+
+
+def _reduced(how: _How, gradient: jax.Array) -> jax.Array:
+    """The matrix's gradient summed over all rows, of which each device keeps its part."""
+    if _parts(how, "fsdp") > 1:
+        embed = _matrix_axes(how).index("embed")
+        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
+    return jax.lax.psum(gradient, "data") if _parts(how, "data") > 1 else gradient
+
+
+def _total(how: _How, x: jax.Array) -> jax.Array:
+    """Sums over parts of the vocabulary → sums over all of it."""
+    return jax.lax.psum(x, "tensor") if _parts(how, "tensor") > 1 else x
+
+
+def _log_sum(how: _How, scaled: jax.Array) -> jax.Array:
+    """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
+    own = jax.nn.logsumexp(scaled, axis=-1)
+    if _parts(how, "tensor") == 1:
+        return own
+    largest = jax.lax.pmax(own, "tensor")
+    return largest + jnp.log(jax.lax.psum(jnp.exp(own - largest), "tensor"))
+
+
+def _rounds(wanted: jax.Array, chunk: int) -> jax.Array:
+    """How many chunks hold the wanted entries of every row."""
+    return (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
+
+
+def _order(wanted: jax.Array, chunk: int) -> jax.Array:
+    """int32[B, N']: the places in the order of visiting, wanted ones first; N' is N rounded up to whole chunks."""
     order = jnp.argsort(~wanted, axis=1, stable=True)
-    return rounds, jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
+    return jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
 
 
 def _taken(x: jax.Array, order: jax.Array) -> jax.Array:
@@ -133,9 +275,10 @@ def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
     return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _is(targets: jax.Array, scores: jax.Array) -> jax.Array:
-    """bool[..., V]: a comparison instead of an index, which a vocabulary split over devices would have to gather."""
-    return targets[..., None] == jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
+def _is(how: _How, targets: jax.Array, scores: jax.Array) -> jax.Array:
+    """bool[..., V]: where a score is the target's, of the part of the vocabulary that this device scores."""
+    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(how, "tensor") > 1 else 0
+    return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 
 def _piece(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:

@@ -58,13 +58,26 @@ class SparseFeedForward(nnx.Module):
         scores = jnp.dot(x, self.router[...].astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
         probabilities = jax.nn.softmax(scores, axis=-1)
         weights, experts = jax.lax.top_k(probabilities, self.chosen)
-        if self.normalised:
-            weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        return Routing(experts, weights, probabilities)
+        return Routing(experts, self._shares(weights), probabilities)
+
+    def replayed(self, own: Routing, routes: jax.Array) -> Routing:
+        """The routing to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
+
+        A token whose routes are -1 keeps its own. Who is chosen has no gradient, in either case; the weights have.
+        """
+        experts = jnp.where(routes < 0, own.experts, routes)
+        weights = jnp.take_along_axis(own.probabilities, experts, axis=-1)
+        return Routing(experts, self._shares(weights), own.probabilities)
+
+    def _shares(self, weights: jax.Array) -> jax.Array:
+        return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalised else weights
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         """[..., D] → [..., D]; over a mesh each expert shard computes its own experts, and the sum is over shards."""
-        routing = self.route(x)
+        return self.mixed(x, self.route(x), mesh)
+
+    def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
+        """[..., D] → [..., D] by a routing of these tokens."""
         kernels = Kernels(*(matrix[...].astype(self.dtype) for matrix in (self.gate, self.up, self.down)))
         flat = x.reshape(-1, x.shape[-1])
         mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
@@ -130,6 +143,14 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
 def _permuted(rows: jax.Array, order: jax.Array) -> jax.Array:
     """rows[order] of a permutation, whose gradient writes each row once."""
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
+
+
+def differing(own: jax.Array, routes: jax.Array) -> jax.Array:
+    """float32[N]: the share of a token's own experts int[N, k] that are not among its routes int[N, k]; 0 where those
+    are -1. The order of experts does not count."""
+    among = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
+    share = 1.0 - jnp.mean(among.astype(jnp.float32), axis=-1)
+    return jnp.where(routes[:, 0] < 0, 0.0, share)
 
 
 class RouterFacts(NamedTuple):

@@ -18,8 +18,9 @@ from jax.sharding import Mesh
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig
 from cojax.policy.layers import Attend, Block, Ends, Rotation, block_of, ends_of, rotation
-from cojax.policy.moe import RouterFacts, SparseFeedForward, facts
+from cojax.policy.moe import RouterFacts, SparseFeedForward, differing, facts
 from cojax.policy.parameters import Params
+from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import spread
 
 # What of a layer the backward pass finds again; it computes the rest a second time. From fastest to smallest: all;
@@ -71,6 +72,36 @@ def hidden_states(
     x, _ = jax.lax.scan(REMAT[remat](layer), x, params["layers"])
     x = x.reshape(*tokens.shape, -1)
     return ends.final_norm(x)
+
+
+def routed_hidden_states(
+    config: ModelConfig,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    routes: jax.Array,
+    *,
+    replay: bool,
+    remat: str = "none",
+    mesh: Mesh | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`hidden_states` of a sparse model whose sampler told its `routes` int[B, T, L, k], -1 where it did not, and
+    float32[B, T]: the share of the experts that the routers here choose which are not among them.
+
+    With `replay` tokens go through the experts of their routes, and a layer's router sees what came of it before.
+    """
+    ends, x, rotate, attend = _entered(config, params, tokens, positions, segment_ids, mesh)
+    by_layer = jnp.moveaxis(routes.reshape(tokens.size, *routes.shape[2:]), 1, 0)
+
+    def layer(x: jax.Array, given: tuple[Params, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        arrays, told = given[0], given[1].astype(jnp.int32)
+        x, own = block_of(config, arrays).routed(x, rotate, attend, told if replay else None, mesh)
+        return spread(x, mesh, None), differing(own, told)
+
+    x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], by_layer))
+    x = x.reshape(*tokens.shape, -1)
+    return ends.final_norm(x), jnp.mean(shares, axis=0).reshape(tokens.shape)
 
 
 def router_facts(
@@ -151,8 +182,11 @@ def cached_hidden_states(
     positions: jax.Array,
     slots: jax.Array | None = None,
     span: int | None = None,
-) -> tuple[jax.Array, tuple[Cache, ...]]:
-    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
+    *,
+    routed: bool = False,
+) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
+    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it; where `routed`, of a
+    sparse model, the tokens' routes too, int[R, C, L, k].
 
     tokens, positions are int32[R, C], slots int32[R] says whose cache each row continues; None means one row per slot,
     in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and the state means nothing.
@@ -163,7 +197,7 @@ def cached_hidden_states(
     rotate = rotation(config, positions)
     ends = ends_of(config, params)
     x = ends.embed(tokens)
-    written = []
+    written, chosen = [], []
     for old, arrays in zip(cache, params["layers"], strict=True):
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, old: Cache = old) -> jax.Array:
@@ -179,8 +213,12 @@ def cached_hidden_states(
                 seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
             return _attend_cache(query, seen, positions)
 
-        x = block_of(config, arrays)(x, rotate, attend)
-    return ends.final_norm(x), tuple(written)
+        if routed:
+            x, experts = block_of(config, arrays).routed(x, rotate, attend)
+            chosen.append(experts.reshape(*tokens.shape, -1).astype(RouteShape.of(config).dtype))
+        else:
+            x = block_of(config, arrays)(x, rotate, attend)
+    return ends.final_norm(x), tuple(written), jnp.stack(chosen, axis=2) if routed else None
 
 
 def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:

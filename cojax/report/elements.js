@@ -20,8 +20,16 @@ const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, 
 
 // Only names that the style sheet knows become colours.
 const NAMED = new Set(["forgetting", "boundary", "rare", "trajectory", "uniform", "unguided", "seed", "accepted", "retained", "discarded"]);
-const tone = (name) => (NAMED.has(name) ? `var(--${name})` : "var(--faint)");
+// Kinds of signal from outside bring a colour, which Python has looked at.
+const COLOURS = new Map();
+const tone = (name) => (NAMED.has(name) ? `var(--${name})` : COLOURS.get(name) || "var(--faint)");
 const KINDS = ["forgetting", "boundary", "rare"];
+const learnKinds = (kinds) => {
+  for (const [name, colour] of Object.entries(kinds || {})) {
+    if (!KINDS.includes(name)) KINDS.push(name);
+    if (colour) COLOURS.set(name, colour);
+  }
+};
 const badge = (name) => h("span", {class: "badge", tone: tone(name)}, name || "none");
 
 const replace = (node, ...children) => { node.replaceChildren(); return fill(node, {}, children); };

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import get_args
 
 from cojax.report.figures import POINTS, evenly
 from cojax.report.run import Json, Run, birth, expedition_of
-from cojax.types import SignalKind
 
 LONGEST = 16  # actions of a solution that have a bar of their own; longer ones share the last
 # Of a record of quality: our name → where it stands.
@@ -71,7 +69,7 @@ def conversion(run: Run) -> Json:
     after = [draft for draft in run.drafts if draft["step"]]
     outings = {key: record for key, record in run.expeditions.items() if key[0]}
     brought = {expedition_of(draft) for draft in after if draft.get("task")}
-    origins = [kind for kind in get_args(SignalKind) if raised[kind]]
+    origins = [kind for kind in run.kinds if raised[kind]]
     origins += sorted({record["origin"] for record in (*after, *outings.values())} - set(origins))
     funnel = []
     for origin in origins:
@@ -80,7 +78,7 @@ def conversion(run: Run) -> Json:
         funnel.append(
             {
                 "origin": origin,
-                "signals": raised[origin] if origin in get_args(SignalKind) else None,
+                "signals": raised[origin] if origin in run.kinds else None,
                 "expeditions": len(made),
                 "fruitful": len(made & brought),
                 "drafts": len(drafts),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from pathlib import Path
-from typing import get_args
 
 from cojax.report.run import Json, Run, birth, expedition_of, read_run
-from cojax.types import INFRASTRUCTURE, SignalKind, content_hash, normalise
+from cojax.types import INFRASTRUCTURE, content_hash, normalise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +89,7 @@ class Lineages:
     """The lineage query over a run whose episodes have been counted into `visits`."""
 
     def __init__(self, run: Run, visits: Visits):
-        self._tasks = run.tasks
+        self._tasks, self._kinds = run.tasks, run.kinds
         self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
         self._visits = visits
 
@@ -106,7 +105,7 @@ class Lineages:
             solution=tuple(action_text(action) for action in task.get("solution", ())),
             step=birth(task),
             parents=self._parents(lineage.get("parent", "")),
-            signal=task["origin"] if task["origin"] in get_args(SignalKind) else "",
+            signal=task["origin"] if task["origin"] in self._kinds else "",
             signal_evidence=lineage.get("signal", ""),
             source_episode=lineage.get("episode", ""),
             explorer=lineage.get("explorer", ""),

@@ -65,6 +65,7 @@ def contents(run: Run) -> Json:
     return {
         "name": run.folder.resolve().name,
         "config": run.config,
+        "kinds": run.kinds,
         "headline": figures.headline(run),
         "curves": figures.curves(run.metrics),
         "evolutions": figures.evolutions(run),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 from cojax.store import Episodes, Log, StorageError, expect_file
 
 Json = dict[str, Any]
+# What every run may raise.
+_KINDS = ("forgetting", "boundary", "rare")
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +36,15 @@ class Run:
     def synthesized(self) -> tuple[Json, ...]:
         """Tasks that evolution added: those of the start have no lineage, or one of step 0."""
         return tuple(task for task in self.tasks.values() if birth(task))
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kinds of signal that the run knew, with the colours that it noted; "" where it noted none."""
+        noted = [one for one in self.config.get("code", {}).values() if {"kind", "colour"} <= one.keys()]
+        told = {str(one["kind"]): str(one["colour"]) for one in noted}
+        raised = dict.fromkeys((*_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
+        colours = {kind: told.get(kind, "") for kind in (*raised, *told)}
+        return {kind: colour if _COLOUR.fullmatch(colour) else "" for kind, colour in colours.items()}
 
     def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
         """Every draft by its name "STEP/NUMBER": the step of its evolution, and its place within it from 0."""

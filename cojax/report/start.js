@@ -1,5 +1,6 @@
 // Puts the page together. The address names what is chosen: #task=ID, #episode=ID.
 const data = JSON.parse(document.getElementById("data").textContent);
+learnKinds(data.kinds);
 const tasks = taskSection(data, go), episodes = episodeSection(data, go);
 const rooms = {task: tasks, episode: episodes};
 

@@ -6,7 +6,7 @@ function taskSection(data, go) {
   const detail = h("div", {class: "card"}, h("p", {class: "empty"}, "Choose a task to see why it exists."));
   const body = h("tbody"), shown = h("span", {class: "small faint"});
   const search = h("input", {type: "search", placeholder: "search query, id, tool", "aria-label": "search tasks", oninput: () => list()});
-  const origins = ORIGINS.filter((origin) => tasks.some((task) => task.origin === origin));
+  const origins = everyOrigin().filter((origin) => tasks.some((task) => task.origin === origin));
   let origin = "", chosen = null;
   const chips = ["", ...origins].map((name) => h("button", {type: "button", "aria-pressed": String(name === origin), onclick: () => {
     origin = name;

@@ -12,11 +12,12 @@ import dataclasses
 import math
 import threading
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.forwards import cut, decode, prefill
@@ -27,12 +28,14 @@ _PATIENCE = 2  # decode steps that may pass before a prefill runs with rows to s
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A growing conversation: its tokens, and how many of them its slot's cache holds under which weights."""
+    """A growing conversation: its tokens, how many of them its slot's cache holds under which weights, and of how many
+    the routes were told."""
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
     cached: int = 0
     version: int | None = None
+    told: int = 0
     request: Request | None = None
 
 
@@ -50,6 +53,7 @@ class Request:
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     sampled: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
+    routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, where in it): of the tokens fed
     completion: Completion | None = None
     error: str = ""
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -58,8 +62,10 @@ class Request:
 class Batcher:
     """The device arrays, the slots, and the requests under way."""
 
-    def __init__(self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int]) -> None:
-        self._config, self._slots, self._length = config, slots, length
+    def __init__(
+        self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
+    ) -> None:
+        self._config, self._slots, self._length, self._routed = config, slots, length, routed
         self._rows, self._chunk_sizes = rows, tuple(sorted(chunk_sizes))
         self._cache = make_cache(config, slots, length)
         self._params: Params = {}
@@ -138,7 +144,10 @@ class Batcher:
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
-        self._cache = prefill(self._config, self._params, self._cache, tokens, start, slots, span)
+        self._cache, routes = prefill(self._config, self._params, self._cache, tokens, start, slots, span, self._routed)
+        if routes is not None:
+            for row, request in enumerate(batch):
+                request.routes.append((routes, np.s_[row, : int((tokens[row] >= 0).sum())]))
         self._steps_since_prefill = 0
 
     def _decode(self) -> list[Request]:
@@ -149,7 +158,7 @@ class Batcher:
             slot, index = request.session.slot, len(request.sampled)
             fed[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
             chance[:, slot] = request.uniforms[index], request.sampling.temperature
-        sampled, scores, self._cache = decode(self._config, self._params, self._cache, fed, chance)
+        sampled, scores, self._cache, told = decode(self._config, self._params, self._cache, fed, chance, self._routed)
         tokens, logprobs = np.asarray(sampled).tolist(), np.asarray(scores).tolist()
         for request in self._decoding:
             slot = request.session.slot
@@ -158,6 +167,8 @@ class Batcher:
             request.session.cached += 1
             request.sampled.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
+            if told is not None:
+                request.routes.append((told, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         finished = [request for request in self._decoding if request.completion is not None]
         self._decoding = [request for request in self._decoding if request.completion is None]
@@ -171,4 +182,15 @@ class Batcher:
             return None
         assert self._version is not None
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        return Completion(tuple(request.sampled), tuple(request.logprobs), self._version, reason)
+        return Completion(
+            tuple(request.sampled), tuple(request.logprobs), self._version, reason, routes=self._told(request)
+        )
+
+    def _told(self, request: Request) -> str:
+        """The routes of what was fed and not told before; caches that are made anew feed tokens again."""
+        if not self._routed:
+            return ""
+        fed = np.concatenate([np.asarray(array)[where] for array, where in request.routes])
+        session = request.session
+        told, session.told = session.told, session.cached
+        return RouteShape.of(self._config).encode(fed[len(fed) - (session.cached - told) :])

@@ -261,4 +261,5 @@ class PolicyActor:
             action_logprobs=done.logprobs,
             weights_version=done.weights_version,
             spans=done.spans,
+            routes=done.routes,
         )

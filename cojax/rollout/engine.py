@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class Completion:
 
     `weights_version` is that of the last token. Where weights changed on the way, `spans` holds (version, tokens) of
     each stretch, oldest first, whose counts add up to all tokens; it is empty where one version sampled them all.
+    `routes` are those that the engine was asked to tell, as text (`cojax.policy.routes`): of the conversation's tokens
+    up to the last one sampled, which was never fed, without those that an earlier completion of the session told.
     """
 
     tokens: tuple[int, ...]
@@ -37,6 +39,7 @@ class Completion:
     weights_version: int
     finish_reason: Literal["stop", "length"]
     spans: tuple[tuple[int, int], ...] = ()
+    routes: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,15 @@ def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, le
         raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
     if len(prompt) + 1 > length:
         raise OutOfContext(f"prompt of {len(prompt)} tokens leaves no room; the engine holds {length}")
+
+
+@runtime_checkable
+class Routed(Protocol):
+    """An engine that can tell which experts tokens went through."""
+
+    @property
+    def tells_routes(self) -> bool:
+        """Whether its completions do."""
 
 
 class Engine(Protocol):

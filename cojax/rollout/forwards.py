@@ -15,7 +15,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Cache, Params, cached_hidden_states, logits
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "span", "routed"), donate_argnames="cache")
 def prefill(
     config: ModelConfig,
     params: Params,
@@ -24,27 +24,36 @@ def prefill(
     start: jax.Array,
     slots: jax.Array,
     span: int,
-) -> tuple[Cache, ...]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
+    routed: bool = False,
+) -> tuple[tuple[Cache, ...], jax.Array | None]:
+    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on; the cache, and where
+    `routed` the tokens' routes int[P, C, L, k].
 
     A negative token is padding; a slot ≥ S is an unused row. No token lies at position `span` or beyond.
     """
     length = cache[0].key.shape[-1]
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
-    return cached_hidden_states(config, params, cache, jnp.maximum(tokens, 0), positions, slots, span)[1]
+    fed = jnp.maximum(tokens, 0)
+    return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed)[1:]
 
 
-@functools.partial(jax.jit, static_argnames="config", donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "routed"), donate_argnames="cache")
 def decode(
-    config: ModelConfig, params: Params, cache: tuple[Cache, ...], fed: jax.Array, chance: jax.Array
-) -> tuple[jax.Array, jax.Array, tuple[Cache, ...]]:
-    """Feeds one token to every slot and samples the next: int32[S], its log-probability float32[S], the cache.
+    config: ModelConfig,
+    params: Params,
+    cache: tuple[Cache, ...],
+    fed: jax.Array,
+    chance: jax.Array,
+    routed: bool = False,
+) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
+    """Feeds one token to every slot and samples the next: int32[S], its log-probability float32[S], the cache, and
+    where `routed` the routes of the tokens fed, int[S, L, k].
 
     fed int32[2, S] is token and position (≥ the cache's length: idle), chance float32[2, S] uniform and temperature.
     """
-    hidden, cache = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None])
+    hidden, cache, routes = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed)
     tokens, logprobs = sample(logits(config, params, hidden[:, 0]), chance[0], chance[1])
-    return tokens, logprobs, cache
+    return tokens, logprobs, cache, None if routes is None else routes[:, 0]
 
 
 def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tuple[jax.Array, jax.Array]:

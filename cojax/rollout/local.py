@@ -22,6 +22,7 @@ from cojax.environment import EngineError
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.precision import computed_dtype
+from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import unstack
 from cojax.rollout.batching import Batcher
 from cojax.rollout.engine import Completion, Sampling, Weights, check_request
@@ -36,7 +37,8 @@ class LocalEngine:
 
     `slots` conversations are held at once, the same number in each of `lanes`; further ones wait for a release. One
     lane is right on an accelerator, one for each core or two on a CPU. A conversation holds up to `max_length` tokens,
-    prompt and completion together. `prefill_rows` × each of `prefill_chunks` are the prefill shapes.
+    prompt and completion together. `prefill_rows` × each of `prefill_chunks` are the prefill shapes. With `routes`
+    completions tell which experts tokens went through.
 
     At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1.
     """
@@ -50,6 +52,7 @@ class LocalEngine:
         max_length: int = 320,
         prefill_rows: int = 16,
         prefill_chunks: Sequence[int] = (16,),
+        routes: bool = False,
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -59,7 +62,9 @@ class LocalEngine:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
         if slots % lanes:
             raise ValueError(f"slots {slots} is no multiple of lanes {lanes}; every lane holds equally many")
-        self._config, self._length = config, max_length
+        if routes:
+            RouteShape.of(config)
+        self._config, self._length, self.tells_routes = config, max_length, routes
         self._busy = Busy()
         # Under the lock, which is taken before that of a lane.
         self._lock = threading.Lock()
@@ -67,7 +72,7 @@ class LocalEngine:
         self._homes: dict[str, int] = {}  # session → its lane
         self._room = [slots // lanes] * lanes
         self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
-        make = functools.partial(Batcher, config, slots // lanes, max_length, prefill_rows, prefill_chunks)
+        make = functools.partial(Batcher, config, slots // lanes, max_length, prefill_rows, prefill_chunks, routes)
         self._lanes = [Lane(make, self._busy, self._shut) for _ in range(lanes)]
 
     @property

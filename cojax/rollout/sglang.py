@@ -24,6 +24,7 @@ from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.export import check_weights
 from cojax.rollout.loop_thread import LoopThread
 from cojax.rollout.sglang_endpoint import Clients, Lost, Refused, Reply, Unreachable
+from cojax.rollout.sglang_experts import Asked, shape_asked
 from cojax.rollout.sglang_fleet import Fleet
 from cojax.rollout.sglang_process import Launch, ServerProcess
 from cojax.rollout.sglang_server import Patience, Server, Target
@@ -49,7 +50,8 @@ class SGLangEngine:
     server must see, as `dtype` ("": the parameters' own); servers that `follow` that folder take them by themselves
     (`python -m experiments.serve`), the others are told to. One `generate` takes at most `deadline` seconds and
     `attempts` tries, on any server. With `mixed`, a completion during which weights changed is kept, with its spans;
-    without, it is sampled anew. `busy_seconds` is the wall time with at least one completion under way.
+    without, it is sampled anew. With `routes` completions tell which experts tokens went through. `busy_seconds` is the
+    wall time with at least one completion under way.
 
     At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1. `seed` decides
     the random numbers only where servers run with --enable-deterministic-inference.
@@ -72,6 +74,7 @@ class SGLangEngine:
         follow: bool = False,
         router: str = "",
         release_memory: bool = False,
+        routes: bool = False,
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -86,6 +89,7 @@ class SGLangEngine:
             )
         if min(servers, attempts, max_length - 1) < 1:
             raise ValueError("servers and attempts must be at least 1, max_length at least 2")
+        self._shape = shape_asked(config, routes, mixed)
         self._config, self._length = config, max_length
         self._deadline, self._attempts, self._dtype = deadline, attempts, dtype
         self._mixed, self._follow, self._router, self._release_memory = mixed, follow, router, release_memory
@@ -99,6 +103,7 @@ class SGLangEngine:
         self.served = Served()
         self._busy, self._active, self._since = 0.0, 0, 0.0
         self._tasks: dict[str, asyncio.Task[Any]] = {}
+        self._told: dict[str, int] = {}  # tokens of a session whose routes were told
         self._clients = Clients()
         processes = [ServerProcess(launch, index) for index in range(servers)] if launch else []
         attached = [url.rstrip("/") for url in urls]
@@ -111,6 +116,7 @@ class SGLangEngine:
             router=router,
             release_memory=release_memory,
             notes=Notes(folder / NOTES),
+            routes=routes,
         )
         self._loop = LoopThread("SGLangEngine", "the engine was closed")
 
@@ -119,6 +125,10 @@ class SGLangEngine:
     @property
     def busy_seconds(self) -> float:
         return self._busy + (time.monotonic() - self._since if self._active else 0.0)
+
+    @property
+    def tells_routes(self) -> bool:
+        return self._shape is not None
 
     @property
     def fleet(self) -> Fleet:
@@ -236,8 +246,9 @@ class SGLangEngine:
         assert self._fleet.target is not None
         asked, rid = self._fleet.target.label, uuid.uuid4().hex
         key = hashlib.sha256(f"{self._nonce}-{session}".encode()).hexdigest()[:32] if self._router else ""
+        wanted = None if self._shape is None else Asked(self._shape, self._told.get(session, 0))
         request = asyncio.create_task(
-            server.endpoint.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key)
+            server.endpoint.generate(tokens, sampling, room, self._config.vocab_size, rid, seed, key, wanted)
         )
         server.requests.add(request)
         try:
@@ -246,7 +257,10 @@ class SGLangEngine:
             self.served.completions += 1
             self.served.prompt_tokens += len(tokens)
             self.served.cached_tokens += reply.cached
-            return self._completion(reply, server, asked, sampling)
+            completion = self._completion(reply, server, asked, sampling)
+            if wanted is not None:
+                self._told[session] = len(tokens) + len(reply.tokens) - 1
+            return completion
         except Unreachable as error:
             self._fleet.routes.suspect(server, str(error))
             raise
@@ -285,11 +299,13 @@ class SGLangEngine:
             spans[-1][0],
             "stop" if stopped else "length",
             tuple(spans) if len(spans) > 1 else (),
+            reply.routes,
         )
 
     def _forget(self, session: str) -> None:
         if session in self._tasks:
             self._tasks[session].cancel()
+        self._told.pop(session, None)
         self._fleet.routes.forget(session)
 
     async def _shut(self) -> None:

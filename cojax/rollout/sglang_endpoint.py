@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from cojax.rollout.engine import Sampling
+from cojax.rollout.sglang_experts import Asked
 from cojax.rollout.sglang_sleep import Asleep
 
 # Deadlines in seconds of calls that do no work worth waiting for.
@@ -44,13 +45,14 @@ class Refused(Exception):
 @dataclasses.dataclass(frozen=True)
 class Reply:
     """One sampled continuation: `spans` are (label of the weights, tokens) of each stretch, oldest first; `cached` is
-    how many tokens of the prompt the server had in its prefix cache."""
+    how many tokens of the prompt the server had in its prefix cache, `routes` what it told of those asked for."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     spans: tuple[tuple[str, int], ...]
     stopped: bool
     cached: int = 0
+    routes: str = ""
 
 
 class Clients:
@@ -88,11 +90,20 @@ class Endpoint:
     clients: Clients
 
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling, room: int, vocabulary: int, rid: str, seed: int, key: str = ""
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        room: int,
+        vocabulary: int,
+        rid: str,
+        seed: int,
+        key: str = "",
+        asked: Asked | None = None,
     ) -> Reply:
         """Samples at most `room` tokens of 0 … `vocabulary` − 1; the caller bounds the time. Raises Lost or Refused.
 
-        A router keeps requests of one `key` on one server, by the policies that look at it.
+        A router keeps requests of one `key` on one server, by the policies that look at it. `asked` are the routes to
+        tell, None for none.
         Log-probs are those of logits / temperature, at temperature 0 those at temperature 1. The seed counts where the
         server runs with --enable-deterministic-inference; elsewhere it is ignored.
         """
@@ -108,12 +119,16 @@ class Endpoint:
                     "stop_token_ids": list(sampling.stop_tokens),
                     "sampling_seed": seed,
                 },
+                **({} if asked is None else asked.request()),
             },
             None,
             {_ROUTING_KEY: key} if key else {},
         )
         try:
-            return _read(answer, room, vocabulary)
+            reply = _read(answer, room, vocabulary)
+            if asked is None:
+                return reply
+            return dataclasses.replace(reply, routes=asked.read(answer["meta_info"], len(prompt) + len(reply.tokens)))
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
             raise Lost(f"{self.url} answered what is no completion: {type(error).__name__}: {error}") from error
 
@@ -140,6 +155,14 @@ class Endpoint:
             return bool(answer["enable_memory_saver"]) or answer["device"] == "cpu"
         except (KeyError, TypeError) as error:
             raise Unreachable(f"{self.url} tells no enable_memory_saver; expected an SGLang server") from error
+
+    async def tells_routes(self) -> bool:
+        """Whether it can tell which experts tokens went through."""
+        answer = await self._call("GET", "server_info", None, _QUICK)
+        try:
+            return bool(answer["enable_return_routed_experts"])
+        except (KeyError, TypeError) as error:
+            raise Unreachable(f"{self.url} tells no enable_return_routed_experts; expected SGLang 0.5.23") from error
 
     async def born(self) -> str:
         """What tells its process from one that was started in its place later: how long its parts took to start."""

@@ -38,6 +38,7 @@ class Fleet:
     of those at `urls` still sleep, as after a trainer that was killed.
 
     Where there is a `router`, an address in front of all of them, it says who serves which conversation: see `Routes`.
+    With `routes` servers must be able to tell which experts tokens went through.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class Fleet:
         router: str = "",
         release_memory: bool = False,
         notes: Notes | None = None,
+        routes: bool = False,
     ) -> None:
         self.servers = [Server(Endpoint(url, clients), None, 0, asleep=Asleep(url, notes)) for url in urls]
         self.servers += [Server(Endpoint("", clients), process, patience.restarts) for process in processes]
         self.routes = Routes(self.servers, router, clients)
         self.target: Target | None = None
         self._patience, self._follow, self._any_weights = patience, follow, any_weights
-        self._release_memory, self._resting = release_memory, False
+        self._release_memory, self._resting, self._tell = release_memory, False, routes
         self._syncing = False
         self._changed = asyncio.Condition()
         self._watches: list[asyncio.Task[None]] = []
@@ -189,10 +191,14 @@ class Fleet:
         await self._set(server, "down", fault, hung)
 
     async def _give(self, server: Server, target: Target, known: bool = True) -> None:
-        """Raises what `Server.take` raises, and Refused where a server that is not ours could give no memory back."""
+        """Raises what `Server.take` raises, and Refused where a server that is not ours cannot do what is asked."""
         if self._release_memory and server.process is None and not await server.endpoint.saves_memory():
             raise Refused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
+            )
+        if self._tell and server.process is None and not await server.endpoint.tells_routes():
+            raise Refused(
+                f"{server.name} tells no routes: start it with --enable-return-routed-experts, or unset learner.routes"
             )
         current = lambda: self.target is target  # noqa: E731
         await server.take(target, self._patience.sync, current, follow=self._follow, known=known)

@@ -40,7 +40,8 @@ class Launch:
     `python` is an interpreter that has SGLang; `device` "cpu" runs it without an accelerator, "" as it finds best.
     `flags` are appended to the command line, with {index} as the server's number among those launched together. A
     conversation takes up to `max_length` tokens, `max_running` are generated at once (0: as memory allows). `port` is
-    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` they can give memory back.
+    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` they can give memory back, with
+    `routes` tell which experts tokens went through.
     """
 
     python: str
@@ -53,6 +54,7 @@ class Launch:
     port: int = 0
     max_running: int = 0
     release_memory: bool = False
+    routes: bool = False
 
     def __post_init__(self) -> None:
         if not os.access(self.python, os.X_OK):
@@ -71,6 +73,7 @@ class Launch:
             "--context-length", str(self.max_length + _SPARE_POSITIONS), "--dtype", self.dtype,
             *(("--max-running-requests", str(self.max_running)) if self.max_running else ()),
             *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
+            *(("--enable-return-routed-experts",) if self.routes else ()),
             *(_CPU_FLAGS if self.device == "cpu" else ()),
             *shlex.split(self.flags.replace("{index}", str(index))),
         ]  # fmt: skip

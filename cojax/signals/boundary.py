@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from cojax.annotations import Range
+from cojax.signals.kinds import Guidance, Visit, above
 from cojax.signals.tools import focus, telling_tools
 from cojax.types import Group, Signal
+
+# A task whose success rate is outside of these is at no boundary.
+_LOW, _HIGH = 0.1, 0.9
+GUIDANCE = Guidance(
+    rehearse=0.5,
+    change=0.35,
+    objectives=(
+        "make near variations of this task: one step dropped, replaced or added",
+        "vary {tools}, which tell its successes from its failures",
+    ),
+    reason="Of several attempts at this task some succeed and some fail; this is one of them. Find the decision that "
+    "tips it.",
+    purpose="Purpose: the edge between success and failure. Make near variations of this task: one step more or less, "
+    "one argument changed, one condition turned round. Look for what makes the difference.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Boundary:
     """Signals all K valid trajectories of a group with  ∃ i, j: Rᵢ > ½  and  Rⱼ < ½. It remembers nothing."""
 
-    threshold: float = 0.5
+    name: ClassVar[str] = "boundary"
+    colour: ClassVar[str] = "#3b72d9"
+    guidance: ClassVar[Guidance] = GUIDANCE
+
+    threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
 
     def init(self) -> dict[str, Any]:
         return {}
@@ -30,7 +51,7 @@ class Boundary:
             telling = telling_tools(group, self.threshold)
             signals += [
                 Signal(
-                    "boundary",
+                    self.name,
                     group.task.id,
                     trajectory.episode,
                     f"{solved} of {len(group.valid)} solved, {failed} failed, this one at {trajectory.reward:.2f}",
@@ -39,3 +60,7 @@ class Boundary:
                 for trajectory in group.valid
             ]
         return {}, signals
+
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(0.1 < p < 0.9)."""
+        return above(_LOW, visits) - above(_HIGH, visits)

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
+from cojax.annotations import Range
+from cojax.signals.kinds import Guidance, Visit, above, step_of
 from cojax.signals.tools import focus, telling_tools
 from cojax.types import Group, Signal
 
 Scores = dict[str, list[float]]  # task id → score of each of its last visits, oldest first
+
+
+GUIDANCE = Guidance(
+    rehearse=0.75,
+    change=0.2,
+    objectives=(
+        "rehearse {tools} as this task needs them",
+        "vary the arguments of each call",
+        "go from a single call to the whole task",
+    ),
+    reason="The agent used to solve this task and fails it now. Find the operation that it no longer gets right.",
+    purpose="Purpose: rehearsal. The agent has lost something it could do. Go through the operations that this task "
+    "needs, with other arguments each time, from a single simple step up to the whole sequence.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +36,12 @@ class Forgetting:
     trajectories, and a trajectory fails below `threshold`. W is not published: 10 visits here.
     """
 
-    window: int = 10
-    threshold: float = 0.5
+    name: ClassVar[str] = "forgetting"
+    colour: ClassVar[str] = "#d6504b"
+    guidance: ClassVar[Guidance] = GUIDANCE
+
+    window: Annotated[int, Range(1)] = 10
+    threshold: Annotated[float, "a share", Range(0.0, 1.0)] = 0.5
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -48,10 +68,17 @@ class Forgetting:
             changes[name] = [*recent, now][-self.window :]
         return changes, signals
 
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(p ≥ ½) before the signal's visit × P(p < ½) since then."""
+        at = step_of(signal.episode)
+        before = [visit for visit in visits if visit.step < at]
+        since = [visit for visit in visits if visit.step >= at]
+        return above(0.5, before) * (1.0 - above(0.5, since))
+
     def _mark(self, group: Group, evidence: str) -> list[Signal]:
         telling = telling_tools(group, self.threshold)
         return [
-            Signal("forgetting", group.task.id, trajectory.episode, evidence, focus(telling, trajectory))
+            Signal(self.name, group.task.id, trajectory.episode, evidence, focus(telling, trajectory))
             for trajectory in group.valid
             if trajectory.reward < self.threshold
         ]

@@ -5,14 +5,32 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
+from cojax.annotations import Range
+from cojax.signals.kinds import Guidance, Visit, above
 from cojax.signals.tools import tools_called
 from cojax.types import Group, Signal, Trajectory
 
 # Where the memory keeps N; no tool name has brackets.
 TOTAL = "(all)"
 _THEN = " > "
+
+
+# Below this success rate a task is not within reach.
+_LOW = 0.1
+GUIDANCE = Guidance(
+    rehearse=0.25,
+    change=0.5,
+    objectives=(
+        "use {tools} with varied arguments",
+        "combine {tools} with the tools beside them and try edge cases",
+    ),
+    reason="This record contains a way of using the tools that the agent hardly ever takes. Find what is unusual in "
+    "it.",
+    purpose="Purpose: breadth. Use the unusual operations named below with varied arguments, together with the "
+    "operations beside them, edge cases among them.",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,14 +43,16 @@ class Rare:
     order within a step does not matter. One signal a trajectory, on its rarest pattern.
     """
 
-    percent: float = 5.0  # θ
-    minimum: int = 256  # N_min, not published: two steps of 16 tasks × 8 samples
-    pattern: str | int = "sequence"
+    name: ClassVar[str] = "rare"
+    colour: ClassVar[str] = "#d9962a"
+    guidance: ClassVar[Guidance] = GUIDANCE
+
+    percent: Annotated[float, Range(0.0, 100.0)] = 5.0  # θ
+    minimum: Annotated[int, Range(0)] = 256  # N_min, not published: two steps of 16 tasks × 8 samples
+    pattern: Literal["sequence"] | Annotated[int, Range(1)] = "sequence"
     failed: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.pattern, str) and self.pattern.isdecimal():
-            object.__setattr__(self, "pattern", int(self.pattern))
         if self.pattern != "sequence" and not (isinstance(self.pattern, int) and self.pattern >= 1):
             raise ValueError(f"rare: pattern is {self.pattern!r}; expected 'sequence' or a length of at least 1")
 
@@ -59,6 +79,10 @@ class Rare:
                 signals.append(self._signal(trajectory, rarest, counts[rarest], total))
         return counts, signals
 
+    def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
+        """P(p ≥ 0.1): a way of using tools that never succeeds is noise of an immature policy."""
+        return above(_LOW, visits)
+
     def patterns(self, trajectory: Trajectory) -> list[str]:
         """The trajectory's patterns, each as often as it occurs."""
         names = tools_called(trajectory, failed=self.failed)
@@ -71,4 +95,4 @@ class Rare:
     def _signal(self, trajectory: Trajectory, pattern: str, count: int, total: int) -> Signal:
         evidence = f"{pattern}: {count} of {total} patterns ({count / total:.2%}, below {self.percent:g}%)"
         tools = tuple(dict.fromkeys(pattern.split(_THEN)))
-        return Signal("rare", trajectory.task.id, trajectory.episode, evidence, tools)
+        return Signal(self.name, trajectory.task.id, trajectory.episode, evidence, tools)

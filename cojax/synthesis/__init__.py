@@ -12,11 +12,11 @@ from cojax.synthesis.expeditions import EVOLUTIONS, Expedition, Quarry, fresh_pl
 from cojax.synthesis.harvest import Harvest, Synthesis
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.outings import Validate, Wave
-from cojax.synthesis.selection import SELECTIONS, Visit, select
+from cojax.synthesis.selection import SELECTIONS, select
 from cojax.validation.similarity import Kin
 
 __all__ = [
-    "EVOLUTIONS", "SELECTIONS", "Expedition", "Interrupted", "Quarry", "Synthesis", "Validate", "Visit",
+    "EVOLUTIONS", "SELECTIONS", "Expedition", "Interrupted", "Quarry", "Synthesis", "Validate",
     "fresh_places", "initial_tasks", "select", "synthesize",
 ]  # fmt: skip
 

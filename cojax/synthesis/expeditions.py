@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
+from cojax.signals import SignalKind
 from cojax.signals.tools import tools_called
-from cojax.synthesis.selection import Select, Visits, even
+from cojax.synthesis.selection import Select, Visits, even, judged
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
 
 
@@ -42,7 +43,7 @@ class Quarry:
     `signals` are those pending since the last evolution, `episodes` the ids of all its trajectories, and `find` brings
     a trajectory back by its id. `popularity` is how much an unguided explorer is drawn to each tool. `split` is where
     unguided expeditions take their setups from, never the queries; `contexts` how many expeditions are prepared.
-    `select` is an entry of `selection.SELECTIONS`, which knows the `visits` of tasks so far.
+    `select` is an entry of `selection.SELECTIONS`; `kinds` judge signals by the `visits` of their tasks so far.
     """
 
     environment: Environment
@@ -56,6 +57,11 @@ class Quarry:
     split: str = "seed"
     select: Select = even
     visits: Visits = dataclasses.field(default_factory=dict)
+    kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
+
+    def chosen(self) -> tuple[Signal, ...]:
+        """The signals to follow."""
+        return self.select(self.signals, self.contexts, self.seed, judged(self.kinds, self.visits))
 
 
 def static(quarry: Quarry) -> Iterator[Expedition]:
@@ -94,7 +100,7 @@ def around_displaced_signals(quarry: Quarry) -> Iterator[Expedition]:
     as many tools in focus, but around trajectories picked at random, one a task and kind, and tools picked at random
     among those that they called."""
     rng = random.Random(repr(("displaced", quarry.seed)))
-    chosen = quarry.select(quarry.signals, quarry.contexts, quarry.seed, quarry.visits)
+    chosen = quarry.chosen()
     places = {kind: _shuffled(quarry, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
     for signal in chosen:
         trajectory = next(places[signal.kind], None)
@@ -120,7 +126,7 @@ def _shuffled(quarry: Quarry, rng: random.Random) -> Iterator[Trajectory]:
 
 def around_signals(quarry: Quarry) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that carry signals."""
-    for signal in quarry.select(quarry.signals, quarry.contexts, quarry.seed, quarry.visits):
+    for signal in quarry.chosen():
         trajectory = quarry.find(signal.episode)
         reflect = _reflecting(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)

@@ -1,51 +1,33 @@
-"""Which signals are worth an expedition, where there are more than can be followed.
-
-A signal of one visit may be luck: of eight attempts at a task that is all but mastered one may fail. How far to trust
-it follows from the Beta posterior over the task's success rate p after s successes and f failures,
-
-    p ~ Beta(1 + s, 1 + f).
-"""
+"""Which signals are worth an expedition, where there are more than can be followed."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from scipy.special import betainc
-
+from cojax.signals import SignalKind, Visit
+from cojax.signals.kinds import step_of
 from cojax.types import INFRASTRUCTURE, Signal
 
-# A task whose success rate is outside of these is neither at the boundary nor, below them, within reach at all.
-_LOW, _HIGH = 0.1, 0.9
 _HALF = 0.5
 
-
-@dataclasses.dataclass(frozen=True)
-class Visit:
-    """One visit of a task: the step, and how many of its valid trajectories succeeded and failed (may be shares)."""
-
-    step: int
-    solved: float
-    failed: float
-
-
 Visits = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
-Select = Callable[[Iterable[Signal], int, tuple, Visits], tuple[Signal, ...]]
+Confidence = Callable[[Signal], float]
+Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
 
 
-def even(signals: Iterable[Signal], budget: int, seed: tuple, visits: Visits) -> tuple[Signal, ...]:
+def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
     """At most `budget` signals, one a task and kind, taken from the kinds in turn: a scarce kind is kept whole."""
     return _stratified(signals, budget, seed, lambda signal: 0.0)
 
 
-def confident(signals: Iterable[Signal], budget: int, seed: tuple, visits: Visits) -> tuple[Signal, ...]:
+def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
     """As `even`, those of each kind first that the history of their tasks bears out best."""
-    return _stratified(signals, budget, seed, lambda signal: confidence(signal, visits))
+    return _stratified(signals, budget, seed, confidence)
 
 
-def every(signals: Iterable[Signal], budget: int, seed: tuple, visits: Visits) -> tuple[Signal, ...]:
+def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
     """All of them, whatever the budget, in random order (the paper's)."""
     chosen = list(signals)
     random.Random(repr(("select", seed))).shuffle(chosen)
@@ -57,7 +39,7 @@ SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": ev
 
 def select(signals: Iterable[Signal], budget: int, seed: tuple) -> tuple[Signal, ...]:
     """`even`, which needs no history."""
-    return even(signals, budget, seed, {})
+    return even(signals, budget, seed, lambda signal: _HALF)
 
 
 def visits_of(
@@ -68,7 +50,7 @@ def visits_of(
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
         task = name.split("-")[1]
-        solved_failed = counts.setdefault(task, {}).setdefault(_step(name), [0.0, 0.0])
+        solved_failed = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
         if episode["outcome"] not in INFRASTRUCTURE:
             solved_failed[episode["reward"] < _HALF] += 1
     visits: dict[str, list[Visit]] = {}
@@ -81,36 +63,14 @@ def visits_of(
     return visits
 
 
-def confidence(signal: Signal, visits: Visits) -> float:
-    """Probability, by the task's visits, of what the signal claims; 0.5 where it says nothing of them.
+def judged(kinds: Mapping[str, SignalKind], visits: Visits) -> Confidence:
+    """Signal → how far its kind trusts it by the visits of its task; 0.5 where they say nothing of it."""
 
-    forgetting   P(p ≥ ½) before the signal's visit × P(p < ½) since then
-    boundary     P(0.1 < p < 0.9)
-    rare         P(p ≥ 0.1): a way of using tools that never succeeds is noise of an immature policy
-    """
-    known = visits.get(signal.task, ())
-    if not known:
-        return 0.5
-    if signal.kind == "boundary":
-        return _above(_LOW, known) - _above(_HIGH, known)
-    if signal.kind == "rare":
-        return _above(_LOW, known)
-    at = _step(signal.episode)
-    before = [visit for visit in known if visit.step < at]
-    since = [visit for visit in known if visit.step >= at]
-    return _above(_HALF, before) * (1.0 - _above(_HALF, since))
+    def confidence(signal: Signal) -> float:
+        known = visits.get(signal.task, ())
+        return kinds[signal.kind].confidence(signal, known) if known and signal.kind in kinds else _HALF
 
-
-def _above(rate: float, visits: Sequence[Visit]) -> float:
-    """P(p ≥ rate)."""
-    solved, failed = sum(visit.solved for visit in visits), sum(visit.failed for visit in visits)
-    return float(1.0 - betainc(1.0 + solved, 1.0 + failed, rate))
-
-
-def _step(episode: str) -> int:
-    """The step of an episode id STEP-TASK-SAMPLE; 0 for another one."""
-    head = episode.partition("-")[0]
-    return int(head) if head.isdigit() else 0
+    return confidence
 
 
 def _stratified(

@@ -27,7 +27,7 @@ from cojax.environment import EnvironmentFailure
 from environments.appworld import data as roots
 from environments.appworld.data import RECIPE
 from environments.appworld.environment import AppWorld
-from environments.worker import Bounds, isolate
+from environments.worker import Bounds, IsolatedEnvironment, isolate
 from environments.worker.venv import InstallError, interpreter
 
 __all__ = ["RECIPE", "SPLITS", "check", "make"]
@@ -35,6 +35,7 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 # The benchmark's splits, as it names them.
 SPLITS = roots.SPLITS
 
+_Worker = concurrent.futures.Future[IsolatedEnvironment]
 # Seconds for a part of the calls to be made again, or for the tests.
 _JUDGED = 25.0
 # What an evaluation of all splits is of.
@@ -44,6 +45,7 @@ RESERVED = ("dev", *EVALUATION)
 
 
 def make(
+    *,
     data: str = "official",
     deadline: float = 40.0,
     solutions: bool = False,
@@ -52,8 +54,8 @@ def make(
 ) -> AppWorld:
     """The environment `appworld` on the data root of that name, `official` or `tiny`.
 
-    A call of an episode may take `deadline` seconds; a block of code is stopped by the package itself after three
-    quarters of that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
+    A call of an episode may take `deadline` seconds; a block of code is stopped once it worked for three quarters of
+    that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
     for checks of the environment, never for a run. `skills` lets a policy call the explorer's skills as tools where it
     writes no code, which is not the benchmark: by default on the tiny data alone, for policies too small to write code.
     Calls that cannot be made again within `verdict` seconds earn nothing; a verdict may take half a minute more, which
@@ -67,6 +69,27 @@ def make(
         raise InstallError(
             f"{shown} lies in /tmp, which every episode has for itself; set COJAX_CACHE to another folder"
         )
+    playing, judging = _workers(python, shown, full, deadline)
+    try:
+        made = AppWorld(
+            playing.result(),
+            judging.result(),
+            data,
+            solutions=solutions,
+            skills=data == "tiny" if skills is None else skills,
+            verdict=verdict,
+        )
+        made.play.tools()
+    except EnvironmentFailure:
+        for worker in (playing, judging):
+            if worker.exception() is None:
+                worker.result().close()
+        raise
+    return made
+
+
+def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Worker, _Worker]:
+    """Where code runs, on the data `shown`, and where its calls are judged, on the `full` data: both started."""
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as both:
         playing = both.submit(
@@ -91,22 +114,7 @@ def make(
             visible=(full,),
             data=full,
         )
-    try:
-        made = AppWorld(
-            playing.result(),
-            judging.result(),
-            data,
-            solutions=solutions,
-            skills=data == "tiny" if skills is None else skills,
-            verdict=verdict,
-        )
-        made.play.tools()
-    except EnvironmentFailure:
-        for worker in (playing, judging):
-            if worker.exception() is None:
-                worker.result().close()
-        raise
-    return made
+    return playing, judging
 
 
 def check(count: int, *, every: bool = False) -> int:

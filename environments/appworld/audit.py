@@ -21,8 +21,6 @@ from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
 from environments.worker.venv import InstallError
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
-# Code that never ends, and heeds no alarm.
-ENDLESS = Action("```python\nwhile True:\n    try:\n        while True: pass\n    except BaseException: pass\n```")
 _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>11} {'mutated':>7} {'fail':>5}"
 # The same calls are left out in every run.
 _SEED = 1
@@ -39,7 +37,7 @@ def audit(count: int, *, every: bool) -> int:
     print(f"{_HEAD} {'TGC ours/its':>15} {'SGC ours/its':>15}")
     faults: list[str] = []
     for name in found:
-        environment = make(name, solutions=True)
+        environment = make(data=name, solutions=True)
         try:
             for split in roots.SPLITS:
                 faults += _split(environment, split, count, every=every)

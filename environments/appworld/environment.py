@@ -107,7 +107,7 @@ class AppWorld:
         self.judge.close()
 
     def reference(self, task: Task) -> Mapping[str, Any]:
-        """What a synthesized task's solution does, by making its calls in the judge; remembered.
+        """What a synthesized task's solution does, by making its calls in the judge; remembered if each step was ok.
 
         Raises EnvironmentFailure where it cannot be found out.
         """
@@ -115,26 +115,28 @@ class AppWorld:
         with self._guard:
             guard = self._guards.setdefault(key, threading.Lock())
         with guard:
-            if key not in self._references:
-                try:
-                    done = self._done(task)
-                except BaseException:
-                    with self._guard:
-                        self._guards.pop(key, None)
-                    raise
+            if key in self._references:
+                return self._references[key]
+            sound = False
+            try:
+                done, sound = self._done(task)
+            finally:
                 with self._guard:
-                    self._references[key] = done
+                    if sound:
+                        self._references[key] = done
+                    else:
+                        self._guards.pop(key, None)
                     while len(self._references) > _REMEMBERED:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
-            return self._references[key]
+            return done
 
-    def _done(self, task: Task) -> Mapping[str, Any]:
+    def _done(self, task: Task) -> tuple[Mapping[str, Any], bool]:
+        """What the solution does, and whether each of its steps was ok: another time, one that was not may be."""
         episode = AppWorldEpisode(self, task)
         try:
             episode.reset()
-            for action in task.solution:
-                episode.step(action)
-            return episode.state()
+            steps = [episode.step(action).ok for action in task.solution]
+            return episode.state(), all(steps)
         finally:
             episode.close()
 

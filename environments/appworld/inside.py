@@ -26,7 +26,7 @@ _FAILED = ("Execution failed", "No code available")
 
 def make(data: str, truth: Sequence[str], seconds: float) -> Play:
     """The environment. `data` is a data folder without ground truth, `truth` the names of the one with it, which must
-    be out of sight; `seconds` is what the package itself allows one block of code."""
+    be out of sight; `seconds` of processor time is what one block of code is allowed."""
     world.warm(data)
     return Play(data, truth, seconds)
 

@@ -41,7 +41,7 @@ TRIALS = {
 }
 
 
-def make(category: str = "base", dev_fraction: float = 0.5, deadline: float = 10.0) -> Environment:
+def make(*, category: str = "base", dev_fraction: float = 0.5, deadline: float = 10.0) -> Environment:
     """The environment `bfcl`, in workers; see `inside.make`. A call of an episode may take `deadline` seconds.
 
     Raises InstallError where `python -m environments.install bfcl` was not run.

@@ -31,7 +31,7 @@ EVALUATION = ("eval", "dev", "challenge")
 POPULARITY = 1.3
 
 
-def make(isolated: bool = False) -> Environment:
+def make(*, isolated: bool = False) -> Environment:
     """The environment `desk`, in this process or in workers. It compares what a policy wrote, and runs none of it."""
     return isolate(__name__) if isolated else Desk()
 

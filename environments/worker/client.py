@@ -191,28 +191,30 @@ class Connection:
         """
         began, excused = running(), 0.0
         while True:
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                return future.result(_LOOK)
+            done, _ = concurrent.futures.wait([future], _LOOK)
             now = running()
-            if now - max(began, self.heard) > _SILENCE:
+            if not done and now - max(began, self.heard) > _SILENCE:
                 self.process.kill()
                 self.fail()
                 raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
-            # Of the wait counts what the supervisor last said that it counts.
-            due = min(now - began - self.counted.get(str(number), 0.0), _EXCUSED)
+            # Of the wait counts what the supervisor last said that it counts; its reply says it for the whole.
+            counted = future.result()["counted"] if done else self.counted.get(str(number), 0.0)
+            due = min(max(0.0, now - began - counted), _EXCUSED)
             excuse(due - excused)
             excused = due
+            if done:
+                return future.result()["reply"]
 
     def resolve(self, message: dict[str, Any]) -> None:
         """Hands a reply to the thread that waits for it, and notes that the supervisor was heard."""
         self.heard = running()
-        if "counted" in message:
+        if "id" not in message:
             self.counted = message["counted"]
             return
         with self.waiting:
             future = self.pending.get(message["id"])
             if future is not None and not future.done():
-                future.set_result(message["reply"])
+                future.set_result(message)
 
     def fail(self) -> None:
         """The supervisor is gone: no call will be answered."""
@@ -220,7 +222,7 @@ class Connection:
             self.ended = True
             for future in self.pending.values():
                 if not future.done():
-                    future.set_result(wire.failed(wire.HOST, "the worker ended"))
+                    future.set_result({"counted": 0.0, "reply": wire.failed(wire.HOST, "the worker ended")})
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

@@ -172,6 +172,8 @@ class _Nursery:
                 with contextlib.suppress(ProcessLookupError):
                     if self.layers.processes:
                         os.kill(pid, signal.SIGTERM)
+                        # One that somebody stopped would heed it only once it goes on.
+                        os.kill(pid, signal.SIGCONT)
                     else:
                         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
 

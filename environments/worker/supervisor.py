@@ -59,7 +59,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
             server = _launch(order, theirs)
         except OSError as error:
             failed = wire.failed(wire.START, f"cannot run {order['python']}: {error}")
-            writer.write(wire.encode({"id": 0, "reply": failed}))
+            writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": failed}))
             await writer.drain()
             return
     ready: dict[str, Any] = {"failure": wire.START}
@@ -79,7 +79,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         if not starting.done():
             return
         ready = starting.result()
-        writer.write(wire.encode({"id": 0, "reply": ready}))
+        writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": ready}))
         if "failure" not in ready:
             await Ward(reader, writer, control, Bounds(**order["bounds"]), over).serve()
         await writer.drain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ class Timer:
         self.deadline, self._begun = deadline, False
         self._start = running()
         self._pid, self._before = 0, Usage()
-        self._excused = 0.0
+        # Seconds excused so far, and since when it has been excused now.
+        self._excused, self._away = 0.0, math.inf
 
     def follow(self, pid: int) -> None:
         """From now on, this process and those below it, unless another one is followed."""
@@ -47,12 +49,18 @@ class Timer:
 
     @property
     def wall(self) -> float:
-        return running() - self._start - self._excused
+        now = running()
+        return now - self._start - self._excused - max(0.0, now - self._away)
 
     def counted(self) -> float:
-        """Seconds that count so far."""
+        """Seconds that count so far; before the deadline, for a cheap look, all of wall time."""
         wall = self.wall
-        if wall < self.deadline or not self._pid:
+        return wall if wall < self.deadline else self.total()
+
+    def total(self) -> float:
+        """Seconds that count so far, without those that the child waited for a processor."""
+        wall = self.wall
+        if not self._pid:
             return wall
         now = usage(self._pid)
         worked, waited = now.worked - self._before.worked, now.waited - self._before.waited
@@ -71,11 +79,11 @@ class Timer:
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
         """What passes within is the host's."""
-        began = running()
+        self._away = running()
         try:
             yield
         finally:
-            self._excused += running() - began
+            self._excused, self._away = self._excused + running() - self._away, math.inf
 
 
 def usage(pid: int) -> Usage:

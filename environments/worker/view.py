@@ -46,7 +46,9 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
     """
     shown = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
     if "/" in shown:
-        raise ValueError("the visible files are all; expected folders below /")
+        raise ValueError(
+            "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
+        )
     scratch = "/scratch" if "/tmp" in shown else "/tmp"
     root = next(place for place in _PLACES if os.path.isdir(place) and not any(within(p, place) for p in shown))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)

@@ -138,7 +138,7 @@ class Ward:
             finally:
                 del self.timers[number]
             # What the child sent was read here, so that it can be passed on as it is.
-            self.writer.write(b'{"id":%d,"reply":%b}\n' % (number, reply))
+            self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (number, timer.total(), reply))
             await self.writer.drain()
 
     async def _reply(

@@ -1,7 +1,8 @@
 """The wire format: one JSON object a line, over a socket pair that no path leads to.
 
 client → supervisor   {"id", "episode", "op", "arguments", "deadline"}   episode 0 is the environment itself
-supervisor → client   {"id", "reply": {"value"} or {"failure", "message"}}; {"counted": {id: seconds}} now and then
+supervisor → client   {"id", "counted": seconds, "reply": {"value"} or {"failure", "message"}}
+                      {"counted": {id: seconds}}   now and then
 supervisor ⇄ child    {"n", "op", "arguments"} and {"n", "value"} or {"n", "failure", "message"}
 """
 

@@ -10,11 +10,12 @@ import threading
 import time
 from collections import defaultdict
 
+from cojax.processes import family
 from cojax.types import Action
 from environments.appworld import make
 from environments.appworld.environment import AppWorld, AppWorldEpisode
 from experiments.bench.results import Row, Spread
-from experiments.campaign.residue import memory, processes
+from experiments.campaign.residue import memory
 
 _PLAIN = Action("```python\nprint(1)\n```")
 _CALLING = Action("```python\nfor number in range(10):\n    apis.spotify.show_song(song_id=1 + number)\n```")
@@ -23,7 +24,7 @@ _LAST = Action("```python\napis.supervisor.complete_task()\n```")
 
 def worlds(*, batch: int = 16, repeats: int = 5) -> list[Row]:
     """`batch` worlds at once, `repeats` times: seconds of each call while the others make theirs, MB of their own."""
-    environment = make("tiny")
+    environment = make(data="tiny")
     try:
         _round(environment, batch)
         seconds: dict[str, list[float]] = defaultdict(list)
@@ -69,7 +70,7 @@ def _round(
     opened.wait()
     if megabytes is not None:
         for name, worker in (("world", environment.play), ("judge", environment.judge)):
-            children = processes(worker.supervisor)[2:]
+            children = family(worker.supervisor)[2:]
             megabytes[name].append(sum(memory(child, "Private_Dirty") for child in children) / batch)
     opened.wait()
     for thread in threads:

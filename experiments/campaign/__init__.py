@@ -7,8 +7,8 @@ playing.py      one episode through the collector that training uses, and its ju
 desk.py bfcl.py appworld.py    cases of the three environments: honest, damaged, hostile
 texts.py        hostile texts and arguments, as a looping or hostile policy writes them
 code.py         hostile blocks of code for AppWorld
-hostile.py      an environment whose actions do what hostile code would; wild.py: its cases
-drafts.py       an explorer whose model is hostile; what may not enter the pool
+hostile.py      an environment whose actions do what hostile code would; deeds.py: that code; wild.py: its cases
+drafts.py       an explorer whose model is hostile, what may not enter the pool; plots.py: what that model does
 endpoint.py     a chat endpoint on loopback that misbehaves on command
 faults.py       the kinds of fault
 runs.py         the main command, killed and gone on with

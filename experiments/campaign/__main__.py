@@ -114,10 +114,14 @@ def run(
     canary = Canary(secrets.token_hex(16))
     played, injected = Half(), Half()
     if options.case:
-        module = episodes if options.case.startswith("e") else faults
-        half = played if module is episodes else injected
+        number, episode = int(options.case[1:]), options.case.startswith("e")
+        half = played if episode else injected
         half.played[options.case] += 1
-        half.violations = module.one(int(options.case[1:]), options.seed, canary, options.only)
+        half.violations = (
+            episodes.one(number, options.seed, canary, options.only)
+            if episode
+            else faults.one(number, options.seed, options.only)
+        )
         tell(half, "case")
     else:
         if options.episodes:
@@ -126,7 +130,7 @@ def run(
             tell(played, "episodes")
         if options.faults:
             say(f"{options.faults:,} faults of seed {options.seed}")
-            injected = faults.run(options.faults, options.seed, canary, say, options.only, injectors)
+            injected = faults.run(options.faults, options.seed, say, options.only, injectors)
             tell(injected, "faults")
     found = summary(options.seed, played, injected)
     print(json.dumps(found), flush=True)

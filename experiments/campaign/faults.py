@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from experiments.campaign import losses, residue, servers
-from experiments.campaign.cases import FAULTS, Canary, Violation, kinds
+from experiments.campaign.cases import FAULTS, Violation, kinds
 from experiments.campaign.episodes import Half, Say
 
 # A number of faults of one kind → what may not be; `told` is called once for each fault that is over.
@@ -71,7 +71,6 @@ def plan(count: int, only: Collection[str] = ()) -> list[str]:
 def run(
     count: int,
     seed: int,
-    canary: Canary,
     say: Say,
     only: Collection[str] = (),
     injecting: Mapping[str, Injector] | None = None,
@@ -121,7 +120,7 @@ def _watch(waiting: Sequence[Future[list[Violation]]], half: Half, count: int, s
             say(f"{sum(half.played.values()):,} of {count:,} faults")
 
 
-def one(number: int, seed: int, canary: Canary, only: Collection[str] = ()) -> list[Violation]:
+def one(number: int, seed: int, only: Collection[str] = ()) -> list[Violation]:
     """Injects one fault alone."""
     kind = plan(number + 1, only)[number]
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:

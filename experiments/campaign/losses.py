@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from cojax import processes
 from cojax.environment import Episode, OutOfContext
 from cojax.rollout.collect import Limits, gather
 from cojax.types import Message, Trajectory, Turn
 from environments.worker import Bounds, IsolatedEnvironment, isolate
-from experiments.campaign import residue, wild
+from experiments.campaign import wild
 from experiments.campaign.cases import Violation, draw
 
 # Seconds that a call may take; stops last up to twice as long.
@@ -42,7 +43,7 @@ class Fault:
     seconds: float
 
     def strike(self, supervisor: int) -> None:
-        family = residue.processes(supervisor)
+        family = processes.family(supervisor)
         struck = {"supervisor": family[:1], "fork server": family[1:2], "child": family[2:], "everyone": family}
         for pid in struck[self.victim]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -80,13 +81,13 @@ def inject(id: str, seed: int) -> list[Violation]:
     found = []
     with worker() as environment:
         judged = wild.Judged(environment)
-        family = set(residue.processes(environment.supervisor))
+        family = set(processes.family(environment.supervisor))
         struck = _played(judged, f"{id}-struck", lambda: fault.strike(environment.supervisor), fault.turn)
         if struck.valid and struck.reward < 1.0:
             found.append(Violation("forged", id, f"{name}: an honest episode is charged ({_told(struck)})"))
         if not _recovered(judged, id):
             found.append(Violation("lost", id, f"{name}: no honest episode can be played any more"))
-        family |= set(residue.processes(environment.supervisor))
+        family |= set(processes.family(environment.supervisor))
     if left := _left(sorted(family)):
         found.append(Violation("leaked", id, f"{name}: processes {left} stay"))
     return found
@@ -106,7 +107,7 @@ def _recovered(judged: wild.Judged, id: str) -> bool:
 def _left(pids: list[int]) -> list[int]:
     """Those that still run, once they had time to end."""
     until = time.monotonic() + 10.0
-    while left := [pid for pid in pids if pid in residue.processes(os.getpid())]:
+    while left := [pid for pid in pids if pid in processes.family(os.getpid())]:
         if time.monotonic() > until:
             return left
         time.sleep(0.05)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cojax.processes import adopt_orphans, end
+from cojax.processes import adopt_orphans, descendants, end, family
 from experiments.campaign.cases import Canary, Violation
 
 # Where children may have written.
@@ -41,23 +41,6 @@ class _Allocated(ctypes.Structure):
             "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
         )
     ]  # fmt: skip
-
-
-def processes(ancestor: int) -> list[int]:
-    """The process and all its descendants that have not ended."""
-    parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != "Z":
-                parents[int(entry)] = int(fields[1])
-    family = [ancestor]
-    for member in family:
-        family += [pid for pid, parent in parents.items() if parent == member]
-    return family
 
 
 def memory(pid: int, field: str) -> float:
@@ -113,7 +96,7 @@ def strangers() -> set[str]:
 def _of_another(name: str) -> bool:
     """Whether the name holds the id of a live process that does not descend from us, as scratch folders do."""
     owner = name.removeprefix("cojax-worker-").partition("-")[0]
-    return owner.isdigit() and os.path.exists(f"/proc/{owner}") and int(owner) not in processes(os.getpid())
+    return owner.isdigit() and os.path.exists(f"/proc/{owner}") and int(owner) not in family(os.getpid())
 
 
 def marks(canary: Canary, since: float) -> list[str]:
@@ -154,9 +137,9 @@ class Residue:
 def measure(supervisors: Sequence[int] = ()) -> Residue:
     """Everything that may be left behind; of the workers only what stands all the time, no children."""
     gc.collect()
-    standing = [pid for supervisor in supervisors for pid in processes(supervisor)[:2]]
+    standing = [pid for supervisor in supervisors for pid in family(supervisor)[:2]]
     return Residue(
-        frozenset(processes(os.getpid())),
+        frozenset(family(os.getpid())),
         descriptors(),
         sum(descriptors(pid) for pid in standing),
         frozenset(strangers()),
@@ -204,12 +187,12 @@ def settled(before: Residue, supervisors: Sequence[int] = (), seconds: float = 1
 @contextlib.contextmanager
 def adopted() -> Iterator[None]:
     """Orphans become our children, so that whatever descends from us is found; at the end, what is new has ended."""
-    before = set(processes(os.getpid()))
+    before = descendants(os.getpid())
     adopt_orphans()
     try:
         yield
     finally:
-        end(lambda: set(processes(os.getpid())) - before)
+        end(lambda: descendants(os.getpid()) - before)
         adopt_orphans(False)
 
 

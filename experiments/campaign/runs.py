@@ -31,7 +31,8 @@ SETTINGS = (
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3", "warm_start.check_tasks=40",
     "warm_start.learning_rate=0.005", "evaluation.tasks=8", "evaluation.dev_tasks=8", "evaluation.every=2",
     "engine.slots=16", "engine.lanes=1", "limits.concurrency=16", "learner.updates_per_batch=1",
-    "synthesis.contexts=4", "synthesis.budget=4", "rare.minimum=16", "rare.percent=20.0",
+    "synthesis.contexts=4", "synthesis.budget=4",
+    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
 )  # fmt: skip
 # Kills of one life of a run; lives at once.
 _KILLS, _LIVES = 5, 2

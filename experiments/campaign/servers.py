@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.chat_client import ChatClient
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.rollout import sglang_endpoint
 from cojax.rollout.endpoint import Endpoint
 from cojax.rollout.engine import Sampling

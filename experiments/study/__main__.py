@@ -29,7 +29,7 @@ from experiments.study import figures, schedule, tables
 from experiments.study.markdown import written
 from experiments.study.record import NotFinished, Record, checked, mismatch, record_of, unlike
 from experiments.study.summary import Records, complete_seeds, summarise
-from experiments.study.tables import DEVELOPMENT_SEEDS, EVALUATION_SEEDS, TABLES, Job, Table
+from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Job, Table
 
 _ALL = "all"
 # Records that are part of the repository.
@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
-    parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS})")
+    parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS}; losses: 4)")
     parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
     parser.add_argument("--development", action="store_true", help="development seeds, evaluated on the dev split")
     parser.add_argument("--again", metavar="ARM-SEED", help="a stored run anew, compared with its record")
@@ -97,7 +97,7 @@ def planned(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple
     for name in TABLES if given.name == _ALL else (given.name,):
         table = narrowed(name, given.arms)
         called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
-        jobs = tables.jobs(table.arms, seeds_of(given), given.development, further)
+        jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
         for job in jobs:
             job.config  # noqa: B018  a setting that does not fit is told before anything runs
         plans.append((called, table, jobs))
@@ -118,10 +118,10 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def seeds_of(given: argparse.Namespace) -> Sequence[int]:
-    """The seeds that the flags ask for. Raises ValueError for more than are fixed."""
-    fixed = DEVELOPMENT_SEEDS if given.development else EVALUATION_SEEDS
-    count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else tables.DEFAULT_SEEDS
+def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:
+    """The seeds of a table that the flags ask for. Raises ValueError for more than are fixed."""
+    fixed = DEVELOPMENT_SEEDS if given.development else table.seeds
+    count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else table.count
     if not 1 <= count <= len(fixed):
         raise ValueError(f"--seeds={count}; {len(fixed)} seeds are fixed beforehand ({fixed[0]} to {fixed[-1]})")
     return fixed[:count]

@@ -30,6 +30,7 @@ def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         _differences(summary),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
+        *_learning(summary),
         _cross(summary),
         *_breakdowns(summary),
         _quality(summary),
@@ -108,6 +109,19 @@ def _budgets(summary: Mapping[str, Any]) -> str:
     rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))
     rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
     return _table(("", *(arm["title"] for arm in arms.values())), rows)
+
+
+def _learning(summary: Mapping[str, Any]) -> list[str]:
+    """What the updates were like, where every arm's are known."""
+    arms = summary["arms"]
+    cells = {"updates": "{:,.0f}", "clip_fraction": "{:.1%}", "grad_norm": "{:.3f}"}
+    names = {"updates": "updates", "clip_fraction": "learned tokens clipped", "grad_norm": "norm of the gradient"}
+    rows = [
+        (names[name], *(cell.format(arm["learning"][name]) for arm in arms))
+        for name, cell in cells.items()
+        if all(name in arm.get("learning", {}) for arm in arms)
+    ]
+    return [_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
 def _cross(summary: Mapping[str, Any]) -> str:

@@ -61,6 +61,8 @@ def record_of(job: Job, place: Path) -> Record:
     evaluation = config["config"]["evaluation"]
     environment = environments.load(config["config"]["environment"]["name"])
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
+    # A run whose episodes are used up has steps that play none.
+    played = [row for row in metrics if sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -80,11 +82,12 @@ def record_of(job: Job, place: Path) -> Record:
         # Of the part `feedback` what came after D_0.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
-            "step": [row["step"] for row in metrics],
-            **{name: [round(row[name], _DIGITS) for row in metrics] for name in CURVES},
+            "step": [row["step"] for row in played],
+            **{name: [round(row[name], _DIGITS) for row in played] for name in CURVES},
         },
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
-        "signals": {kind: [row["signals"][kind] for row in metrics] for kind in SIGNALS},
+        "learning": learning(metrics),
+        "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
         "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
         "refused": refused(Log(place / "drafts.jsonl").read()),
         "tasks": described(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
@@ -126,6 +129,18 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
         "drafts": drafts,
         "tasks_added": summary["tasks_final"] - summary["tasks_initial"],
     }
+
+
+def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """How many updates a run made, and the means over them of what is told of each."""
+    learned = [row for row in metrics if row.get("updates")]
+    updates = sum(row["updates"] for row in learned)
+    means = {
+        name: round(sum(row[name] * row["updates"] for row in learned) / updates, _DIGITS)
+        for name in ("clip_fraction", "grad_norm")
+        if learned and all(name in row for row in learned)
+    }
+    return {"updates": updates, **means}
 
 
 def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -93,6 +93,7 @@ def _row(
         # None of an arm that takes no step.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
+        "learning": _learning([record.get("learning", {}) for record in records]),
         "refused": _means([record["refused"] for record in records]),
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
         "mastered": mastered(records, by_tool),
@@ -107,6 +108,11 @@ def _means(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """What some of the records count, mean over all of them; the greatest first."""
     total = sum((Counter(one) for one in counts), Counter())
     return {name: count / len(counts) for name, count in total.most_common()}
+
+
+def _learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over seeds of what all of them tell."""
+    return {name: _mean([one[name] for one in told]) for name in told[0] if all(name in one for one in told)}
 
 
 def _evaluation_episodes(record: Record) -> int:

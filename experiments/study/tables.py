@@ -17,6 +17,7 @@ from experiments import desk
 Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
 
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
+LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
@@ -39,6 +40,17 @@ COMMON: Settings = {
 ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
 # About every second draft of an evolution has a mistake; D_0 is the scripted explorer's.
 _CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
+# Losses on one and the same task set, which does not run out. Each batch makes four updates, each from a quarter of its
+# groups: with one the policy is its own old policy, and no clip binds. So the rate is half the desk's, by the rule of
+# the square root, and stays however many updates there are.
+_LEARNERS: Settings = {
+    "evolve": "none",
+    "initial_tasks": 400,
+    "learner.updates_per_batch": 4,
+    "learner.each_update": "part",
+    "optimizer.learning_rate": 2.5e-4,
+    "optimizer.decay_steps": 0,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +109,32 @@ ARMS: Mapping[str, Arm] = {
     "control-learnability": Arm(
         "control + learnability curriculum", {"evolve": "trajectory", "curriculum": "learnability"}
     ),
+    # Clips are the defaults of cojax/learner/losses.py, which are those of the papers.
+    "grpo": Arm("GRPO", {**_LEARNERS, "learner.loss": "grpo"}),
+    "gspo": Arm("GSPO", {**_LEARNERS, "learner.loss": "gspo", "learner.weighting": "sequence_mean"}),
+    "cispo": Arm("CISPO", {**_LEARNERS, "learner.loss": "cispo"}),
+    "dr-grpo": Arm(
+        "GRPO, Dr. GRPO's weighting",
+        {**_LEARNERS, "learner.weighting": "constant_length", "learner.weighting_settings.length": 256},
+    ),
+    # Each step goes on until 8 groups are live. It plays the episodes of the other arms, 60 · 16 · 8, in fewer steps.
+    "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A question: its arms, and the paired differences (one, other) = one − other that answer it."""
+    """A question: its arms, and the paired differences (one, other) = one − other that answer it.
+
+    `settings` are what all its arms share beside COMMON; of `seeds` the first `count` are the default.
+    """
 
     title: str
     arms: tuple[str, ...]
     differences: tuple[tuple[str, str], ...]
+    settings: Settings = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = EVALUATION_SEEDS
+    count: int = DEFAULT_SEEDS
 
 
 TABLES: Mapping[str, Table] = {
@@ -188,6 +216,14 @@ TABLES: Mapping[str, Table] = {
             ("control-learnability", "control"),
         ),
     ),
+    "losses": Table(
+        "Losses, a weighting and dynamic sampling on one task set, in as many episodes",
+        ("grpo", "gspo", "cispo", "dr-grpo", "dynamic"),
+        (("gspo", "grpo"), ("cispo", "grpo"), ("dr-grpo", "grpo"), ("dynamic", "grpo")),
+        {"steps": 60},
+        LOSS_SEEDS,
+        4,
+    ),
 }
 
 
@@ -223,7 +259,8 @@ def configured(settings: Settings) -> ConfigDict:
             *sections, leaf = name.split(".")
             for part in sections:
                 section = section[part]
-        if leaf not in section:
+        # The sections called settings hold keywords of what they are beside: experiments/checks.py knows which.
+        if leaf not in section and not (name != leaf and sections[-1].endswith("_settings")):
             raise KeyError(f"{name} is not a setting of experiments/desk.py; experiments/base.py lists them all")
         section[leaf] = value
     return config

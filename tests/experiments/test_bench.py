@@ -1,9 +1,6 @@
 """The benchmark command: its arithmetic, what it counts and refuses, and a compiled update that depth does not grow."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,12 +98,12 @@ def test_a_warm_up_is_not_counted():
     }
 
 
-def test_step_prints_one_object_with_what_was_counted():
-    command = [sys.executable, "-m", "experiments.bench", "step", "--json", "--steps=3", "--layers=2"]
-    command += [f"--override={TINY}", "--prompts=2", "--samples=4", "--prompt-length=6", "--completion-length=10"]
-    command += ["--learning-rate=1e-2"]
-    environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=240)
+def test_step_prints_one_object_with_what_was_counted(commands):
+    done = commands.run(
+        "experiments.bench", "step", "--json", "--steps=3", "--layers=2", f"--override={TINY}", "--prompts=2",
+        "--samples=4", "--prompt-length=6", "--completion-length=10", "--learning-rate=1e-2",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["suite"] == "step"
     assert (found["prompt_tokens"], found["completion_tokens"]) == (2 * 4 * 6, 2 * 4 * 10)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cojax import processes
 from cojax.explorer.chat_client import ChatClient
 from cojax.types import Evaluation, Message, Observation
 from cojax.wrapping import Wrapped, WrappedEpisode
@@ -207,7 +208,7 @@ def test_an_interrupt_ends_it_and_every_process() -> None:
         text=True,
     )
     until = time.monotonic() + 60
-    while len(family := residue.processes(process.pid)) < 5:
+    while len(family := processes.family(process.pid)) < 5:
         assert time.monotonic() < until, "no episode was begun"
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

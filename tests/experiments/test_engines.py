@@ -1,7 +1,6 @@
 """From flags to an engine: the short spelling, the sections, and what is said where something is missing."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +32,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
         ("--config.engine.name=sglang", "--config.engine.name=sglang"),
         ("--config.engine.slots=4", "--config.engine.slots=4"),
         ("--config.explorer=llm", "--config.explorer.name=llm"),
+        ("--config.environment=my.world:make", "--config.environment.name=my.world:make"),
         ("--config.data=tiny", "--config.environment.data=tiny"),
         ("--config.database=x", "--config.database=x"),
         ("--config.workdir=--config.engine=x", "--config.workdir=--config.engine=x"),
@@ -42,9 +42,8 @@ def test_settings_said_most_have_short_names(given: str, expected: str) -> None:
     assert spelled_out(given) == expected
 
 
-def test_the_command_takes_the_short_spelling() -> None:
-    command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", "--config.engine=warp"]
-    done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_the_command_takes_the_short_spelling(commands) -> None:
+    done = commands.run("experiments.run", "--config=experiments/desk.py", "--config.engine=warp", "--check")
     assert done.returncode == 1
     assert "engine 'warp' not found; available: local, sglang" in done.stdout
 
@@ -100,8 +99,24 @@ def test_what_needs_running_servers_says_so(config) -> None:
         engines.sglang(config, MODEL)
 
 
-def test_the_command_for_rollout_hosts_says_what_it_misses() -> None:
-    command = [sys.executable, "-m", "experiments.serve", "--config=experiments/desk.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_the_command_for_rollout_hosts_says_what_it_misses(commands) -> None:
+    done = commands.run("experiments.serve", "--config=experiments/desk.py")
     assert done.returncode == 1
     assert "sglang.port is 0; a trainer must know where to find the servers" in done.stdout
+
+
+def test_routes_are_asked_of_engines_that_tell_them(config) -> None:
+    """Not of a dense model, nor of an engine from outside that knows nothing of routes."""
+    closed = []
+
+    class Mute:
+        def close(self) -> None:
+            closed.append(self)
+
+    engines.check_routes(config, Mute())
+    config.learner.routes = "replayed"
+    with pytest.raises(ValueError, match=r"engine 'local' does not tell.*set --config\.learner\.routes=own"):
+        engines.check_routes(config, Mute())
+    assert len(closed) == 1
+    with pytest.raises(ValueError, match="num_experts 0: its tokens have no routes"):
+        engines.local(config, MODEL)

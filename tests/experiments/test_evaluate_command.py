@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -216,11 +214,7 @@ def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp
     assert report.main([str(tmp_path / "out")]) == 0
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "experiments.evaluate", "--config=experiments/desk.py", *arguments]
-
-
-def test_a_killed_command_goes_on_where_it_was(tmp_path):
+def test_a_killed_command_goes_on_where_it_was(commands, tmp_path):
     tasks = load("desk").tasks("eval", 8)
     solve = solver(tasks)
 
@@ -229,22 +223,22 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path):
         return solve(request, number)
 
     with serving(slow) as server:
-        arguments = command(
-            f"--endpoint={server.url}", "--endpoint_model=m", f"--out={tmp_path / 'out'}",
-            "--config.evaluation.tasks=8", "--config.limits.concurrency=1",
+        arguments = (
+            "experiments.evaluate", "--config=experiments/desk.py", f"--endpoint={server.url}", "--endpoint_model=m",
+            f"--out={tmp_path / 'out'}", "--config.evaluation.tasks=8", "--config.limits.concurrency=1",
         )  # fmt: skip
         environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
-        process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        begun = commands.start(*arguments, environment=environment)
         log, deadline = tmp_path / "out/episodes.jsonl", time.monotonic() + 120
         while not (log.exists() and log.read_bytes().count(b"\n") >= 2):
-            assert process.poll() is None
+            assert begun.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        begun.send_signal(signal.SIGKILL)
+        begun.wait(timeout=60)
         have = log.read_bytes().count(b"\n")
         assert not (tmp_path / "out/result.json").exists()
-        done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        done = commands.run(*arguments, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{have} of 8 episodes are there already" in done.stdout
     assert "100.0 % (67.6–100.0)" in done.stdout
@@ -255,9 +249,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path):
     }  # fmt: skip
 
 
-def test_a_mistake_ends_in_one_line(tmp_path):
+def test_a_mistake_ends_in_one_line(commands, tmp_path):
     named = ("--endpoint=http://127.0.0.1:9/v1", "--endpoint_model=m", "--samples=2", f"--out={tmp_path}")
-    done = subprocess.run(command(*named), cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = commands.run("experiments.evaluate", "--config=experiments/desk.py", *named)
     assert done.returncode == 1
     assert "add --config.evaluation.temperature=1, or leave --samples out" in " ".join(done.stdout.split())
     assert "Traceback" not in done.stdout + done.stderr

@@ -1,8 +1,6 @@
 """From flags to an explorer and what its drafts go through."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,8 @@ from cojax.explorer.scripted import ScriptedExplorer
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, assemble, bfcl, desk, explorers
-from experiments.settings import check, spelled_out
+from experiments.checks import check
+from experiments.settings import spelled_out
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,9 +49,8 @@ def test_the_explorer_may_be_named_by_its_section(given: str, expected: str) -> 
     assert spelled_out(given) == expected
 
 
-def test_the_command_takes_the_short_spelling() -> None:
-    command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", "--config.explorer=oracle"]
-    done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_the_command_takes_the_short_spelling(commands) -> None:
+    done = commands.run("experiments.run", "--config=experiments/desk.py", "--config.explorer=oracle", "--check")
     assert done.returncode == 1
     assert "explorer 'oracle' not found; available: scripted, careless, llm, policy" in done.stdout
 
@@ -63,8 +61,11 @@ def test_the_command_takes_the_short_spelling() -> None:
         ({"initial_explorer": "oracle"}, "explorer 'oracle' not found"),
         ({"explorer.name": "llm", "llm.base_url": ""}, "llm.base_url is ''; expected an address like http://HOST:PORT"),
         ({"initial_explorer": "llm", "llm.model": ""}, "llm.model is empty"),
-        ({"explorer.name": "policy", "llm.max_tokens": 0}, "llm.max_tokens is 0; expected at least 1"),
-        ({"initial_explorer": "policy", "llm.deadline": 0.0}, "llm.deadline is 0.0; expected seconds above 0"),
+        ({"explorer.name": "policy", "llm.max_tokens": 0}, "llm.max_tokens is 0; expected a whole number at least 1"),
+        (
+            {"initial_explorer": "policy", "llm.deadline": 0.0},
+            "llm.deadline is 0.0; expected a number of seconds above 0",
+        ),
         ({"explorer.ending": "done"}, "has no tool 'done' to end an episode; it has files_find, "),
         ({"explorer.name": "llm", "explorer.ending": "Finish"}, "finish. Name one of them by explorer.ending"),
     ],
@@ -82,18 +83,19 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
     [
         ({"validation.evaluation_similarity": 1.5}, "validation.evaluation_similarity is 1.5; expected a cosine"),
         ({"synthesis.select": "best"}, "synthesis.select 'best' not found; available: even, confident, all"),
-        ({"validation.attempts": -1}, "validation.attempts is -1; expected at least 0"),
-        ({"explorer.shortest": 0}, "explorer.shortest is 0; expected at least 1"),
+        ({"validation.attempts": -1}, "validation.attempts is -1; expected a whole number at least 0"),
+        ({"explorer.shortest": 0}, "explorer.shortest is 0; expected a whole number at least 1"),
         ({"explorer.name": "policy", "warm_start.split": "initial"}, "set --config.initial_explorer=scripted"),
-        ({"explorer.width": 0}, "explorer.width is 0; expected at least 1"),
+        ({"explorer.width": 0}, "explorer.width is 0; expected a whole number at least 1"),
         ({"explorer.cut": 1.5}, "explorer.cut is 1.5; expected a share from 0 to 1"),
         ({"explorer.mistakes": -0.5}, "explorer.mistakes is -0.5; expected a share from 0 to 1"),
-        ({"boundary.threshold": -0.1}, "boundary.threshold is -0.1; expected a share from 0 to 1"),
-        ({"forgetting.threshold": float("nan")}, "forgetting.threshold is nan; expected a share from 0 to 1"),
+        ({"signal_settings.boundary": {"threshold": -0.1}}, "boundary.threshold is -0.1; expected a share from 0 to 1"),
+        ({"signal_settings.forgetting": {"threshold": float("nan")}},
+         "signal_settings.forgetting.threshold is nan; expected a share from 0 to 1"),
         ({"validation.pool_similarity": float("nan")}, "validation.pool_similarity is nan; expected a cosine"),
-        ({"validation.evaluation_words": -1}, "validation.evaluation_words is -1; expected at least 0"),
-        ({"validation.longest_query": 0}, "validation.longest_query is 0; expected at least 1"),
-        ({"validation.longest_query": 100_001}, "validation.longest_query is 100001; expected at most 100000"),
+        ({"validation.evaluation_words": -1}, "validation.evaluation_words is -1; expected a whole number at least 0"),
+        ({"validation.longest_query": 0}, "validation.longest_query is 0; expected a number of characters from 1 to"),
+        ({"validation.longest_query": 100_001}, "longest_query is 100001; expected a number of characters from 1"),
         ({"explorer.separator": "\n\n"}, "explorer.separator is '\\n\\n', which any query may hold"),
         ({"explorer.shortest": 10}, "explorer.shortest is 10, but drafts have at most 9 actions"),
         ({"explorer.shortest": 9, "explorer.ending": ""}, "drafts have at most 8 actions, as explorer.steps is 8"),

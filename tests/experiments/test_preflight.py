@@ -1,5 +1,6 @@
 """What the preflight asks of disks: each for what lies on it, in the dtype that is sent."""
 
+import dataclasses
 import shutil
 import types
 import uuid
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
+from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
 from cojax.rollout.sglang_sleep import NOTES, Notes
 from cojax.store import write_json
+from cojax.types import Action, Task, Trajectory, Turn
 from experiments import base, preflight
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
@@ -84,3 +87,18 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
     assert found == [("born", ["weights"])]
     assert [path.name for path in notes.parent.iterdir()] == [NOTES]
     assert Notes(notes).find("http://127.0.0.1:1") == ("", [])
+
+
+def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:
+    turn = Turn(Action("a"), prompt_tokens=(1, 2), action_tokens=(3, 4, 5), action_logprobs=(-1.0, -1.0, -1.0))
+    learns = objective("grpo", {}, "group_relative", {}, "group_token_mean", {}, parts=1)
+    learner = types.SimpleNamespace(
+        loss="grpo", advantage="mine:brisk", objective=learns, row_length=8, micro_rows=1, route_shape=None
+    )
+    state = {"episode": Trajectory(Task("desk", "a task", {}), turns=(turn,)), "learner": learner}
+    config.group_size = 4
+    assert preflight._objective(config, state) == "grpo would learn from 12 tokens of 4 such episodes"
+    learner.objective = dataclasses.replace(learns, advantage=lambda trajectories: [1.0])
+    failed = "advantage 'mine:brisk' was tried and failed: ValueError: the advantage returned 1 entries for 4"
+    with pytest.raises(ValueError, match=failed):
+        preflight._objective(config, state)

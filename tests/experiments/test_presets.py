@@ -4,8 +4,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from experiments import base, bfcl, desk, presets
+from experiments.checks import check
 from experiments.presets import PRESETS, resolve
-from experiments.settings import check
 
 
 def test_a_preset_is_written_into_the_configuration():
@@ -15,7 +15,7 @@ def test_a_preset_is_written_into_the_configuration():
     assert (resolved.policy, resolved.model.path, resolved.model.tools) == ("tiny", "", "brief")
     assert (resolved.batch_size, resolved.group_size, resolved.evolve_every) == (8, 4, 1)
     assert resolved.model.shape.num_hidden_layers == 2
-    assert resolved.learner.loss_settings.clip_high == 0.28  # the paper's, which no preset names
+    assert resolved.optimizer.clip_norm == 1.0  # the paper's, which no preset names
     assert config.batch_size == 32  # the argument stays as it was
 
 

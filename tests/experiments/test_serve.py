@@ -226,7 +226,7 @@ def test_times_are_above_zero(config, name: str, value: float) -> None:
 
 def test_settings_are_checked(config) -> None:
     config.sglang.restarts = -1
-    with pytest.raises(ValueError, match=r"sglang\.restarts is -1; expected at least 0"):
+    with pytest.raises(ValueError, match=r"sglang\.restarts is -1; expected a whole number at least 0"):
         serve.serve(config, "127.0.0.1", threading.Event())
     config.sglang.restarts, config.sglang.port = 0, 65_535
     with pytest.raises(ValueError, match=r"sglang\.port is 65535; 2 servers .* at most 65534"):

@@ -1,9 +1,20 @@
 """What a configuration may not say, before anything of it is written down."""
 
+import re
+import typing
+
 import pytest
 
-from experiments import desk
-from experiments.settings import check
+from cojax.annotations import Range
+from experiments import appworld, base, bfcl, desk
+from experiments.checks import check
+from experiments.ranges import OPEN, RANGES, leaves
+
+
+def low(kind):
+    """The lowest number of a range, None where there is none."""
+    metadata = [one for part in (kind, *typing.get_args(kind)) for one in getattr(part, "__metadata__", ())]
+    return next((one.low for one in metadata if isinstance(one, Range)), None)
 
 
 @pytest.mark.parametrize("setting", ["llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"])
@@ -21,3 +32,60 @@ def test_plain_addresses_are_fine():
     for setting in ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"):
         config.update_from_flattened_dict({setting: "http://127.0.0.1:30000/v1"})
     check(config)
+
+
+@pytest.mark.parametrize("experiment", [base, desk, bfcl, appworld])
+def test_every_setting_has_a_range(experiment):
+    found = {name for name, _ in leaves(experiment.get_config().to_dict())}
+    of_entries = {name for name in found - RANGES.keys() if name.startswith(OPEN)}
+    assert found - of_entries == RANGES.keys()
+    assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN, "signal_settings.rare"}
+
+
+def refused(name: str, value: object) -> str:
+    config = desk.get_config()
+    with config.ignore_type():
+        config.update_from_flattened_dict({name: value})
+    with pytest.raises(ValueError, match=r"is not|expected|not found") as caught:
+        check(config)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_of_every_setting_a_value_of_another_type_is_refused(name):
+    assert refused(name, {1, 2}).startswith(f"{name} is {{1, 2}}; expected ")
+
+
+@pytest.mark.parametrize("name", [name for name, kind in RANGES.items() if low(kind) is not None])
+def test_of_every_number_a_value_below_its_range_is_refused(name):
+    assert refused(name, low(RANGES[name]) - 1).startswith(f"{name} is {low(RANGES[name]) - 1}; expected ")
+
+
+@pytest.mark.parametrize("name", [name for name, kind in RANGES.items() if "float" in str(kind)])
+def test_of_every_fraction_what_is_no_number_is_refused(name):
+    assert refused(name, float("nan")).startswith(f"{name} is nan; expected ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("optimizer.learning_rate", -1.0, "optimizer.learning_rate is -1.0; expected a number at least 0"),
+        ("model.dtype", "float16x", "model.dtype is 'float16x'; expected one of '', 'float32', 'bfloat16'"),
+        ("learner.remat", "some", "learner.remat is 'some'; expected one of 'none', 'dots', 'layers'"),
+        ("learner.lora.targets", ("queri",), "learner.lora.targets is ('queri',); expected a tuple, each of it one of"),
+        ("explorer.stretch", (), "explorer.stretch is (); expected how many actions a draft may have more than its"),
+        ("mesh.data", 0, "mesh.data is 0; expected a whole number at least 1 or -1"),
+        ("learner.speed", 3, "learner.speed is not a setting; experiments/base.py lists them all"),
+    ],
+)
+def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):
+    config = desk.get_config()
+    section, _, leaf = name.rpartition(".")
+    place = config
+    for part in section.split("."):
+        place = place[part]
+    with config.unlocked(), config.ignore_type():
+        place[leaf] = value
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(config)

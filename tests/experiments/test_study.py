@@ -17,7 +17,7 @@ from cojax.run_directory import locked
 from cojax.store import write_json
 from cojax.types import content_hash
 from environments import load
-from experiments.settings import check
+from experiments.checks import check
 from experiments.study import figures, schedule
 from experiments.study.__main__ import _parser, main, narrowed, place_of, planned, settings_of, stored
 from experiments.study.breakdown import breakdowns, mastered
@@ -29,6 +29,7 @@ from experiments.study.record import (
     budget,
     cross_table,
     evolutions,
+    learning,
     mismatch,
     record_of,
     refused,
@@ -43,6 +44,7 @@ from experiments.study.tables import (
     COMMON,
     DEVELOPMENT_SEEDS,
     EVALUATION_SEEDS,
+    LOSS_SEEDS,
     ON_DEVELOPMENT_TASKS,
     TABLES,
     Job,
@@ -94,6 +96,11 @@ def test_all_tables_are_planned_at_once_and_a_part_of_one_has_its_own_name():
     assert names("--name=all", "--seeds=2") == [(name, 2 * len(table.arms)) for name, table in TABLES.items()]
     assert names("--arms=static, feedback,static", "--seeds=3") == [("main-of-static-feedback", 6)]
     assert names("--quick") == [("main", 8)]
+    assert names("--name=losses") == [("losses", 20)]
+    ((_, _, made),) = planned(_parser().parse_args(["--name=losses", "--seeds=1"]), {})
+    assert {(job.seed, job.config["steps"]) for job in made} == {(201, 60)}
+    ((_, _, made),) = planned(_parser().parse_args(["--name=losses", "--development"]), {"steps": 3})
+    assert {(job.seed, job.config["steps"]) for job in made} == {(seed, 3) for seed in DEVELOPMENT_SEEDS[:4]}
 
 
 def test_what_makes_an_arm_is_not_overridden():
@@ -114,8 +121,7 @@ def test_arms_of_a_table_are_told_apart_by_colour():
 
 
 def test_seeds_and_tables_are_sound():
-    assert not set(DEVELOPMENT_SEEDS) & set(EVALUATION_SEEDS)
-    assert len(set(EVALUATION_SEEDS)) == 12
+    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS}) == 6 + 12 + 4
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
@@ -126,6 +132,23 @@ def test_seeds_and_tables_are_sound():
         assert config.synthesis.budget / period == configured({}).synthesis.budget / configured({}).evolve_every
 
 
+def test_losses_are_compared_in_as_many_episodes():
+    """Where each part of an update's settings is the arm's own, all else is alike."""
+    table = TABLES["losses"]
+    made = {job.arm: job.config for job in jobs(table.arms, LOSS_SEEDS[:1], further=table.settings)}
+    assert {arm: config["learner"]["loss"] for arm, config in made.items()} == {
+        "grpo": "grpo", "gspo": "gspo", "cispo": "cispo", "dr-grpo": "grpo", "dynamic": "grpo",
+    }  # fmt: skip
+    assert made["dr-grpo"]["learner"]["weighting_settings"] == {"length": 256}
+    played = {arm: config["steps"] * config["batch_size"] * config["group_size"] for arm, config in made.items()}
+    assert {played[arm] for arm in table.arms[:-1]} == {made["dynamic"]["episodes"]} == {7680}
+    assert not any(made[arm]["episodes"] for arm in table.arms[:-1])
+    own = {"learner", "batch_size", "dynamic_sampling", "episodes"}
+    shared = [{name: value for name, value in config.items() if name not in own} for config in made.values()]
+    assert all(one == shared[0] for one in shared)
+    assert {config["learner"]["updates_per_batch"] for config in made.values()} == {4}
+
+
 def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
     with pytest.raises(KeyError, match="nosuch is not a setting"):
         configured({"nosuch": 1})
@@ -133,6 +156,7 @@ def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
         configured({"synthesis.nosuch": 1})
     with pytest.raises(TypeError):
         configured({"steps": "many"})
+    assert configured({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
     assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
         "steps": 4, "signals": "rare", "validate": False,
     }  # fmt: skip
@@ -222,7 +246,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path):
     )  # fmt: skip
     assert [name for name, _ in ended] == ["wrong-1", "worse-1"]
     assert time.monotonic() - began > 1.0
-    assert ended[0][1].startswith("exit status 1: error: batch_size is 0; expected at least 1 (see ")
+    assert ended[0][1].startswith("exit status 1: error: batch_size is 0; expected a whole number at least 1 (see ")
     assert "'nosuch' is not a setting" in (tmp_path / "worse-1.log").read_text()
 
 
@@ -260,6 +284,27 @@ def test_what_a_run_was_given_is_counted():
         "episodes": 8, "turns": 16, "tokens_sampled": 70, "tokens_trained": 30, "explorer_actions": 9, "drafts": 4,
         "tasks_added": 3,
     }  # fmt: skip
+
+
+def test_updates_are_counted_and_averaged():
+    rows = [{"updates": 3.0, "clip_fraction": 0.1, "grad_norm": 1.0}, {"updates": 1.0, "clip_fraction": 0.5,
+             "grad_norm": 3.0}, {"updates": 0.0}, {}]  # fmt: skip
+    assert learning(rows) == {"updates": 4.0, "clip_fraction": 0.2, "grad_norm": 1.5}
+    assert learning([{"updates": 2.0, "grad_norm": 1.0}]) == {"updates": 2.0, "grad_norm": 1.0}
+    assert learning([{}]) == {"updates": 0}
+
+
+def test_what_updates_were_like_is_told_where_all_records_know_it():
+    def told(seed, **figures):
+        return {**record("feedback", seed, 0.5), "learning": {"updates": 8.0 * seed, **figures}}
+
+    table = Table("A table", ("feedback",), ())
+    page = written(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), told(2, clip_fraction=0.5))))
+    assert "| updates | 12 |" in page
+    assert "| learned tokens clipped | 37.5% |" in page
+    page = written(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), record("feedback", 2, 0.5))))
+    assert "updates" not in page
+    assert "clipped" not in page
 
 
 def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
@@ -538,7 +583,7 @@ SMALL = (
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005", "evaluation.tasks=24", "evaluation.dev_tasks=40",
     "evaluation.every=2", "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6",
-    "rare.minimum=16", "rare.percent=20.0",
+    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
 )  # fmt: skip
 
 

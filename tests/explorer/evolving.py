@@ -11,7 +11,8 @@ from records import DESK, call
 
 import environments
 from cojax.environment import play
-from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.chat_client import ChatClient
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.replay import follow

@@ -17,7 +17,8 @@ from chat_server import Answer, ChatServer, in_turn, says, serving, soon
 from pydantic import BaseModel
 
 from cojax.explorer import chat_client
-from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.chat_client import ChatClient
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.explorer.journal import Journal
 from cojax.explorer.mind import ChatFailure, Purse, structured
 from cojax.types import Message

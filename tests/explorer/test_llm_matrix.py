@@ -139,7 +139,9 @@ def test_an_endpoint_that_stalls_costs_the_time_of_an_evolution_and_no_more(scen
     began = time.monotonic()
     done = explored(scene, stalling, timeout=60.0, deadline=1.5)
     assert time.monotonic() - began < 6
-    assert (done.result.tasks, done.result.drafts, done.server.requests) == ((), (), 2)
+    assert (done.result.tasks, done.result.drafts) == ((), ())
+    # One where the machine is too busy to get to the second within the evolution's time.
+    assert done.server.requests in (1, 2)
     assert done.result.expeditions[0]["failures"][0].startswith("run 0: timeout: ")
 
 

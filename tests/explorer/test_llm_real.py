@@ -24,7 +24,8 @@ from models import move, stage, told, turn, wanderer
 
 import environments
 from cojax.environment import Environment
-from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.chat_client import ChatClient
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.explorer.llm import LLMExplorer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
@@ -46,8 +47,9 @@ SMALL = (
     "warm_start.steps=200", "warm_start.check_every=100", "warm_start.demonstrations=2000",
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005", "evaluation.tasks=24", "evaluation.dev_tasks=40",
-    "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6", "rare.minimum=16",
-    "rare.percent=20.0", "llm.model=m", "llm.timeout=20.0", "initial_explorer=scripted",
+    "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6",
+    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
+    "llm.model=m", "llm.timeout=20.0", "initial_explorer=scripted",
 )  # fmt: skip
 
 

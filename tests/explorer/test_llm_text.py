@@ -8,7 +8,8 @@ from ledger import Ledger
 from models import REFLECTION, stage, told, turn
 
 from cojax.environment import play
-from cojax.explorer.chat_client import ChatClient, ChatSettings
+from cojax.explorer.chat_client import ChatClient
+from cojax.explorer.chat_settings import ChatSettings
 from cojax.explorer.llm import LLMExplorer
 from cojax.replay import follow
 from cojax.synthesis import EVOLUTIONS, Quarry, Synthesis, synthesize

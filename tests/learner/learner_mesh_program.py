@@ -19,8 +19,10 @@ from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
+from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize
+from cojax.types import Group
 
 DENSE = ModelConfig(16, 32, 48, 2, 4, 2, 16)
 SPARSE = ModelConfig(
@@ -32,15 +34,25 @@ CASES = {
 }
 
 
-def learner(config: ModelConfig, sizes: dict, lora: Lora | None) -> Learner:
+# Tokens alone; sequences, with a mask over each and the entropy's gradient; pairs, which may lie on two devices.
+LOSSES = {
+    "grpo": {"kl_coefficient": 0.1},
+    "gspo": {"clip_high": 0.5, "sequence_low": 0.5, "entropy_coefficient": 0.1, "kl_coefficient": 0.1},
+    "dpo": {"beta": 1.0, "sft_coefficient": 0.1},
+}
+
+
+def learner(config: ModelConfig, sizes: dict, lora: Lora | None, loss: str, routes: str) -> Learner:
     return Learner(
         config,
         optax.sgd(0.1, momentum=0.9),
-        loss_settings={"kl_coefficient": 0.1},
+        loss=loss,
+        loss_settings=LOSSES[loss],
         row_length=16,
         micro_rows=4,
         reference=initialize(config, 1),
         lora=lora,
+        routes=routes,
         mesh=make_mesh(**sizes) if sizes else None,
     )
 
@@ -60,15 +72,28 @@ def begun(learner: Learner, config: ModelConfig) -> TrainState:
     return dataclasses.replace(state, params=moved)
 
 
-def compare(config: ModelConfig, sizes: dict, lora: Lora | None, folder: Path) -> None:
+def routed(config: ModelConfig, group: Group) -> Group:
+    """The group with routes of its tokens, drawn by their number."""
+    shape, draw = RouteShape.of(config), np.random.default_rng(0)
+    trajectories = []
+    for trajectory in group.trajectories:
+        [turn] = trajectory.turns
+        count = len(turn.prompt_tokens) + len(turn.action_tokens) - 1
+        told = shape.encode(draw.random((count, shape.layers, shape.experts)).argsort(-1)[..., : shape.chosen])
+        trajectories.append(dataclasses.replace(trajectory, turns=(dataclasses.replace(turn, routes=told),)))
+    return dataclasses.replace(group, trajectories=tuple(trajectories))
+
+
+def compare(config: ModelConfig, sizes: dict, lora: Lora | None, loss: str, folder: Path, routes: str = "own") -> None:
     results = []
+    groups = here.GROUPS if routes == "own" else [routed(config, group) for group in here.GROUPS]
     for shape in ({}, sizes):
-        learns = learner(config, shape, lora)
+        learns = learner(config, shape, lora, loss, routes)
         state = begun(learns, config)
         layout = jax.tree.map(lambda leaf: leaf.sharding, state)
-        state = rehearse(learns, state, 12)
+        state = rehearse(learns, state, [4, 4, 4])
         for _ in range(2):
-            state, _ = learns.update(state, here.GROUPS)
+            state, _ = learns.update(state, groups)
         assert jax.tree.map(lambda leaf: leaf.sharding, state) == layout
         assert (learns._step._cache_size(), learns._forward._cache_size()) == (1, 1)
         results.append((learns, state))
@@ -76,12 +101,12 @@ def compare(config: ModelConfig, sizes: dict, lora: Lora | None, folder: Path) -
     start = begun(alone, config).params
     for before, a, b in zip(*(jax.tree.leaves(tree) for tree in (start, one.params, many.params)), strict=True):
         before, a, b = (np.asarray(leaf, np.float64) for leaf in (before, a, b))
-        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), (sizes, lora)
+        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), (sizes, lora, loss)
         assert np.linalg.norm(a - before) > 0
     assert all(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves((many.params, spread.reference)))
     kernel = spread.reference["layers"]["attention"]["query"]["kernel"]
     assert kernel.addressable_shards[0].data.size < kernel.size
-    keeper = Checkpointer(folder / str(lora))
+    keeper = Checkpointer(folder / f"{loss}-{lora}-{routes}")
     keeper.save(1, many, {})
     restored = keeper.restore(alone.init(initialize(config, 0)))
     assert restored is not None
@@ -93,5 +118,7 @@ if __name__ == "__main__":
     kind, folder = sys.argv[1], Path(sys.argv[2])
     assert len(jax.devices()) == 8
     model, sizes = CASES[kind]
-    for lora in (Lora(2), None):
-        compare(model, sizes, lora, folder)
+    for lora, loss in ((Lora(2), "grpo"), (None, "grpo"), (None, "gspo"), (None, "dpo")):
+        compare(model, sizes, lora, loss, folder)
+    if model.sparse:
+        compare(model, sizes, None, "grpo", folder, "replayed")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cojax.learner.advantages import mean_centred, success
-from cojax.learner.batch import live_rows, pack, pack_sequences, staleness
+from cojax.learner.batch import DTYPES, live_rows, pack, pack_sequences, staleness
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 
@@ -80,8 +80,8 @@ def test_a_failure_of_the_machinery_enters_nothing(outcome):
     clean, _ = pack([group(ONE_TURN, TWO_TURNS)], mean_centred, row_length=6)
     batch, facts = pack([group(failed, ONE_TURN, failed, TWO_TURNS)], mean_centred, row_length=6)
     assert facts["trajectories_invalid"] == 2.0
-    for field in dataclasses.fields(clean):
-        assert np.array_equal(getattr(batch, field.name)[:2], getattr(clean, field.name)[:2])
+    for name in DTYPES:
+        assert np.array_equal(getattr(batch, name)[:2], getattr(clean, name)[:2])
     assert live_rows(batch) == live_rows(clean) == 2
 
 

@@ -15,7 +15,7 @@ from cojax.learner.rehearsal import rehearse
 from cojax.policy.adapters import Lora
 from cojax.policy.transformer import initialize
 
-ROWS = sum(len(group.trajectories) for group in GROUPS)
+SIZES = [len(group.trajectories) for group in GROUPS]
 KL = {"loss_settings": {"kl_coefficient": 0.1}, "reference": initialize(CONFIG, 1)}
 
 
@@ -30,12 +30,16 @@ def compiled():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("settings", [{}, {**KL, "updates_per_batch": 2}, {**KL, "lora": Lora(2)}])
+DPO = {"loss": "dpo", "reference": initialize(CONFIG, 1)}
+PARTS = {"updates_per_batch": 2, "each_update": "part"}
+
+
+@pytest.mark.parametrize("settings", [{}, {**KL, "updates_per_batch": 2}, {**KL, "lora": Lora(2)}, {**DPO, **PARTS}])
 def test_a_run_that_fits_is_unchanged_bit_for_bit(settings):
     learner, plain = _learner(**settings), _learner(**settings)
     state = learner.init(PARAMS)
     before = _bits(state)
-    state = rehearse(learner, state, ROWS)
+    state = rehearse(learner, state, SIZES)
     assert _bits(state) == before
     state, _ = learner.update(state, GROUPS)
     expected, _ = plain.update(plain.init(PARAMS), GROUPS)
@@ -47,7 +51,7 @@ def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
     learner = _learner(**KL, updates_per_batch=2)
     state = learner.init(PARAMS)
     begun = compiled()
-    state = rehearse(learner, state, ROWS)
+    state = rehearse(learner, state, SIZES)
     assert compiled() - begun == 3  # the update, log-probs of the reference, those of the policy before the updates
     batch, _ = pack(GROUPS, group_relative, learner.row_length, learner.micro_rows)
     learner.apply(state, learner.prepare(state, batch, np.int32(2)), np.int32(2))
@@ -62,7 +66,7 @@ def test_what_cannot_fit_is_refused_with_advice():
         r"learner\.micro_rows \(4096\) or learner\.row_length \(65536\), set learner\.remat=layers, "
         r"set model\.dtype=bfloat16, set optimizer\.moments_dtype=bfloat16 or learner\.lora\.rank=16, or spread it",
     ):
-        rehearse(learner, learner.init(PARAMS), ROWS)
+        rehearse(learner, learner.init(PARAMS), SIZES)
 
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
@@ -71,7 +75,7 @@ def test_memory_that_runs_out_becomes_advice(monkeypatch):
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(_learner(micro_rows=1, row_length=1 << 22), config=config)
     with pytest.raises(OutOfMemory, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
-        rehearse(learner, learner.init(initialize(config, 0)), 1)
+        rehearse(learner, learner.init(initialize(config, 0)), [1])
 
 
 # What is available ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import cojax
 from cojax.checkpoint import Checkpointer
 from cojax.policy import moe, transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.logprobs import token_logprobs
+from cojax.policy.logprobs import token_scores
 from cojax.policy.model_folder import write_model
 from cojax.policy.parameters import Params, leaf_of, parameters
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
@@ -51,7 +51,8 @@ def step(
     """Loss, gradient, and the parameters after SGD at learning rate 1."""
 
     def loss(params: Params) -> jax.Array:
-        return -token_logprobs(config, params, *rows, chunk=8, remat="layers", mesh=mesh).mean()
+        scores = token_scores(config, params, *rows, chunk=8, remat="layers", mesh=mesh, entropy="gradient")
+        return -(scores.logprobs + 0.1 * scores.entropy).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
     return value, gradient, jax.tree.map(lambda p, g: p - 1.0 * g, params, gradient)

@@ -170,3 +170,8 @@ def test_published_models_build_with_their_number_of_parameters(count: int, hf: 
     tokens = jax.ShapeDtypeStruct((1, 8), "int32")
     hidden = jax.eval_shape(lambda p, t: hidden_states(config, p, t, t, t), abstract, tokens)
     assert hidden.shape == (1, 8, hf["hidden_size"])
+
+
+def test_no_heads_are_named() -> None:
+    with pytest.raises(ValueError, match="num_attention_heads is 0; expected a positive number"):
+        ModelConfig(10, 4, 8, 3, 0, 1)

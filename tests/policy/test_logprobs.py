@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from references import one_segment, reference
 
-from cojax.policy import logprobs
+from cojax.policy import logprobs, transformer
 
-token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=("temperature", "chunk", "remat"))
+_SETTINGS = ("temperature", "chunk", "remat", "entropy")
+token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=_SETTINGS[:3])
+token_scores = jax.jit(logprobs.token_scores, static_argnums=0, static_argnames=_SETTINGS)
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
@@ -84,6 +86,54 @@ def test_gradient_does_not_depend_on_chunk_or_remat() -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), whole, cut)
 
 
+def test_entropy_is_that_of_the_distribution_over_temperature() -> None:
+    config, params, values = reference("qwen3")
+    scaled = values["logits"][:-1].astype(np.float64) / 0.7
+    logs = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    found = token_scores(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0.7, chunk=5)
+    assert found.entropy[0, 0] == 0
+    np.testing.assert_allclose(found.entropy[0, 1:], -(np.exp(logs) * logs).sum(-1), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # untied and tied: the matrix lies both ways
+def test_gradients_are_those_of_the_whole_table_of_logits(name: str) -> None:
+    """Of log-probs and entropies together, where wanted, against a softmax that JAX differentiates itself."""
+    config, params, values = reference(name)
+    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
+    batch = (tokens, *one_segment(tokens))
+    wanted = np.random.default_rng(0).random(tokens.shape) < 0.5
+    wanted[:, 0] = False
+    of_logprobs, of_entropy = np.random.default_rng(1).normal(size=(2, *tokens.shape)).astype(np.float32) * wanted
+
+    def own(params: dict) -> jax.Array:
+        scores = logprobs.token_scores(
+            config, params, *batch, wanted=wanted, temperature=0.7, chunk=5, entropy="gradient"
+        )
+        return (scores.logprobs * of_logprobs + scores.entropy * of_entropy).sum()
+
+    def plain(params: dict) -> jax.Array:
+        hidden = transformer.hidden_states(config, params, *batch)
+        logs = jax.nn.log_softmax(transformer.logits(config, params, hidden[:, :-1]) / 0.7)
+        chosen = jnp.take_along_axis(logs, tokens[:, 1:, None], -1)[..., 0]
+        entropy = -(jnp.exp(logs) * logs).sum(-1)
+        return (chosen * of_logprobs[:, 1:] + entropy * of_entropy[:, 1:]).sum()
+
+    (value, found), (expected, gradient) = (jax.jit(jax.value_and_grad(f))(params) for f in (own, plain))
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, gradient)
+
+
+def test_the_value_of_an_entropy_has_no_gradient() -> None:
+    config, params, values = reference("qwen3")
+    batch = (values["tokens"], *one_segment(values["tokens"]))
+
+    @jax.jit
+    def gradient(params: dict) -> dict:
+        return jax.grad(lambda p: logprobs.token_scores(config, p, *batch, entropy="value").entropy.sum())(params)
+
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient(params)))
+
+
 def test_all_logits_never_exist_at_once() -> None:
     config, params, _ = reference("qwen3")
     tokens = np.zeros((3, 65), np.int32)
@@ -92,6 +142,12 @@ def test_all_logits_never_exist_at_once() -> None:
     assert "f32[3,16,61]" in program
     assert "f32[3,64,61]" not in program
     assert "f32[4,3,16,61]" not in program  # nor saved piece by piece for the backward pass
+
+
+def test_refuses_an_unknown_kind_of_entropy() -> None:
+    config, params, values = reference("qwen3")
+    with pytest.raises(ValueError, match="entropy is 'mean'; expected none, value or gradient"):
+        token_scores(config, params, values["tokens"], *one_segment(values["tokens"]), entropy="mean")
 
 
 def test_refuses_temperature_zero() -> None:

@@ -12,6 +12,17 @@ import pytest
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
     """To 1e-5 of each leaf's norm; checkpoints move between meshes; in a process that has eight devices."""
+    _run("mesh_program.py", kind, str(tmp_path))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_the_scoring_matrix_is_moved_once(kind: str) -> None:
+    """By the text of the compiled program, no loop gathers the vocabulary matrix or reduces its gradient."""
+    _run("collectives_program.py", kind)
+
+
+def _run(program: str, *arguments: str) -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
@@ -19,6 +30,6 @@ def test_eight_devices_are_as_one(kind: str, tmp_path: Path) -> None:
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(root),
     }
-    program = [sys.executable, str(Path(__file__).with_name("mesh_program.py")), kind, str(tmp_path)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=1_200)
+    command = [sys.executable, str(Path(__file__).with_name(program)), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1_200)
     assert done.returncode == 0, done.stderr

@@ -84,7 +84,7 @@ def test_cached_logits_are_those_of_transformers(case: Case) -> None:
     for column in range(tokens.shape[1]):
         place = column - np.argmax(segments, axis=1)
         positions = np.where(segments[:, column] == 1, place, 32)[:, None].astype(np.int32)
-        hidden, cache = step(case.config, params, cache, tokens[:, column : column + 1], positions)
+        hidden, cache, _ = step(case.config, params, cache, tokens[:, column : column + 1], positions)
         states[:, column] = hidden[:, 0]
     scores = np.asarray(head(case.config, case.params, jnp.asarray(states)))[tuple(places(case)[0].T)]
     np.testing.assert_allclose(scores, expected["logits"], atol=SHARE * expected["scale"], rtol=0)

@@ -28,11 +28,11 @@ def test_cached_logits_are_those_of_transformers(name: str) -> None:
     tokens, split = jnp.asarray(values["tokens"]), unstack(config, params)
     cache = make_cache(config, slots=3, length=32)
     first = jnp.arange(16)[None]
-    hidden, cache = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([2]), span=16)
+    hidden, cache, _ = cached_hidden_states(config, split, cache, tokens[:, :16], first, jnp.array([2]), span=16)
     found = [hidden[0]]
     for index in range(16, 24):
         fed = jnp.array([[5], [0], [int(tokens[0, index])]])
-        hidden, cache = cached_hidden_states(config, split, cache, fed, jnp.array([[index - 16], [32], [index]]))
+        hidden, cache, _ = cached_hidden_states(config, split, cache, fed, jnp.array([[index - 16], [32], [index]]))
         found.append(hidden[2])
     np.testing.assert_allclose(logits(config, params, jnp.concatenate(found)), values["logits"], atol=1e-5, rtol=0)
 

@@ -12,9 +12,10 @@ from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.rollout.chat import Chat, PolicyActors, none
-from cojax.rollout.collect import Limits, RolloutError, RolloutStopped, _Floor, _Job, collect
+from cojax.rollout.collect import Limits, RolloutError, RolloutStopped, collect
 from cojax.rollout.collect import gather as gather_of
 from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.episode_threads import EpisodeThreads, Job
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
 
@@ -243,9 +244,9 @@ def test_unwanted_rollouts_stop_and_start_nothing_more():
 
 def test_nothing_starts_once_nobody_waits():
     """Also an episode that its thread had just taken up."""
-    floor = _Floor(PolicyActors(DiceEngine(), CHAT, SAMPLING), WORLD, Limits(), lambda trajectory: None)
+    floor = EpisodeThreads(PolicyActors(DiceEngine(), CHAT, SAMPLING), WORLD, Limits(), lambda trajectory: None)
     floor._dismiss()
-    job = _Job(0, TASKS[0], "late", (0,))
+    job = Job(0, TASKS[0], "late", (0,))
     floor.todo.put(job)
     floor._work()
     assert (job.progress.turns, floor.running, floor.done.empty()) == ([], {}, True)

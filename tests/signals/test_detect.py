@@ -1,5 +1,7 @@
 import json
+from types import SimpleNamespace
 
+import pytest
 from records import group, task, trajectory
 
 from cojax import signals
@@ -50,3 +52,12 @@ def test_the_registry_names_each_detector_by_its_kind() -> None:
     now = Group(A, (trajectory(A, 1, "y"), trajectory(A, 0, "y"), trajectory(A, 0, "y")))
     _, found = signals.detect(detectors, memory, [now])
     assert {s.kind for s in found} == set(SIGNALS) == {"forgetting", "boundary", "rare"}
+
+
+@pytest.mark.parametrize("remembered", [{"a": (1, 2)}, {1: 2}, {"a": {2: 1}}, {"a": float("nan")}, {"a": {1, 2}}])
+def test_what_a_resumed_run_would_remember_otherwise_is_refused(remembered) -> None:
+    changing = SimpleNamespace(init=dict, update=lambda memory, groups: (remembered, []))
+    with pytest.raises(ValueError, match=r"signal 'mine' remembers .*which JSON does not give back; expected"):
+        signals.detect({"mine": changing}, {"mine": {}}, [group(A, 1, 0)])
+    with pytest.raises(ValueError, match="does not give back"):
+        signals.init({"mine": SimpleNamespace(init=lambda: remembered)})

@@ -4,12 +4,19 @@ import collections
 
 import pytest
 
-from cojax.synthesis.selection import SELECTIONS, Visit, confidence, visits_of
+from cojax.signals import SIGNALS, Visit
+from cojax.synthesis.selection import SELECTIONS, judged, visits_of
 from cojax.types import Signal
+
+KINDS = {name: make() for name, make in SIGNALS.items()}
+
+
+def confidence(signal: Signal, visits: dict[str, list[Visit]]) -> float:
+    return judged(KINDS, visits)(signal)
 
 
 def signal(kind: str, task: str, step: int = 9) -> Signal:
-    return Signal(kind, task, f"{step}-{task}-0", "line")  # type: ignore[arg-type]
+    return Signal(kind, task, f"{step}-{task}-0", "line")
 
 
 def test_confidence_is_the_beta_posterior() -> None:
@@ -42,17 +49,18 @@ def test_more_evidence_is_more_confidence() -> None:
 def test_the_confident_come_first_within_their_kind() -> None:
     signals = [signal("boundary", f"t{i}") for i in range(8)] + [signal("rare", "t0")]
     visits = {f"t{i}": [Visit(9, i, 16 - i)] for i in range(8)}
-    chosen = SELECTIONS["confident"](signals, 4, (0,), visits)
+    chosen = SELECTIONS["confident"](signals, 4, (0,), judged(KINDS, visits))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 3, "rare": 1}
     assert {s.task for s in chosen if s.kind == "boundary"} == {"t7", "t6", "t5"}
-    assert SELECTIONS["confident"](signals, 4, (0,), visits) == chosen
+    assert SELECTIONS["confident"](signals, 4, (0,), judged(KINDS, visits)) == chosen
     # Without a history all are worth the same, and chance decides as it does evenly.
-    assert SELECTIONS["confident"](signals, 4, (0,), {}) == SELECTIONS["even"](signals, 4, (0,), {})
+    unknown = judged(KINDS, {})
+    assert SELECTIONS["confident"](signals, 4, (0,), unknown) == SELECTIONS["even"](signals, 4, (0,), unknown)
 
 
 def test_all_signals_are_all_of_them() -> None:
     signals = [signal("boundary", "t") for _ in range(5)] + [signal("rare", "t")]
-    chosen = SELECTIONS["all"](signals, 2, (0,), {})
+    chosen = SELECTIONS["all"](signals, 2, (0,), judged(KINDS, {}))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 5, "rare": 1}
 
 
@@ -69,3 +77,14 @@ def test_visits_are_counted_from_episodes_and_remembered_scores() -> None:
     assert visits["a"] == [Visit(0, 4.0, 0.0), Visit(0, 1.0, 3.0), Visit(4, 1, 1), Visit(6, 1, 1)]
     assert visits["b"] == [Visit(6, 0, 0)]
     assert "c" not in visits
+
+
+def test_a_kind_from_outside_is_judged_by_its_own_rule() -> None:
+    class Slow:
+        def confidence(self, signal: Signal, visits: list[Visit]) -> float:
+            return visits[-1].failed
+
+    signals = [signal("slow", f"t{i}") for i in range(4)]
+    visits = {f"t{i}": [Visit(9, 1, i)] for i in range(4)}
+    chosen = SELECTIONS["confident"](signals, 2, (0,), judged({"slow": Slow()}, visits))
+    assert [s.task for s in chosen] == ["t3", "t2"]

@@ -1,6 +1,7 @@
-"""Lets `import torchvision` succeed beside CPU PyTorch, whose binary would define the operators declared here."""
+"""What SGLang expects of PyTorch beside CUDA, on a CPU: see README.md."""
 
 import contextlib
+import types
 
 with contextlib.suppress(ImportError):
     import torch
@@ -8,3 +9,6 @@ with contextlib.suppress(ImportError):
     _torchvision = torch.library.Library("torchvision", "DEF")
     _torchvision.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _torchvision.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    if not torch.cuda.is_available():
+        _registered = types.SimpleNamespace(cudaHostRegister=lambda *_: 0)
+        torch.cuda.cudart = lambda: _registered

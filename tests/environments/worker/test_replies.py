@@ -110,7 +110,7 @@ def test_what_is_no_message_is_refused(line):
         (Evaluation, {"reward": "1", "checks": []}),
         (Evaluation, {"reward": 1.0, "checks": [["x", True]]}),
         (tuple[Action, ...], [{"text": "x", "calls": [{"name": "f", "arguments": []}]}]),
-        (Task, {"environment": "e", "query": "q", "setup": {}, "origin": "nowhere"}),
+        (Task, {"environment": "e", "query": "q", "setup": {}, "origin": 5}),
     ],
 )
 def test_a_record_is_exactly_one(kind, value):

@@ -11,12 +11,12 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
-from worker_trials import ROOT, descendants, gone, processes
+from worker_trials import ROOT, descendants, gone, processes, stop_all, stopped
 
-from cojax.environment import EnvironmentFailure, Progress, play
+from cojax.environment import EnvironmentFailure, Progress, counted, play
 from cojax.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.worker import Bounds, IsolatedEnvironment, client, isolate
@@ -37,18 +37,6 @@ def world() -> Iterator[IsolatedEnvironment]:
 def fork_server(world: IsolatedEnvironment) -> int:
     (found,) = [pid for pid, parent in processes().items() if parent == world.supervisor]
     return found
-
-
-@contextmanager
-def stopped(*pids: int) -> Iterator[None]:
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for pid in reversed(pids):
-            with suppress(ProcessLookupError):  # one that was given up meanwhile
-                os.kill(pid, signal.SIGCONT)
 
 
 class Played:
@@ -225,23 +213,54 @@ def test_a_starved_child_is_given_the_time_that_it_waited_for():
         assert json.loads(process.stdout.readline()) == [["truncated", 1.0]] * 2
 
 
-def test_what_a_process_waited_for_a_processor_does_not_count():
-    """Four share one processor; each has a quarter of it."""
-    pinned = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(flush=True)\n"
-    code = pinned + "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
-    at_work = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(4)]
+@contextmanager
+def pinned(count: int) -> Iterator[list[int]]:
+    """So many processes at work on one processor; their ids."""
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(flush=True)\n"
+    code += "import time\nuntil = time.monotonic() + 20\nwhile time.monotonic() < until: pass"
+    at_work = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(count)]
     for process in at_work:
         process.stdout.readline()
-    timer = Timer(0.5)
-    timer.follow(at_work[0].pid)
-    time.sleep(1.2)
-    wall, counted = timer.wall, timer.counted()
-    for process in at_work:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    assert counted <= 0.6 * wall
-    assert counted >= wall / 5
+    try:
+        yield [process.pid for process in at_work]
+    finally:
+        for process in at_work:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def test_what_a_process_waited_for_a_processor_does_not_count():
+    """Four share one processor; each has a quarter of it."""
+    with pinned(4) as at_work:
+        timer = Timer(0.5)
+        timer.follow(at_work[0])
+        time.sleep(1.2)
+        wall, spent = timer.wall, timer.counted()
+    assert spent <= 0.6 * wall
+    assert spent >= wall / 5
+
+
+def test_what_the_host_takes_does_not_count_where_an_environment_adds_up_its_calls():
+    world = isolate("liar", bounds=Bounds(deadline=10.0))
+    episode = world.start(Task("liar", "", {"work": 0.4}))
+    before = descendants(world.supervisor)
+    episode.reset()
+    born = descendants(world.supervisor) - before
+    began, wall = counted(), time.monotonic()
+    stop_all(world, 2.0)
+    episode.step(Action("on"))
+    assert time.monotonic() - wall >= 2.0
+    assert counted() - began <= 1.2
+    for pid in born:
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
+    with pinned(3):
+        began, wall = counted(), time.monotonic()
+        episode.step(Action("on"))
+        spent, wall = counted() - began, time.monotonic() - wall
+    # Its own 0.4 s of work, whatever share of the processor it was given; a fifth of the wait counts in any case.
+    assert spent <= max(0.65, 0.3 * wall)
+    world.close()
 
 
 def test_a_child_that_works_or_sleeps_without_end_is_still_ended(world):
@@ -264,6 +283,7 @@ def test_time_that_counts_is_wall_time_and_processor_time():
     timer = Timer(5.0)
     with timer.excused():
         time.sleep(0.3)
+        assert timer.wall < 0.2
     assert timer.wall < 0.2
 
 

@@ -1,0 +1,163 @@
+"""What a setting may be, as its annotation says.
+
+bool, int, float, str, Literal["a", "b"], tuple[...], Optional of these, and Annotated[float, Range(low, high)];
+text in an Annotated says in an error what the number is, as "a share".
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, Literal
+
+
+class RegistryError(ValueError):
+    """No such entry, or it has no such setting, or none of that value; one line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; an open end is not among them. Without an end all finite numbers beyond are."""
+
+    low: float | None = None
+    high: float | None = None
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        """Not a number is in no range, and infinity where it is an end."""
+        if not (math.isfinite(value) or value in (self.low, self.high)):
+            return False
+        above = self.low is None or value > self.low or (value == self.low and not self.low_open)
+        below = self.high is None or value < self.high or (value == self.high and not self.high_open)
+        return above and below
+
+    def __str__(self) -> str:
+        if None not in (self.low, self.high) and not (self.low_open or self.high_open):
+            return f"from {self.low:g} to {self.high:g}"
+        low = None if self.low is None else f"above {self.low:g}" if self.low_open else f"at least {self.low:g}"
+        high = None if self.high is None else f"below {self.high:g}" if self.high_open else f"at most {self.high:g}"
+        return " and ".join(end for end in (low, high) if end)
+
+
+def checked(name: str, annotation: Any, value: Any) -> Any:
+    """The value as the annotation wants it. Raises RegistryError, which names the setting."""
+    try:
+        return _converted(annotation, value)
+    except ValueError:
+        raise RegistryError(f"{name} is {value!r}; expected {expected(annotation)}") from None
+
+
+def from_text(annotation: Any, text: str) -> Any:
+    """What a flag's text says to a setting of this annotation."""
+    if annotation is not Any and _converts(annotation, text):
+        return text
+    if text.lower() in _SAID:
+        return _SAID[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def expected(annotation: Any) -> str:
+    """What a value of this annotation may be, in words."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        words = [one for one in arguments[1:] if isinstance(one, str)] or [expected(arguments[0])]
+        return " ".join([words[0], *(str(one) for one in arguments[1:] if isinstance(one, Range))])
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(map(expected, arguments)))
+    if origin is tuple or annotation is tuple:
+        if not arguments:
+            return "a tuple"
+        several = arguments[-1] is ...
+        inner = expected(arguments[0]) if several else ", ".join(map(expected, arguments))
+        return f"a tuple, each of it {inner}" if several else f"a tuple of {inner}"
+    return _WORDS.get(annotation, f"what no flag can say ({annotation})")
+
+
+# What flags say for values that Python writes otherwise.
+_SAID = {"true": True, "false": False, "none": None}
+_WORDS = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None",
+    None: "None", Any: "anything finite",
+}  # fmt: skip
+
+
+def _converted(annotation: Any, value: Any) -> Any:
+    """Raises ValueError for what is no value of the annotation."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        inner = _converted(arguments[0], value)
+        numbers = inner if isinstance(inner, tuple) else () if inner is None or isinstance(inner, str) else (inner,)
+        if any(number not in one for one in arguments[1:] if isinstance(one, Range) for number in numbers):
+            raise ValueError
+        return inner
+    if origin is Literal:
+        if not any(value == one and type(value) is type(one) for one in arguments):
+            raise ValueError
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _first(arguments, value)
+    if origin is tuple or annotation is tuple:
+        return _tuple(arguments, value)
+    if annotation is Any:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError
+        return value
+    if annotation in (None, type(None)):
+        if value is not None:
+            raise ValueError
+        return None
+    return _scalar(annotation, value)
+
+
+def _scalar(annotation: Any, value: Any) -> Any:
+    """A whole number is a number; True is neither. Not a number is no number, nor is infinity, which config.json cannot
+    hold."""
+    if annotation not in (bool, int, float, str) or (isinstance(value, bool) and annotation is not bool):
+        raise ValueError
+    if annotation is float and isinstance(value, int):
+        try:
+            value = float(value)
+        except OverflowError as error:
+            raise ValueError from error
+    if not isinstance(value, annotation) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError
+    return value
+
+
+def _first(annotations: tuple[Any, ...], value: Any) -> Any:
+    """The value as the first of the annotations that takes it as it is, else the first that converts it."""
+    found = [_converted(one, value) for one in annotations if _converts(one, value)]
+    exact = [one for one in found if type(one) is type(value)]
+    if not found:
+        raise ValueError
+    return (exact or found)[0]
+
+
+def _converts(annotation: Any, value: Any) -> bool:
+    try:
+        _converted(annotation, value)
+    except ValueError:
+        return False
+    return True
+
+
+def _tuple(arguments: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, (tuple, list)):
+        raise ValueError
+    if not arguments:
+        return tuple(value)
+    if arguments == ((),):
+        arguments = ()
+    inner = (arguments[0],) * len(value) if arguments and arguments[-1] is ... else arguments
+    if len(inner) != len(value):
+        raise ValueError
+    return tuple(_converted(one, item) for one, item in zip(inner, value, strict=True))

@@ -1,0 +1,130 @@
+"""What a learner learns from: a loss, an advantage and a weighting, each with its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cojax.learner.advantages import ADVANTAGES
+from cojax.learner.batch import TrainBatch, pack, round_up, staleness
+from cojax.learner.losses import LOSSES
+from cojax.learner.packing import capacity
+from cojax.learner.pairs import pack_pairs
+from cojax.learner.reading import BoundLoss, bind
+from cojax.learner.weightings import WEIGHTINGS
+from cojax.policy.routes import RouteShape
+from cojax.registry import check_settings, find
+from cojax.types import Group
+
+ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Objective:
+    """`parts` is how many batches the groups of a step are dealt out to."""
+
+    loss: BoundLoss
+    advantage: Callable[..., Any]
+    weighting: Callable[..., Any]
+    parts: int = 1
+
+    def batches(
+        self,
+        groups: Sequence[Group],
+        seed: tuple[int, int],
+        row_length: int,
+        micro_rows: int,
+        sizes: Sequence[int] = (),
+        routes: RouteShape | None = None,
+    ) -> tuple[list[TrainBatch], dict[str, float]]:
+        """The batches of a step and what went into them together; `seed` is (seed, step).
+
+        `routes` are as in `pack`. Raises what `pack` raises.
+        """
+        packed = []
+        rows = self.rows(sizes or [len(group.trajectories) for group in groups], micro_rows)
+        for part in self._dealt(groups, seed):
+            if self.loss.pairs:
+                batch, facts = pack_pairs(part, seed, row_length, micro_rows, rows=rows, routes=routes)
+            else:
+                batch, facts = pack(
+                    part,
+                    self.advantage,
+                    row_length,
+                    micro_rows,
+                    weighting=self.weighting,
+                    skip_flat=not self.loss.flat_groups,
+                    together=self.loss.together,
+                    rows=rows,
+                    routes=routes,
+                )
+            packed.append((batch, facts | staleness(batch, seed[1])))
+        return [batch for batch, _ in packed], _together([facts for _, facts in packed], row_length)
+
+    def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
+        """Rows of each batch of a step, whose groups have so many trajectories."""
+        each = -(-len(sizes) // self.parts)
+        if self.loss.together:
+            return capacity(each, max(sizes, default=1), micro_rows)
+        most = sum(sorted(sizes, reverse=True)[:each])
+        return capacity(most, 2, micro_rows) if self.loss.pairs else round_up(most, micro_rows)
+
+    def _dealt(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
+        """Whole groups, in an order drawn by the seed where there is more than one part."""
+        if self.parts == 1:
+            return [list(groups)]
+        order = list(range(len(groups)))
+        random.Random(repr((*seed, "parts"))).shuffle(order)
+        return [[groups[index] for index in sorted(order[part :: self.parts])] for part in range(self.parts)]
+
+
+def objective(
+    loss: str,
+    loss_settings: Mapping[str, Any],
+    advantage: str,
+    advantage_settings: Mapping[str, Any],
+    weighting: str,
+    weighting_settings: Mapping[str, Any],
+    parts: int,
+) -> Objective:
+    """Raises ValueError for an unknown name or setting, and for what a loss of pairs cannot be combined with."""
+    bound = bind(loss, LOSSES, loss_settings)
+    if bound.pairs and (advantage != ADVANTAGE or advantage_settings):
+        raise ValueError(
+            f"loss {loss!r} learns from pairs, 1 for the better and -1 for the worse, whatever the advantage; take "
+            f"back advantage={advantage!r} and its settings"
+        )
+    if bound.pairs and (weighting != WEIGHTING or weighting_settings):
+        raise ValueError(
+            f"loss {loss!r} weighs every pair the same; take back weighting={weighting!r} and its settings"
+        )
+    return Objective(
+        bound,
+        _with("advantage", advantage, ADVANTAGES, advantage_settings),
+        _with("weighting", weighting, WEIGHTINGS, weighting_settings),
+        parts,
+    )
+
+
+def _with(kind: str, name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """The entry of that name, given its settings."""
+    function = find(kind, name, table)
+    return functools.partial(function, **check_settings(kind, name, function, settings))
+
+
+def _together(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
+    """Counts added up over the parts of a step; `staleness` is that of a token, `fill` that of all live rows."""
+    if len(facts) == 1:
+        return dict(facts[0])
+    names = dict.fromkeys(name for one in facts for name in one if name not in ("fill", "staleness", "staleness_max"))
+    total = {name: sum(one[name] for one in facts) for name in names}
+    total["fill"] = total["tokens_processed"] / (total["rows"] * row_length) if total["rows"] else 0.0
+    behind = [one for one in facts if "staleness" in one]
+    if behind:
+        tokens = sum(one["tokens_trained"] for one in behind)
+        total["staleness"] = sum(one["staleness"] * one["tokens_trained"] for one in behind) / tokens
+        total["staleness_max"] = max(one["staleness_max"] for one in behind)
+    return total

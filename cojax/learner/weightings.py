@@ -1,0 +1,67 @@
+"""Weightings: what each learned token of a batch weighs. A loss is Σ weights · per-token loss.
+
+A weighting maps lengths to weights, on the host, before anything is packed or cut into micro-batches, which therefore
+cannot change it. `lengths` holds, for each of the G groups that count, the learned tokens of its K valid trajectories,
+int64[K]; flat groups count, whether or not they are computed. It returns for each group, and each of its trajectories,
+the weight of a token: a number, or one for each of them. Settings are keyword-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import numpy as np
+
+from cojax.registry import Range
+
+Weighting = Callable[..., Any]
+
+
+def group_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """1 / (G · Σ_k|τ_k|): each group averages over its own tokens, and the batch over groups (CoEvolve, Eq. 1)."""
+    return [np.full(len(group), 1.0 / (len(lengths) * max(1, int(group.sum())))) for group in lengths]
+
+
+def sequence_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """1 / (G · K · |τ_k|): each trajectory averages over its own tokens (GRPO, arXiv 2402.03300, Eq. 3)."""
+    return [1.0 / (len(lengths) * len(group) * np.maximum(group, 1)) for group in lengths]
+
+
+def batch_token_mean(lengths: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """1 / Σ_g Σ_k|τ_k|: every token of the batch weighs the same (DAPO, arXiv 2503.14476, Eq. 8)."""
+    total = max(1, sum(int(group.sum()) for group in lengths))
+    return [np.full(len(group), 1.0 / total) for group in lengths]
+
+
+def constant_length(lengths: Sequence[np.ndarray], *, length: Annotated[int, Range(1)]) -> list[np.ndarray]:
+    """1 / (N · length), of N trajectories: no mean over what was sampled, so that no length is favoured; `length` is
+    that of the longest answer there may be (Dr. GRPO, arXiv 2503.20783, §3.2)."""
+    count = sum(len(group) for group in lengths)
+    return [np.full(len(group), 1.0 / (count * length)) for group in lengths]
+
+
+WEIGHTINGS: Mapping[str, Weighting] = {
+    "group_token_mean": group_token_mean,
+    "sequence_mean": sequence_mean,
+    "batch_token_mean": batch_token_mean,
+    "constant_length": constant_length,
+}
+
+
+def weighed(weights: Any, lengths: Sequence[np.ndarray]) -> list[list[np.ndarray]]:
+    """The weights that a weighting returned, float64[] or float64[n] for each trajectory. Raises ValueError."""
+    found = [[np.asarray(weight, np.float64) for weight in group] for group in weights]
+    if [len(group) for group in found] != [len(group) for group in lengths]:
+        raise ValueError(
+            f"the weighting returned weights for groups of {[len(group) for group in found]} trajectories; "
+            f"expected {[len(group) for group in lengths]}"
+        )
+    for group, counts in zip(found, lengths, strict=True):
+        for weight, count in zip(group, counts, strict=True):
+            if weight.shape not in ((), (int(count),)) or not (np.isfinite(weight) & (weight >= 0)).all():
+                raise ValueError(
+                    f"the weighting gives the {count} learned tokens of a trajectory {weight}; expected a number "
+                    "of 0 or more, or one for each"
+                )
+    return found

@@ -1,0 +1,222 @@
+"""What a configuration may not say: found before anything of it is built."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from cojax import curriculum
+from cojax.learner import weightings
+from cojax.quality import EMBEDDINGS
+from cojax.rollout.chat import SHOWN
+from cojax.synthesis import SELECTIONS
+from experiments import entries
+from experiments.ranges import check_ranges
+from experiments.settings import JUDGES, attempts, choose
+
+_LAST_PORT = 65_535
+# Who attempts a draft on its query alone.
+_ATTEMPTERS = ("explorer", "policy")
+# Explorers that have a mind.
+_MINDS = {"llm", "policy"}
+# What entries that take numbers alone are tried with: scores of visits, and learned tokens of trajectories.
+_SCORES = ((), (0.0,), (1.0, 0.5))
+_LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
+# Settings that are addresses of servers.
+_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router")
+
+
+def check(config: ConfigDict) -> None:
+    """Settings that only make sense together or within bounds. Raises ValueError."""
+    check_ranges(config)
+    for _ in entries.chosen(config):
+        pass
+    entries.learned_by(config)
+    entries.made_signals(config)
+    _try_entries(config)
+    choose(SELECTIONS, config.synthesis.select, "synthesis.select")
+    choose(SHOWN, config.model.tools, "model.tools")
+    choose(EMBEDDINGS, config.quality.embedding, "quality.embedding")(
+        config.quality.base_url, config.quality.model, None
+    )
+    _check_servers(config.sglang)
+    for name in _ADDRESSES:
+        section, _, leaf = name.partition(".")
+        if any("@" in address or "?" in address for address in str(config[section][leaf]).split(",")):
+            # Whether it is used or not: the configuration is written down, shown and sent on.
+            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
+    if not config.workdir:
+        raise ValueError("workdir is empty; name a folder for the run")
+    if config.staleness and config.sglang.release_memory:
+        raise ValueError(
+            "sglang.release_memory gives memory back while the learner works, when with staleness=1 servers sample; "
+            "set one of the two back"
+        )
+    if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
+        raise ValueError(
+            f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
+            "episodes: an advantage is relative to the others of a group"
+        )
+    _check_dynamic_sampling(config)
+    _check_episodes(config)
+    if config.learner.row_length < config.engine.max_length:
+        raise ValueError(
+            f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "
+            "a row must hold the longest episode, so make row_length at least max_length"
+        )
+    _check_units(config)
+    if config.warm_start.noise_low > config.warm_start.noise_high:
+        raise ValueError(
+            f"warm_start.noise_low is {config.warm_start.noise_low}, above noise_high, {config.warm_start.noise_high}; "
+            "expected shares of wrong actions from the lowest to the highest"
+        )
+    if config.warm_start.steps and config.warm_start.demonstrations < config.warm_start.batch_size:
+        raise ValueError(
+            f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
+            f"{config.warm_start.batch_size}"
+        )
+    if config.evaluation.reflect and config.evaluation.trials == 1:
+        raise ValueError(
+            "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
+            "--config.evaluation.trials=3, say, or take it back"
+        )
+    _check_validation(config)
+    _check_explorers(config)
+    if not config.model.path and not config.model.shape.num_hidden_layers:
+        raise ValueError(
+            "no policy: set --config.model.path to a folder in HF format, or choose a small one from scratch with "
+            "--config.policy=tiny, or give every size of model.shape"
+        )
+
+
+def _try_entries(config: ConfigDict) -> None:
+    """That a curriculum and a weighting from outside, which take numbers alone, do with some. Raises ValueError."""
+    trials: dict[str, Callable[[Callable[..., Any]], object]] = {
+        "curriculum": lambda wants: [curriculum.weighed(wants, scores) for scores in _SCORES],
+        "learner.weighting": lambda weighting: weightings.weighed(weighting(_LENGTHS), _LENGTHS),
+    }
+    for leaf, attempt in trials.items():
+        one = entries.entry(config, leaf)
+        try:
+            attempt(one.bound())
+        except Exception as error:  # whatever a function does when it is called
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {told}") from error
+
+
+def _check_units(config: ConfigDict) -> None:
+    """That whatever a loss compares fits a micro-batch, however long it is. Raises ValueError."""
+    loss, section = entries.learned_by(config).loss, config.learner
+    size = 2 if loss.pairs else config.group_size if loss.together else 1
+    if section.micro_rows * (section.row_length // config.engine.max_length) < size:
+        raise ValueError(
+            f"learner.loss={section.loss} compares {size} episodes, which must share a micro-batch, and "
+            f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
+            "learner.row_length a multiple of engine.max_length"
+        )
+
+
+def _check_dynamic_sampling(config: ConfigDict) -> None:
+    """That going on until enough groups are live makes sense. Raises ValueError."""
+    if not (cap := config.dynamic_sampling):
+        return
+    if cap < config.batch_size:
+        raise ValueError(
+            f"dynamic_sampling is {cap}; expected 0 (off), or at least batch_size={config.batch_size} groups that a "
+            "step may sample"
+        )
+    if config.quorum < 1.0:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but with quorum={config.quorum} whether a group is live depends on who is "
+            "slow; set --config.quorum=1.0 or --config.dynamic_sampling=0"
+        )
+    if entries.learned_by(config).loss.flat_groups:
+        raise ValueError(
+            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set learns from groups whose "
+            "rewards do not differ too, of which it would see more; set what reads them, as kl_coefficient, to 0, or "
+            "--config.dynamic_sampling=0"
+        )
+
+
+def _check_episodes(config: ConfigDict) -> None:
+    """That the episodes of a run can be counted, and are some. Raises ValueError."""
+    if config.episodes and (config.staleness or config.episodes < config.group_size):
+        raise ValueError(
+            f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
+            "expected 0 (any number), or at least a group, of steps that do not run ahead: set --config.staleness=0"
+        )
+
+
+def _check_servers(section: ConfigDict) -> None:
+    """What servers are launched with. Raises ValueError."""
+    if section.port > (last := _LAST_PORT - section.servers + 1):
+        raise ValueError(
+            f"sglang.port is {section.port}; {section.servers} servers take as many ports from it on, so it may be at "
+            f"most {last}"
+        )
+    try:
+        shlex.split(section.flags)
+    except ValueError as error:
+        raise ValueError(f"sglang.flags is {section.flags!r}, which is no command line: {error}") from error
+
+
+def _check_validation(config: ConfigDict) -> None:
+    """That whatever a draft is to go through can happen. Raises ValueError."""
+    section = config.validation
+    choose(JUDGES, section.judge, "validation.judge")
+    choose(dict.fromkeys(_ATTEMPTERS), section.attempter, "validation.attempter")
+    asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
+    asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
+    asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
+    if asked and not any(map(_has_mind, (config.explorer.name, config.initial_explorer or config.explorer.name))):
+        raise ValueError(
+            f"{asked[0]}, but that is for queries that a mind words, and both D_0 and what follows are of the explorer "
+            f"{config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
+            f"{', '.join(sorted(_MINDS))}, or take it back"
+        )
+    if section.attempter != "explorer" and not attempts(config):
+        raise ValueError(
+            f"validation.attempter is {section.attempter!r}, but validation.attempts is {section.attempts}: none is "
+            "made; raise it, or set --config.validation.attempter=explorer"
+        )
+
+
+def _has_mind(explorer: str) -> bool:
+    """Whether an explorer words tasks by a model; of one from outside it is not known."""
+    return explorer in _MINDS or ":" in explorer
+
+
+def _check_explorers(config: ConfigDict) -> None:
+    """That explorers can find anything. Raises ValueError."""
+    section, first = config.explorer, config.initial_explorer or config.explorer.name
+    if section.separator and not section.separator.strip():
+        raise ValueError(
+            f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
+            'the turns of a dialogue alone, or "" where a query has one turn'
+        )
+    if not section.stretch:
+        raise ValueError("explorer.stretch is (); expected how many actions a draft may have more than its parent")
+    # What ends an episode by a call comes after the steps of an exploration.
+    if section.shortest > (longest := section.steps + bool(section.ending)):
+        raise ValueError(
+            f"explorer.shortest is {section.shortest}, but drafts have at most {longest} actions, as explorer.steps is "
+            f"{section.steps}; raise explorer.steps or lower explorer.shortest"
+        )
+    if config.warm_start.split != "initial":
+        return
+    if first == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
+            "set --config.initial_explorer=scripted"
+        )
+    if _has_mind(first) and config.validation.attempter == "policy":
+        raise ValueError(
+            "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
+            "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "
+            "--config.validation.attempter=explorer"
+        )

@@ -1,0 +1,184 @@
+"""What a loss reads: found in its signature and in a trace of it, never guessed from the name of a setting."""
+
+import functools
+
+import jax.numpy as jnp
+import pytest
+
+from cojax.learner.losses import LOSSES, policy_gradient
+from cojax.learner.reading import bind, learns_from
+from cojax.registry import settings
+
+
+def towards(logprobs, reference_logprobs, *, strength: float = 1.0):
+    """Reads the reference, whatever its setting is called."""
+    return strength * (logprobs - reference_logprobs) ** 2, {}
+
+
+def everything(logprobs, entropy, sequences, turns, tasks, groups, lengths, group_sizes, rewards, positions):
+    read = (entropy, sequences, turns, tasks, groups, lengths, group_sizes, rewards, positions)
+    return -logprobs * sum(x.astype(jnp.float32) for x in read), {}
+
+
+def test_the_reference_is_used_where_the_result_depends_on_it():
+    assert "reference_logprobs" in bind("mine", {"mine": towards}, {}).uses
+    assert "reference_logprobs" not in bind("grpo", LOSSES, {}).uses
+    assert "reference_logprobs" in bind("grpo", LOSSES, {"kl_coefficient": 1e-3}).uses
+    assert "reference_logprobs" not in bind("grpo", LOSSES, {"kl_coefficient": 1e-3, "kl_towards": "sampler"}).uses
+    assert bind("sft", LOSSES, {}).uses == {"logprobs", "weights"}
+    assert bind("dpo", LOSSES, {}).uses == {"logprobs", "reference_logprobs", "advantages", "groups", "weights"}
+
+
+def test_what_is_computed_and_thrown_away_is_not_used():
+    def wasteful(logprobs, advantages, reference_logprobs):
+        distance = jnp.exp(reference_logprobs - logprobs)
+        return -advantages * logprobs, {"ratio": jnp.exp(logprobs - logprobs), "zero": 0.0 * distance}
+
+    assert "reference_logprobs" in bind("mine", {"mine": wasteful}, {}).uses  # a fact is a result
+
+    def silent(logprobs, advantages, reference_logprobs):
+        jnp.exp(reference_logprobs - logprobs)
+        return -advantages * logprobs, {}
+
+    assert bind("mine", {"mine": silent}, {}).uses == {"logprobs", "advantages"}
+
+
+def test_what_only_a_fact_tells_of_is_not_learned_from():
+    def telling(logprobs, advantages, entropy, reference_logprobs):
+        return -advantages * logprobs, {"far": logprobs - reference_logprobs, "spread": entropy}
+
+    bound = bind("mine", {"mine": telling}, {})
+    assert bound.uses == {"logprobs", "advantages", "entropy", "reference_logprobs"}
+    assert bound.learns == {"logprobs", "advantages"}
+    assert not bound.flat_groups
+    assert bound.entropy == "value"
+
+    def idle(logprobs, advantages):
+        return advantages, {"logprobs": logprobs}
+
+    with pytest.raises(ValueError, match="depends on neither logprobs nor entropy"):
+        bind("mine", {"mine": idle}, {})
+
+
+def test_the_entropy_has_a_gradient_where_the_loss_uses_it():
+    assert bind("grpo", LOSSES, {}).entropy == "value"
+    assert bind("grpo", LOSSES, {"entropy_coefficient": 0.01}).entropy == "gradient"
+
+
+def test_every_column_can_be_read():
+    assert len(bind("mine", {"mine": everything}, {}).uses) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "flat"),
+    [
+        ("grpo", {}, False),
+        ("grpo", {"kl_coefficient": 1e-3}, True),
+        ("grpo", {"kl_coefficient": 1e-3, "kl_towards": "sampler"}, True),  # which is read for the importance anyhow
+        ("gspo", {"entropy_coefficient": 1e-3}, True),
+        ("sft", {}, True),
+        ("dpo", {}, False),
+    ],
+)
+def test_regularised_losses_see_flat_groups(name, given, flat):
+    assert bind(name, LOSSES, given).flat_groups is flat
+
+
+def test_a_loss_of_ones_own_declares_what_it_needs():
+    def plain(logprobs, advantages):
+        return -advantages * logprobs, {}
+
+    @learns_from(flat_groups=True)
+    def declared(logprobs, advantages):
+        return -advantages * logprobs + logprobs**2, {}
+
+    @learns_from(flat_groups=lambda pull=0.0: pull > 0)
+    def by_setting(logprobs, advantages, *, pull: float = 0.0):
+        return -advantages * logprobs + pull * logprobs**2, {}
+
+    table = {"plain": plain, "declared": declared, "by_setting": by_setting, "towards": towards}
+    assert not bind("plain", table, {}).flat_groups
+    assert bind("declared", table, {}).flat_groups
+    assert not bind("by_setting", table, {}).flat_groups
+    assert bind("by_setting", table, {"pull": 0.5}).flat_groups
+    assert bind("towards", table, {}).flat_groups  # it uses no advantages
+
+
+def test_a_partial_declares_what_the_loss_does():
+    assert bind("mine", {"mine": functools.partial(LOSSES["dpo"], beta=0.3)}, {}).pairs
+    pulled = functools.partial(LOSSES["grpo"], kl_coefficient=0.1, kl_towards="sampler")
+    assert bind("mine", {"mine": pulled}, {}).flat_groups
+
+
+def test_who_decides_on_flat_groups_is_told_what_it_takes():
+    @learns_from(flat_groups=lambda pull: pull > 0)
+    def two(logprobs, advantages, *, pull: float = 0.5, scale: float = 1.0):
+        return -scale * advantages * logprobs, {}
+
+    assert bind("two", {"two": two}, {"scale": 2.0}).flat_groups
+    assert not bind("two", {"two": two}, {"pull": 0.0}).flat_groups
+
+
+def test_a_loss_that_compares_a_group_has_it_whole():
+    assert bind("mine", {"mine": everything}, {}).together
+    assert not bind("grpo", LOSSES, {}).together
+    assert not bind("dpo", LOSSES, {}).together  # its groups are pairs
+
+
+def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():
+    assert list(settings(LOSSES["dual_clip"]))[:4] == ["clip_low", "clip_high", "clip_bad", "ratio"]
+
+    @policy_gradient
+    def reinforce(log_ratio, logprobs, advantages, sequences, learned, *, scale: float = 2.0):
+        return -scale * advantages * jnp.where(learned, logprobs, 0.0), {}
+
+    bound = bind("mine", {"mine": reinforce}, {"scale": 3, "kl_coefficient": 0.1})
+    assert bound.settings == {"scale": 3.0, "kl_coefficient": 0.1}
+    assert "reference_logprobs" in bound.uses
+
+
+def test_what_there_is_not_is_refused_with_a_list():
+    with pytest.raises(
+        ValueError, match=r"loss 'mine' reads 'batch', which there is not; there are logprobs, entropy, rou"
+    ):
+        bind("mine", {"mine": lambda logprobs, batch: (logprobs, {})}, {})
+    with pytest.raises(ValueError, match="reads 'others', which there is not"):
+        bind("mine", {"mine": lambda logprobs, *others: (logprobs, {})}, {})
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (
+            lambda logprobs: (jnp.sum(logprobs), {}),
+            r"loss 'mine': its loss is float32\[\] of arrays \[2, 8\]; expected",
+        ),
+        (lambda logprobs: (logprobs, {"x": logprobs[0]}), r"its fact 'x' is float32\[8\] of arrays \[2, 8\]"),
+        (lambda logprobs: logprobs, "loss 'mine' cannot be traced: "),
+        (lambda logprobs: (1 / 0, {}), "loss 'mine' cannot be traced: ZeroDivisionError: division by zero"),
+        (lambda advantages: (advantages, {}), "depends on neither logprobs nor entropy"),
+    ],
+)
+def test_what_is_no_loss_is_refused_in_the_first_second(loss, message):
+    with pytest.raises(ValueError, match=message):
+        bind("mine", {"mine": loss}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"clip": 0.1}, "loss 'grpo' has no setting clip"),
+        ({"clip_low": -3}, "clip_low is -3"),
+        ({"kl": "k4"}, "kl is 'k4'; expected one of 'k1', 'k2', 'k3'"),
+        ({"token_low": 0.0}, "token_low is 0.0"),
+        ({"importance_cap": "much"}, "importance_cap is 'much'"),
+    ],
+)
+def test_settings_are_checked_by_the_signature(given, message):
+    with pytest.raises(ValueError, match=message):
+        bind("grpo", LOSSES, given)
+
+
+def test_an_unknown_loss_lists_the_others():
+    with pytest.raises(ValueError, match="loss 'ppo' not found; available: grpo, gspo, cispo, dual_clip, sft, dpo"):
+        bind("ppo", LOSSES, {})
