@@ -177,7 +177,11 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
-    """The group is one of the same episode, every second time with reward 1."""
+    """The group is one of the same episode, every second time with reward 1.
+
+    Its micro-batch is no larger than the group needs: whether a full one fits is asked by `memory`, which allocates
+    nothing.
+    """
     if "episode" not in state:
         raise ValueError("not tried, as there is no episode")
     episode, learner = state["episode"], state["learner"]
@@ -188,11 +192,14 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {told}") from error
     group = Group(episode.task, episodes)
+    tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
+    row_length = min(learner.row_length, tokens * config.group_size)
+    micro_rows = min(learner.micro_rows, config.group_size)
     batches, _ = learner.objective.batches(
-        [group], (config.seed, 0), learner.row_length, learner.micro_rows, routes=learner.route_shape
+        [group], (config.seed, 0), row_length, micro_rows, routes=learner.route_shape
     )
-    tokens = sum(int((batch.weights > 0).sum()) for batch in batches)
-    return f"{learner.loss} would learn from {tokens} tokens of {config.group_size} such episodes"
+    learned = sum(int((batch.weights > 0).sum()) for batch in batches)
+    return f"{learner.loss} would learn from {learned} tokens of {config.group_size} such episodes"
 
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
