@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -16,8 +18,10 @@ from cojax.explorer.journal import Journal
 from cojax.explorer.llm import LLMExplorer
 from cojax.groups import Played
 from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.routing import shape_read
 from cojax.learner.step import Learner
+from cojax.learner.update import TrainState
 from cojax.loop import Loop
 from cojax.metrics import Clock
 from cojax.policy.adapters import Lora
@@ -41,6 +45,7 @@ from experiments.quality import quality
 from experiments.scores import dev_score, sampling
 from experiments.settings import settings
 
+_LOG = logging.getLogger(__name__)
 # More tasks than any split has that has an end.
 _ALL = 100_000
 
@@ -106,7 +111,7 @@ def _check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
 
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
-    """The learner of a policy that begins at `params`."""
+    """The learner of a policy that begins at `params`; where `learner.remat` is "auto", `fitted` decides it."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
     return Learner(
@@ -120,8 +125,20 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
         loss_settings=entry(config, "learner.loss").given,
         advantage_settings=entry(config, "learner.advantage").given,
         weighting_settings=entry(config, "learner.weighting").given,
-        **settings(config.learner, "lora", "loss_settings", "advantage_settings", "weighting_settings"),
+        remat="layers" if config.learner.remat == AUTO else config.learner.remat,
+        **settings(config.learner, "remat", "lora", "loss_settings", "advantage_settings", "weighting_settings"),
     )
+
+
+def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
+    """The learner that keeps as much for its backward pass as fits beside an engine's copy of the weights, where
+    `learner.remat` is "auto"; else the same one."""
+    if config.learner.remat != AUTO:
+        return made
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(made.reference if made.lora else state.params))
+    chosen = fastest_that_fits(made, state, [config.group_size] * config.batch_size, beside=weights)
+    _LOG.info("learner.remat=%s: what fits", chosen.remat)
+    return chosen
 
 
 def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> Params:

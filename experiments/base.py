@@ -141,7 +141,9 @@ def get_config() -> ConfigDict:
             "updates_per_batch": 1,
             "each_update": "whole",
             "skip_steps": (),  # numbers of steps that make no update, to get past one that is not a number
-            "remat": "layers",  # what of a layer is kept for the backward pass: none (all) | dots | layers (its input)
+            # What of a layer the backward pass computes again: none | dots (all but its products) | layers (all), or
+            # auto: the least under which an update fits, found anew at each start.
+            "remat": "layers",
             # Of a model with experts, whose choice of them an update goes by: own | compared (own, and the metric
             # routes_differing says how far the sampler's was another) | replayed (the sampler's; docs/learner.md).
             "routes": "own",

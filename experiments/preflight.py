@@ -156,8 +156,9 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
     if "params" not in state:
         raise ValueError("not tried, as there is no policy")
-    learner = state["learner"] = assemble.learner(config, made, state["params"])
+    learner = assemble.learner(config, made, state["params"])
     learned = state["learned"] = learner.init(state.pop("params"), config.seed)
+    learner = state["learner"] = assemble.fitted(config, learner, learned)
     weights: Weights = learner.weights(learned, 0)
     made.engine.load(weights)
     actor = PolicyActor(
@@ -219,7 +220,7 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
     learner, learned = state["learner"], state.pop("learned")
     state["saved"] = _bytes(learned)
     rehearse(learner, learned, [config.group_size] * config.batch_size)
-    return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits"
+    return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 
 def _bytes(arrays: Any) -> int:

@@ -107,7 +107,7 @@ RANGES: dict[str, Any] = {
     "learner.each_update": Literal["whole", "part"],
     "learner.skip_steps": tuple[Count, ...],
     "learner.routes": Literal["own", "compared", "replayed"],
-    "learner.remat": Literal["none", "dots", "layers"],
+    "learner.remat": Literal["none", "dots", "layers", "auto"],
     "learner.lora.rank": Number,
     "learner.lora.alpha": Above,
     "learner.lora.targets": tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...],

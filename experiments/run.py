@@ -125,8 +125,9 @@ def run(config: ConfigDict) -> int:
             params = assemble.initial_params(config, made, found)
             kept.keep_model(made.model, params, plain, directory, verified)
             learner = assemble.learner(config, made, params)
-            loop = assemble.loop(config, made, learner, clock)
             learned = learner.init(params, config.seed)
+            learner = assemble.fitted(config, learner, learned)
+            loop = assemble.loop(config, made, learner, clock)
             del params  # copied: what the learner needs of them it has
         learned = learned if begun else _rehearsed(config, loop, learned)
         zero_shot = _zero_shot(config, made, learner, learned, clock, directory)

@@ -23,13 +23,17 @@ def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: in
     For the CPU, where memory that is promised and not there ends the process without a word. Silent where the system
     does not say what is available.
     """
-    there = available()
-    need = arrays + devices * max(own_bytes(program) for program in programs)
+    there, need = available(), needed(programs, devices, arrays)
     if there is not None and need > there:
         raise OutOfMemory(
             f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {there / GIB:.1f} GiB are available; "
             f"{advice}"
         )
+
+
+def needed(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
+    """Bytes that the largest of the programs takes on `devices` devices together, beside `arrays` yet to be made."""
+    return arrays + devices * max(own_bytes(program) for program in programs)
 
 
 def own_bytes(program: jax.stages.Compiled) -> int:
@@ -38,6 +42,21 @@ def own_bytes(program: jax.stages.Compiled) -> int:
     if sizes is None:
         return 0
     return sizes.temp_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+
+
+def free(devices: Sequence[jax.Device]) -> int | None:
+    """Bytes that are free on `devices` together: as many on each as on the fullest one, or of this host's memory where
+    they are its processors. None where that is not told, and where several processes would have to agree on it."""
+    if jax.process_count() > 1:
+        return None
+    if all(device.platform == "cpu" for device in devices):
+        return available()
+    left = []
+    for device in devices:
+        told = device.memory_stats()
+        if told and "bytes_limit" in told and "bytes_in_use" in told:
+            left.append(told["bytes_limit"] - told["bytes_in_use"])
+    return len(devices) * min(left) if left else None
 
 
 def available(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:

@@ -1,20 +1,26 @@
 """Memory rehearsal: the longest batch goes through the real update before the first step, and is thrown away.
 
-So a run that cannot fit ends in its first minute, with advice, instead of in its ninth hour.
+So a run that cannot fit ends in its first minute, with advice, instead of in its ninth hour. What the backward pass
+keeps may be chosen the same way: the most that fits.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.memory import OutOfMemory, check_fits
+from cojax.learner.memory import OutOfMemory, check_fits, free, needed
 from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.routes import RouteShape
+from cojax.policy.transformer import REMAT
+
+AUTO = "auto"  # in place of a name of REMAT: `fastest_that_fits` decides
+_FASTEST_FIRST = tuple(REMAT)
 
 
 def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
@@ -29,9 +35,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     advice, count = _advice(learner), np.int32(1)
     try:
         if all(device.platform == "cpu" for device in learner.devices):
-            # The batch stands in memory twice: as the host packs it, and where it is computed with.
-            batches = 2 * sum(array.nbytes for array in jax.tree.leaves(full))
-            check_fits(learner.programs(state, full), len(learner.devices), batches, advice)
+            check_fits(learner.programs(state, full), len(learner.devices), _batches(full), advice)
         batch = learner.prepare(state, full, count)
         # A step keeps its state where loss or gradient is not finite, and here neither is.
         state, _ = learner.apply(state, batch, count)
@@ -40,6 +44,28 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise OutOfMemory(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
+
+
+def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int], beside: int = 0) -> Learner:
+    """The learner with the first entry of REMAT under which an update takes no more memory than is free, the last of
+    them where none does.
+
+    `sizes` are as in `rehearse`; `beside` bytes are left for what is yet to be loaded. Programs are compiled and none
+    is run. Where it is not told what is free, it is the last.
+    """
+    there = free(learner.devices)
+    if there is not None:
+        full = _full(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
+        for remat in _FASTEST_FIRST[:-1]:
+            candidate = dataclasses.replace(learner, remat=remat)
+            if needed(candidate.programs(state, full), len(learner.devices), _batches(full) + beside) <= there:
+                return candidate
+    return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
+
+
+def _batches(full: TrainBatch) -> int:
+    """Bytes of a batch, which stands in memory twice: as the host packs it, and where it is computed with."""
+    return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
 
 
 def _full(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:

@@ -83,7 +83,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dtype": {**_DTYPE, "help": "computed in"},
     "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
     "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
-    "remat": {"choices": ("none", "dots", "layers"), "help": "what of a layer is computed again, not kept"},
+    "remat": {"choices": ("none", "dots", "layers", "auto"), "help": "what of a layer is computed again, not kept"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_NUMBER, "help": "packed rows an update"},
     "row-length": {**_NUMBER, "help": "tokens a row"},

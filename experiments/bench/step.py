@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.step import Learner
 from cojax.learner.update import Metrics, TrainState
+from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.local import LocalEngine
 from cojax.types import Action, Group, Task, Trajectory, Turn
 from experiments.bench import machine
-from experiments.bench.arithmetic import parameter_count
+from experiments.bench.arithmetic import forward_flops, parameter_count
 from experiments.bench.results import Row, Spread, compile_seconds
 from experiments.bench.shapes import model_config
 
@@ -73,7 +75,8 @@ def step(
     """`prompts` × `samples` conversations a step, the KL to a reference on, AdamW, one update a step.
 
     There is no stop token: every completion has `completion_length` tokens. A row of `row_length` tokens (None: one
-    conversation) is what the learner packs. The first step compiles and is reported apart.
+    conversation) is what the learner packs. The first step compiles and is reported apart. `…_mfu` is the share that
+    generation and update reach of the rate of a large matrix product in `dtype` on this machine.
     """
     if steps < 2:
         raise ValueError(f"--steps={steps}: the first step only warms up; give 2 or more")
@@ -92,10 +95,12 @@ def step(
         temperature=TEMPERATURE,
         row_length=row_length or job.length,
         micro_rows=micro_rows,
-        remat=remat,
+        remat="layers" if remat == AUTO else remat,
         reference=params,
     )
     state = learner.init(params)
+    if remat == AUTO:
+        learner = fastest_that_fits(learner, state, [samples] * prompts)
     del params  # the learner keeps the reference as it is computed with, which may be half of this
     records = _train(learner, state, job, lanes, steps)
     return [
@@ -105,14 +110,31 @@ def step(
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
             "parameters": parameter_count(config),
-            **_summary(records),
+            **(figures := _summary(records)),
             **machine.memory(),
+            **_shares(config, job, figures, machine.matmul_rate(dtype)),
             "row_length": learner.row_length,
             "micro_rows": micro_rows,
             "lanes": lanes,
-            "remat": remat,
+            "remat": learner.remat,
         }
     ]
+
+
+def _shares(config: ModelConfig, job: Job, figures: Row, rate: float) -> Row:
+    """How much of `rate` operations a second, that of a large matrix product, generation and update reach: MFU, of the
+    operations that no program can do without (`arithmetic`)."""
+    sampled = job.conversations * job.completion_length
+    # The last token that is sampled is fed to no forward.
+    generation = forward_flops(config, [job.length - 1] * job.conversations, sampled)
+    update = 4 * forward_flops(config, [job.length] * job.conversations, sampled)  # one of them the reference's
+    return {
+        "generation_tflop": generation / 1e12,
+        "update_tflop": update / 1e12,
+        "matmul_tflops_per_second": rate / 1e12,
+        "generation_mfu": figures["generation_seconds"].map(lambda seconds: generation / seconds / rate),
+        "update_mfu": figures["update_seconds"].map(lambda seconds: update / seconds / rate),
+    }
 
 
 def _train(learner: Learner, state: TrainState, job: Job, lanes: int, steps: int) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ import optax
 
 from cojax.learner.batch import TrainBatch, pack_sequences
 from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.config import ModelConfig
@@ -92,7 +93,6 @@ def update(
             "dtype": dtype,
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
-            "remat": remat,
             "rows": rows,
             "row_length": row_length,
             "reference": reference,
@@ -117,11 +117,13 @@ def _measure(
         loss_settings={"kl_coefficient": KL_COEFFICIENT} if reference else {},
         row_length=rows.length,
         micro_rows=rows.micro,
-        remat=remat,
+        remat="layers" if remat == AUTO else remat,
         reference=_reference(config) if reference else None,
     )
     # In one program, so that no second copy of the parameters ever exists.
     state: TrainState = jax.jit(lambda: learner.init(initialize(config, 0)))()
+    if remat == AUTO:
+        learner = fastest_that_fits(learner, state, [1] * rows.count)
     batch = _batch(config, rows)
 
     def run() -> None:
@@ -133,6 +135,7 @@ def _measure(
         first, seconds = timed(run, repeats)
         size = max((path.stat().st_size for path in folder.iterdir()), default=0)
     return {
+        "remat": learner.remat,
         "update_seconds": seconds,
         "compile_seconds": compile_seconds(first, seconds),
         "program_kb": size / 1e3,

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from test_step import CONFIG, GROUPS, PARAMS, _bits, _learner
 
-from cojax.learner import memory
+from cojax.learner import memory, rehearsal
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.learner.memory import GIB, OutOfMemory, available
-from cojax.learner.rehearsal import rehearse
+from cojax.learner.rehearsal import fastest_that_fits, rehearse
 from cojax.policy.adapters import Lora
 from cojax.policy.transformer import initialize
 
@@ -67,6 +67,28 @@ def test_what_cannot_fit_is_refused_with_advice():
         r"set model\.dtype=bfloat16, set optimizer\.moments_dtype=bfloat16 or learner\.lora\.rank=16, or spread it",
     ):
         rehearse(learner, learner.init(PARAMS), SIZES)
+
+
+def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
+    """More tokens than the model has numbers, so that what is kept of them decides."""
+    learner = _learner(row_length=512, micro_rows=32)
+    state, asked = learner.init(PARAMS), []
+
+    def needed(programs, devices, arrays):
+        asked.append(memory.needed(programs, devices, arrays))
+        return asked[-1]
+
+    def chosen(there, beside=0):
+        monkeypatch.setattr(memory, "available", lambda: there)
+        return fastest_that_fits(learner, state, SIZES, beside).remat
+
+    monkeypatch.setattr(rehearsal, "needed", needed)
+    assert chosen(0) == "layers"  # where nothing fits `rehearse` says so
+    none, dots = asked
+    assert none > dots
+    assert (chosen(none), chosen(none - 1), chosen(dots - 1)) == ("none", "dots", "layers")
+    assert chosen(none, beside=1) == "dots"
+    assert chosen(None) == "layers"  # the system does not say
 
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
