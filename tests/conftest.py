@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,16 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import Commands
+from compiling import QUICK
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """`make test` mostly waits for small programs to be compiled; tests marked real go by what XLA itself chooses.
+
+    In the environment before JAX looks there, so that commands of the tests, and workers of xdist, have it too.
+    """
+    if "not real" in config.getoption("markexpr") and QUICK not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}".strip()
 
 
 @pytest.fixture(scope="session")

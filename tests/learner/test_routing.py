@@ -114,6 +114,7 @@ def test_packing_and_micro_batches_change_nothing() -> None:
     assert 0.1 < figures["routes_differing"] < 0.9
 
 
+@pytest.mark.real  # bit for bit, by the code that XLA chooses
 def test_compared_learns_as_own_and_tells_how_far_routes_differ() -> None:
     own, figures = learned(learner("own"), groups())
     compared, told = learned(learner("compared"), groups())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiling import QUICK
 
 
 @pytest.mark.real
@@ -26,7 +27,7 @@ def _run(program: str, *arguments: str) -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(root),
     }

@@ -118,6 +118,7 @@ def test_changed_routes_change_log_probs_as_numpy_says() -> None:
         assert not scores.routes_differing[:, 0].any()
 
 
+@pytest.mark.real  # bit for bit, by the code that XLA chooses
 def test_replaying_the_routers_own_routes_changes_nothing() -> None:
     """Log-probs to the bit, gradients to 1e-6; and no choice differs."""
     params = initialize(CONFIG, 0)

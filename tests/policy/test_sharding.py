@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from compiling import QUICK
 from jax.sharding import PartitionSpec
 from references import initialize
 
@@ -53,7 +54,7 @@ def test_log_probs_do_not_depend_on_the_mesh() -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
     }
