@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiling import QUICK
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -24,7 +25,7 @@ def run(
         **os.environ,
         "COJAX_CACHE": str(folder / "cache"),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
     }
     own = [f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings)]
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *own, *flags]

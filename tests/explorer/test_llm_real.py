@@ -81,6 +81,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_in_an_evolution_repeats_no_task_loses_none_and_pays_once(
     cache: Path, tmp_path: Path
 ) -> None:

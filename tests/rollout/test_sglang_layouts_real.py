@@ -102,6 +102,7 @@ def check(engine: SGLangEngine, version: int) -> None:
     np.testing.assert_allclose(completion.logprobs, np.asarray(found)[0, len(PROMPT) :], atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_host_takes_each_version_by_itself_and_comes_back_on_the_newest(host: Host) -> None:
     engine = host.trainer()
     try:

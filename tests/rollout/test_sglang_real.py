@@ -283,6 +283,7 @@ def test_a_server_killed_while_sampling_costs_nothing_but_time(fresh: SGLangEngi
             np.testing.assert_allclose(completion.logprobs, exact(0, prompt, completion, 1.0), atol=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_during_a_sync_is_started_again_on_the_new_weights(fresh: SGLangEngine) -> None:
     restarts, victim = only(fresh).restarts, server_process(fresh)
     os.kill(victim, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The owner's command on the tiny data: it trains, evolves, is killed, and goes on."""
+"""The main command on the tiny data: it trains, evolves, is killed, and goes on."""
 
 import json
 import os
@@ -27,21 +27,16 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_main_command_goes_on_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_the_main_command_runs_and_goes_on_after_a_kill(tmp_path: Path, killed: bool) -> None:
     workdir = tmp_path / "run"
     flags = [f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}")]
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/appworld.py", *flags]
-    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    deadline = time.monotonic() + 600
-    while not (workdir / "checkpoints/1/host.json").exists():
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < deadline, "no step was finished"
-        time.sleep(0.05)
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=30)
+    if killed:
+        _kill_after_a_step(command, workdir)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "resumed at step 1" in done.stdout
+    assert ("resumed at step 1" in done.stdout) == killed
     records, tasks = lines(workdir / "metrics.jsonl"), lines(workdir / "tasks.jsonl")
     assert [record["step"] for record in records] == [1, 2]
     assert all(set(record["outcomes"]) <= {"finished", "truncated"} for record in records)
@@ -53,3 +48,14 @@ def test_the_main_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["steps"], summary["tasks_initial"]) == (2, 4)
     assert summary["tasks_final"] == len(tasks)
+
+
+def _kill_after_a_step(command: list[str], workdir: Path) -> None:
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 600
+    while not (workdir / "checkpoints/1/host.json").exists():
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < deadline, "no step was finished"
+        time.sleep(0.05)
+    os.kill(first.pid, signal.SIGKILL)
+    first.communicate(timeout=30)

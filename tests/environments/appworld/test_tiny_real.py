@@ -113,17 +113,20 @@ def test_solutions_succeed_and_the_benchmark_says_so(solved: dict) -> None:
     assert solved["metrics"] == {split: all_of_it for split in data.SPLITS}
 
 
+@pytest.mark.nightly
 def test_one_failure_of_a_scenario_costs_it_all(failed: dict) -> None:
     metrics = failed["metrics"]["test_challenge"]
     assert metrics == {"task_goal_completion": 88.9, "scenario_goal_completion": 66.7}
 
 
+@pytest.mark.nightly
 def test_doing_nothing_fails_and_earns_little(failed: dict) -> None:
     seen = [one for _, one in failed["nothing"]]
     assert [one["success"] for one in seen] == [False] * TASKS
     assert sum(one["passes"] for one in seen) < sum(one["requirements"] for one in seen) / 3
 
 
+@pytest.mark.nightly
 def test_the_wrong_condition_fails(failed: dict) -> None:
     """For every task of a scenario; where both branches occur, the other branch."""
     succeeding = [asked["task"] for asked, one in failed["mistaken"] if one["success"]]
@@ -131,6 +134,7 @@ def test_the_wrong_condition_fails(failed: dict) -> None:
     assert len(failed["mistaken"]) == TASKS
 
 
+@pytest.mark.nightly
 def test_a_solution_without_one_of_its_changes_fails(failed: dict) -> None:
     """Every call that is no look-up is dropped in turn, of one task a scenario: logging in and completing too."""
     let_through = [
@@ -155,6 +159,7 @@ def test_the_tasks_of_a_scenario_differ(solved: dict) -> None:
     assert len({spec["supervisor"]["email"] for spec in specs}) == 5
 
 
+@pytest.mark.nightly
 def test_a_root_built_again_is_the_same(tmp_path: Path, solved: dict) -> None:
     again = subprocess.run(
         [interpreter("appworld", data.RECIPE), "-m", "environments.appworld.tiny", str(tmp_path)],
