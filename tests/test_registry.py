@@ -1,3 +1,5 @@
+"""Names and dotted paths, the settings that signatures tell, and what is refused of them."""
+
 from __future__ import annotations
 
 import dataclasses
