@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from cojax.console import CONSOLE
@@ -29,24 +29,30 @@ def configuration() -> ConfigDict:
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags; a setting that does not exist is named instead of traced."""
+    """Parses the flags; what is wrong with one is said in a line, and ends the command with status 1."""
     # In place: the configuration's flags are read from this very list.
     argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
     argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
     try:
-        return app.parse_flags_with_usage(argv)
+        return flags.FLAGS(argv)
     except (AttributeError, KeyError) as error:
         reason: Any = error
         while isinstance(reason, BaseException):
             reason = reason.args[0]
         name, *hint = str(reason).splitlines()
-        CONSOLE.print(
-            f"error: {name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}",
-            style="bold red",
-            markup=False,
-            soft_wrap=True,
-        )
-        sys.exit(1)
+        told = f"{name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}"
+    except flags.Error as error:
+        told = _plainly(str(error))
+    CONSOLE.print(f"error: {told}", style="bold red", markup=False, soft_wrap=True)
+    sys.exit(1)
+
+
+def _plainly(message: str) -> str:
+    """What absl says of a flag; where a section was given a value, how it is set."""
+    if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
+        name, value = section.groups()
+        return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
+    return f"{' '.join(message.split())}. --help lists the flags"
 
 
 def _without_entries(arguments: list[str], found: dict[str, str]) -> list[str]:

@@ -392,6 +392,8 @@ REFUSED = (
     (("warm_start.noise_low=0.5",), "warm_start.noise_low is 0.5, above noise_high, 0.3"),
     (("learner.row_length=100",), "a row must hold the longest episode"),
     (("workdir=/proc/cojax",), "Choose another --config.workdir"),
+    (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),
+    (("mesh.data=x",), "flag --config.mesh.data=x: invalid literal"),
 )
 
 
