@@ -19,7 +19,7 @@ from cojax.rollout.sglang_server import Patience
 from cojax.types import Action, Task, Trajectory, Turn
 from experiments.engines import default_python
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 CONFIG = ModelConfig(
     112, 64, 128, 2, 4, 2, 16, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, norm_topk_prob=True,
     max_position_embeddings=512, tie_word_embeddings=False,

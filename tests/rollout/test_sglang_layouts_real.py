@@ -26,7 +26,7 @@ from cojax.rollout.sglang_process import Launch, free_port
 from cojax.rollout.sglang_server import Patience
 from experiments.engines import default_python
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[2]
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
 PARAMS = [initialize(CONFIG, seed) for seed in range(3)]
@@ -102,7 +102,6 @@ def check(engine: SGLangEngine, version: int) -> None:
     np.testing.assert_allclose(completion.logprobs, np.asarray(found)[0, len(PROMPT) :], atol=1e-4)
 
 
-@pytest.mark.nightly
 def test_a_host_takes_each_version_by_itself_and_comes_back_on_the_newest(host: Host) -> None:
     engine = host.trainer()
     try:
