@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # SGLang has a virtual environment of its own; this one serves without an accelerator.
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
-SHIMS := cojax/rollout/cpu_shims
+SHIMS := cojax/rollout/sglang/cpu_shims
 # Tests that two processes at once would disturb.
 ALONE := tests/rollout tests/experiments/test_campaign_real.py
 

@@ -8,14 +8,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax import signals as signs
-from cojax.groups import ahead, rollout, taught
+from cojax import signals
+from cojax.host.background import in_background
 from cojax.loop import Loop, State
+from cojax.loop.groups import ahead, rollout, taught
 from cojax.metrics import plain
-from cojax.overlap import beside
 from cojax.rollout.collect import count_outcomes
-from cojax.run_directory import RunDirectory
-from cojax.synthesis import Interrupted, Quarry, Synthesis, synthesize
+from cojax.storage.run_directory import RunDirectory
+from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, synthesize
 from cojax.synthesis.selection import visits_of
 from cojax.types import Group, Signal
 
@@ -45,7 +45,7 @@ def coevolve(
                 loop.engine.rest()
         try:
             with (
-                meanwhile(loop, state, directory, stop) as evolutions,
+                evolving(loop, state, directory, stop) as evolutions,
                 ahead(loop, state, state.step + 2) as waiting,
                 loop.clock("update"),
             ):
@@ -57,13 +57,13 @@ def coevolve(
         with loop.clock("sync"):
             loop.engine.load(loop.learner.weights(learned, step))
         with loop.clock("feedback"):
-            changes, found = signs.detect(loop.detectors, state.memory, groups)
-            signs.apply(state.memory, changes)
+            changes, found = signals.detect(loop.detectors, state.memory, groups)
+            signals.apply(state.memory, changes)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
             directory.add_episodes(step, groups, found)
         for evolution in evolutions:
-            state = grown(loop, state, evolution, directory)
+            state = with_evolution(loop, state, evolution, directory)
         pending = (*state.pending, *found)
         state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
 
@@ -91,13 +91,13 @@ def finish(
     if evolves and not aside:
         try:
             with loop.clock("feedback"):
-                evolution = prepared(loop, state, directory)(stop)
+                evolution = prepare_evolution(loop, state, directory)(stop)
         except Interrupted:
             state = dataclasses.replace(state, record=plain({**record, "seconds": loop.clock.lap()}))
             save(loop, state, directory)
             return state
-        state = grown(loop, state, evolution, directory)
-        record = {**record, "tasks": len(state.pool), **told(evolution, state.step)}
+        state = with_evolution(loop, state, evolution, directory)
+        record = {**record, "tasks": len(state.pool), **evolution_record(evolution, state.step)}
     with loop.clock("evaluation"):
         record = {**record, **({"dev": score} if (score := loop.score(state.step)) else {})}
         if "evolution" in record and (quality := loop.quality(state.pool)):
@@ -115,37 +115,37 @@ def due(loop: Loop, state: State) -> bool:
 
 
 @contextlib.contextmanager
-def meanwhile(loop: Loop, state: State, directory: RunDirectory, stop: Callable[[], bool]) -> Iterator[list[Synthesis]]:
+def evolving(loop: Loop, state: State, directory: RunDirectory, stop: Callable[[], bool]) -> Iterator[list[Synthesis]]:
     """Evolves on a thread beside the block, where that is due; the list yielded is filled when the block is left."""
     evolutions: list[Synthesis] = []
     if not (loop.evolve_beside and due(loop, state)):
         yield evolutions
         return
     with loop.clock("feedback"):
-        evolve = prepared(loop, state, directory)
-    with beside("evolution", lambda unwanted: evolve(lambda: stop() or unwanted())) as evolved:
+        evolve = prepare_evolution(loop, state, directory)
+    with in_background("evolution", lambda unwanted: evolve(lambda: stop() or unwanted())) as evolved:
         yield evolutions
         with loop.clock("feedback"):
             evolutions.append(evolved.result())
 
 
-def grown(loop: Loop, state: State, evolution: Synthesis, directory: RunDirectory) -> State:
+def with_evolution(loop: Loop, state: State, evolution: Synthesis, directory: RunDirectory) -> State:
     """The state with the tasks of an evolution of its step."""
     with loop.clock("feedback"):
         directory.add_evolution(evolution)
     return dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=state.step)
 
 
-def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Callable[[], bool]], Synthesis]:
+def prepare_evolution(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Callable[[], bool]], Synthesis]:
     """An evolution: expeditions from what was seen since the last one, and the tasks they bring back.
 
     All that it looks at is gathered here, so that any thread may run it. It is told when to stop, and then raises
     Interrupted.
     """
     recall = directory.recall(range(state.evolved + 1, state.step + 1))
-    loop.kin.update(state.pool)
+    loop.near_duplicates.update(state.pool)
     seed = loop.seed, state.step - 1
-    quarry = Quarry(
+    inputs = EvolutionInputs(
         environment=loop.environment,
         explorer=loop.explorer,
         signals=state.pending,
@@ -161,7 +161,7 @@ def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Cal
 
     def evolve(stop: Callable[[], bool]) -> Synthesis:
         evolution = synthesize(
-            loop.evolve(quarry),
+            loop.evolve(inputs),
             loop.environment,
             loop.explorer,
             loop.validate,
@@ -170,7 +170,7 @@ def prepared(loop: Loop, state: State, directory: RunDirectory) -> Callable[[Cal
             per_context=loop.per_context,
             seed=seed,
             step=state.step,
-            kin=loop.kin,
+            near_duplicates=loop.near_duplicates,
             stop=stop,
         )
         if evolution.counts["expeditions"] and not evolution.tasks:
@@ -197,7 +197,7 @@ def save(loop: Loop, state: State, directory: RunDirectory) -> None:
 
 def _windows(loop: Loop, state: State) -> Mapping[str, Any]:
     """The scores that forgetting remembers, by task."""
-    remembers = isinstance(loop.kinds.get("forgetting"), signs.Forgetting)
+    remembers = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
     return state.memory["forgetting"] if remembers else {}
 
 
@@ -224,15 +224,15 @@ def describe(
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
-        "signals": {kind: sum(s.kind == kind for s in found) for kind in signs.named(loop.kinds)},
+        "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.named(loop.kinds)},
         **figures,
     }
     for evolution in evolutions:
-        record |= told(evolution, state.evolved)
+        record |= evolution_record(evolution, state.evolved)
     return record
 
 
-def told(evolution: Synthesis, step: int) -> dict[str, Any]:
+def evolution_record(evolution: Synthesis, step: int) -> dict[str, Any]:
     """What the record of a step says of an evolution, which looked at what was seen up to `step`."""
     origins = [task.origin for task in evolution.tasks]
     return {

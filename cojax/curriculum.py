@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 from cojax.types import Group, Signal
 
 # Mean rewards of a task's last visits (at most WINDOW), each in [0, 1], oldest first → a weight above 0. The settings

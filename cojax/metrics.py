@@ -1,6 +1,6 @@
 """What a run measures and where it goes: metrics.jsonl and TensorBoard always, W&B when configured.
 
-`Clock` says where the time went. Nothing here decides anything: a run without this file would learn the same.
+`Stopwatch` says where the time went. Nothing here decides anything: a run without this file would learn the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from google.protobuf.message import DecodeError
 from tensorboardX import SummaryWriter
 from tensorboardX.proto.event_pb2 import Event
 
-from cojax.checksums import CheckedLog
-from cojax.store import Log
+from cojax.storage.checksums import CheckedLog
+from cojax.storage.files import Log
 
 # The parts of a run, in the order of summary.json. The warm start stands beside the total, not in it.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
@@ -31,7 +31,7 @@ PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback"
 _EVENTS = "events.out.tfevents.*"
 
 
-class Clock:
+class Stopwatch:
     """Charges wall time, in seconds, to named parts; a moment is charged to one part only.
 
     A part opened inside another one stops the outer one until it closes. `total` is measured apart from the parts, so

@@ -23,9 +23,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
-from cojax.learner import batch, losses, objective, optimizer, packing, parts, placing, reading, step, update
+from cojax.learner import batch, losses, objective, optimizer, packing, parts, reading, update
+from cojax.learner import learner as step
+from cojax.learner import placement as placing
 from cojax.learner.batch import pack_sequences
-from cojax.learner.step import Learner
+from cojax.learner.learner import Learner
 from cojax.policy import attention, layers, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
@@ -33,7 +35,7 @@ from cojax.rollout import chat as rendering
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
-from cojax.store import sync_folder, write_json
+from cojax.storage.files import sync_folder, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose change makes another policy of the same settings.
@@ -67,7 +69,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Check:
+class ReachCheck:
     """One look at the development split: batches seen, loss per token in nats, success."""
 
     step: int
@@ -81,7 +83,7 @@ class Trained:
     how many of them were left out because no row holds them."""
 
     params: Params
-    checks: Sequence[Check]
+    checks: Sequence[ReachCheck]
     demonstrations: int
     dropped: int = 0
 
@@ -140,15 +142,15 @@ def train(
     *,
     seed: int,
     advance: Callable[[], None] = lambda: None,
-    on_check: Callable[[Check], None] = lambda check: None,
-) -> tuple[Params, list[Check]]:
+    on_check: Callable[[ReachCheck], None] = lambda check: None,
+) -> tuple[Params, list[ReachCheck]]:
     """Trains from scratch and returns the parameters and the checks made on the way.
 
     `check(step)` is the success of the policy that `engine` holds; `advance` is called after every batch,
     `on_check` after every check.
     """
     state = learner.init(initialize(config, seed))
-    checks: list[Check] = []
+    checks: list[ReachCheck] = []
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
     for done in range(1, schedule.steps + 1):
         near = shortest_first[: schedule.reach(done, len(demonstrations))]
@@ -157,7 +159,7 @@ def train(
         advance()
         if done % schedule.check_every == 0 or done == schedule.steps:
             engine.load(learner.weights(state, done))
-            checks.append(Check(done, metrics["loss"], check(done)))
+            checks.append(ReachCheck(done, metrics["loss"], check(done)))
             on_check(checks[-1])
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1].success >= schedule.target:

@@ -14,16 +14,16 @@ import environments
 from cojax.curriculum import Visits
 from cojax.environment import Charted, Environment
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.journal import Journal
-from cojax.explorer.llm import LLMExplorer
-from cojax.groups import Played
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.routing import shape_read
-from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
 from cojax.loop import Loop
-from cojax.metrics import Clock
+from cojax.loop.groups import Played
+from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
@@ -36,7 +36,7 @@ from cojax.signals import SignalKind
 from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
-from cojax.validation.similarity import Kin
+from cojax.validation.similarity import NearDuplicates
 from experiments import explorers, policies
 from experiments.checks import check
 from experiments.engines import check_routes
@@ -160,7 +160,7 @@ def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
-    """D_0 by unguided exploration; the same for the same settings and, where there is a mind, the same replies."""
+    """D_0 by unguided exploration; the same for the same settings and, where there is a model, the same replies."""
     explores = explorer(config, made, initial_explorer(config))
     try:
         return initial_tasks(
@@ -171,12 +171,12 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
             seed=(config.seed, "initial"),
             weights=popularity(made.environment),
             per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
-            kin=Kin(config.validation.pool_similarity),
+            near_duplicates=NearDuplicates(config.validation.pool_similarity),
         )
     except ValueError:
         # The same command tries again what failed: it may have been the endpoint's bad hour.
         if isinstance(explores, LLMExplorer):
-            explores.mind.reopen()
+            explores.chat_model.reopen()
         raise
 
 
@@ -200,7 +200,7 @@ def popularity(environment: Environment) -> Mapping[str, float] | None:
     return environment.popularity() if isinstance(environment, Charted) else None
 
 
-def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop:
+def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> Loop:
     """The loop's fixed parts."""
 
     def score(step: int) -> Mapping[str, float] | None:
@@ -247,7 +247,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Clock) -> Loop
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],
-        kin=Kin(config.validation.pool_similarity),
+        near_duplicates=NearDuplicates(config.validation.pool_similarity),
         **settings(config.synthesis, "select"),
     )
 

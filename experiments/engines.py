@@ -13,9 +13,9 @@ from cojax import warm_start
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
-from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_process import Launch
-from cojax.rollout.sglang_server import Patience
+from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.server import Patience
 from experiments import base
 from experiments.settings import settings
 

@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax import registry
-from cojax.annotations import RegistryError, from_text
 from cojax.curriculum import CURRICULA
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
+from cojax.registry.annotations import RegistryError, from_text
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import EVOLUTIONS
 from experiments.base import PAPER

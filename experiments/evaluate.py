@@ -30,16 +30,16 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 import environments
-from cojax.checkpoint import CheckpointError
-from cojax.console import CONSOLE, bar, show_evaluation
 from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.evaluate import describe, goal_estimates, kinds_by, scenario
-from cojax.evaluation_directory import EvaluationDirectory
-from cojax.processes import end_all, leave_none
+from cojax.host.processes import end_all, leave_none
 from cojax.report import write_evaluation_report
+from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import Limits, RolloutError, gather
-from cojax.run_directory import RunDirectoryError
-from cojax.store import write_json
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.evaluation_directory import EvaluationDirectory
+from cojax.storage.files import write_json
+from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.worker.venv import InstallError
 from experiments import subjects

@@ -11,25 +11,25 @@ from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode
 from cojax.explorer import Explorer
-from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.journal import Journal
-from cojax.explorer.llm import LLMExplorer
-from cojax.explorer.mind import Mind, Purse, check_limits
-from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
-from cojax.explorer.windows import Ending
+from cojax.explorer.llm.chat_model import Budget, ChatModel, check_limits
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
+from cojax.explorer.scripted.windows import Ending
+from cojax.host.deadlines import Watched
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
 from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
-from cojax.watch import Watched
+from experiments.careless import CarelessExplorer
 from experiments.settings import JUDGES, attempts, choose, settings
 
 if TYPE_CHECKING:
     from experiments.assemble import Parts
 
-# Expeditions of a mind that go at once where explorer.width does not say: what it is, decides which tasks result, so
+# Expeditions of a model that go at once where explorer.width does not say: what it is, decides which tasks result, so
 # that no setting which a run may change on its way has a part in it.
 _WIDTH = 2
 
@@ -66,18 +66,18 @@ def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The model of llm.model at llm.base_url."""
-    from cojax.explorer.chat_client import ChatClient
+    from cojax.explorer.llm.chat_client import ChatClient
 
     return _by_mind(config, made, "llm", ChatClient(chat_settings(config), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
     """The policy that is being trained, on the engine that its rollouts come from."""
-    from cojax.explorer.policy import PolicyMind
+    from cojax.explorer.llm.policy_model import PolicyModel
 
     section = settings(config.llm)
     check_limits(section)
-    mind = PolicyMind(
+    chat_model = PolicyModel(
         made.engine,
         made.chat,
         name=Path(config.model.path).name or "self",
@@ -89,21 +89,21 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         deadline=section["deadline"],
         engine_deadline=made.limits.engine_deadline,
     )
-    return _by_mind(config, made, "policy", mind)
+    return _by_mind(config, made, "policy", chat_model)
 
 
 def chat_settings(config: ConfigDict) -> Any:
     """The section `llm` as `ChatSettings`. Raises ValueError for what cannot work."""
     # The client's package takes most of a second to import, and most runs have none.
-    from cojax.explorer.chat_settings import ChatSettings
+    from cojax.explorer.llm.chat_settings import ChatSettings
 
     return ChatSettings(**settings(config.llm))
 
 
-def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind) -> LLMExplorer:
+def _by_mind(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
     section = config.explorer
     return LLMExplorer(
-        mind,
+        chat_model,
         runs=section.runs,
         steps=section.steps,
         ending=section.ending,
@@ -111,7 +111,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, mind: Mind) -> LLMExplo
         shortest=section.shortest,
         window=section.window,
         width=_WIDTH if section.width is None else section.width,
-        # A mind has deadlines of its own, and waits for its turn and between attempts.
+        # A model has deadlines of its own, and waits for its turn and between attempts.
         play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
@@ -134,7 +134,7 @@ def journal(config: ConfigDict) -> Journal:
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
     """What the explorer's drafts go through. A grammar's queries say all there is to know: attempts and opinions are
-    for queries that a mind wrote."""
+    for queries that a model wrote."""
     section = config.validation
     attempted, judge = None, None
     play = Watched(made.limits.environment_deadline)
@@ -144,7 +144,7 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempted = Attempts(attempters, count, made.limits.max_turns)
         veto = choose(JUDGES, section.judge, "validation.judge")
-        judge = None if veto is None else Judge(explorer.mind, veto)
+        judge = None if veto is None else Judge(explorer.chat_model, veto)
     return Validation(
         made.environment,
         Exclusions.of(reserved, section.evaluation_similarity, section.evaluation_words),
@@ -179,7 +179,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
                     PolicyActor(
                         made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
                     ),
-                    explorer.budget(),
+                    explorer.remaining_budget(),
                 )
                 for attempt, session in enumerate(sessions)
             ]
@@ -190,11 +190,11 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     return attempters
 
 
-def _timely(act: Actor, purse: Purse) -> Actor:
+def _timely(act: Actor, budget: Budget) -> Actor:
     """The actor, as long as the evolution it acts for goes on; it costs nothing but time."""
 
     def timely(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if purse.closed or purse.seconds <= 0:
+        if budget.closed or budget.seconds <= 0:
             raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
         return act(episode, messages)
 

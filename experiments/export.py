@@ -19,10 +19,10 @@ from pathlib import Path
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from cojax.checkpoint import CheckpointError
-from cojax.console import CONSOLE
+from cojax.report.console import CONSOLE
 from cojax.rollout.export import save_model
-from cojax.store import explain, sync_folder, write_json
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import explain, sync_folder, write_json
 from experiments import trained
 
 

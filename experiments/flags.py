@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from cojax.console import CONSOLE
+from cojax.report.console import CONSOLE
 from experiments import entries, presets
 from experiments.settings import spelled_out
 

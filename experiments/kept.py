@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
-from cojax.run_directory import RunDirectory
-from cojax.verify import Verified
+from cojax.storage.run_directory import RunDirectory
+from cojax.storage.verify import Verified
 from experiments import policies, trained
 
 

@@ -16,14 +16,14 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from cojax import warm_start
-from cojax.console import CONSOLE, bar, percent
 from cojax.environment import Demonstrated, Environment
+from cojax.environment.replay import follow
+from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.step import Learner
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
-from cojax.replay import follow
+from cojax.report.console import CONSOLE, bar, percent
 from cojax.rollout.chat import Chat, brief, full
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params

@@ -17,19 +17,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.console import CONSOLE
 from cojax.environment import play
-from cojax.explorer.journal import Journal
-from cojax.explorer.llm import LLMExplorer
+from cojax.environment.replay import follow
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import spread
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.transformer import Params, initialize
-from cojax.replay import follow
+from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
-from cojax.rollout.sglang_sleep import NOTES
-from cojax.store import write_json
+from cojax.rollout.sglang.sleep import NOTES
+from cojax.storage.files import write_json
 from cojax.types import Group, Message
 from experiments import assemble, policies, scores
 
@@ -210,7 +210,9 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
     message = Message("user", "Answer with one word.")
-    reply = explorer.mind.reply([message], purse=explorer.budget(), seed=config.seed, place="preflight")
+    reply = explorer.chat_model.reply(
+        [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight"
+    )
     return f"{explorer.name} answered with {len(reply.text)} characters"
 
 

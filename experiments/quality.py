@@ -9,9 +9,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from cojax.console import CONSOLE
 from cojax.quality import EMBEDDINGS, EmbeddingError, describe_pool
-from cojax.store import Log
+from cojax.report.console import CONSOLE
+from cojax.storage.files import Log
 from cojax.types import Task
 from experiments.settings import choose
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from ml_collections import ConfigDict
 
-from cojax.annotations import Range, RegistryError, checked
+from cojax.registry.annotations import Range, RegistryError, checked
 from cojax.validation.query import MOST_CHARACTERS
 
 Count = Annotated[int, Range(1)]

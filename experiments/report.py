@@ -19,12 +19,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cojax.console import CONSOLE
-from cojax.report import Exchange, Exchanges, Run, Story, Visit, about, lineage, read_run, write_evaluation_report
+from cojax.report import Exchange, Exchanges, Run, Story, TaskVisit, about, lineage, read_run, write_evaluation_report
 from cojax.report import write_report as write_run_report
+from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
-from cojax.store import StorageError
+from cojax.storage.files import StorageError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -124,8 +124,8 @@ def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
         for line in value if isinstance(value, list) else [value]:
             if line:
                 yield _line("" if number else "context", f"{name.replace('_', ' ')}: {line}")
-    for outing in record.get("runs", ()):
-        yield _line(f"run {outing['run']}", f"{outing['ok']} of {outing['actions']} actions worked")
+    for made in record.get("runs", ()):
+        yield _line(f"run {made['run']}", f"{made['ok']} of {made['actions']} actions worked")
     for failure in (*record.get("failures", ()), *filter(None, [record.get("error")])):
         yield _line("failure", failure)
 
@@ -210,7 +210,7 @@ def told(story: Story) -> Iterator[Text]:
         yield _line("", f"since: {_visits(after) or 'none stored'}")
 
 
-def _visits(visits: Sequence[Visit]) -> str:
+def _visits(visits: Sequence[TaskVisit]) -> str:
     return ", ".join(f"{visit.successes}/{visit.episodes} solved at step {visit.step}" for visit in visits)
 
 

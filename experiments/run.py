@@ -26,25 +26,25 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
-from cojax import signals as signs
-from cojax.checkpoint import CheckpointError
-from cojax.checksums import signed
-from cojax.coevolve import coevolve, save, told
-from cojax.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
+from cojax import signals
+from cojax.coevolve import coevolve, evolution_record, save
 from cojax.environment import EngineError, EnvironmentFailure
-from cojax.learner.memory import OutOfMemory
+from cojax.host.background import settle
+from cojax.host.processes import end_all, leave_none
+from cojax.learner.device_memory import OutOfMemory
+from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.step import Learner
 from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.loop import Loop, State
-from cojax.metrics import Clock, Metrics, Wandb, redraw
-from cojax.overlap import settle
+from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
 from cojax.pool import TaskPool
-from cojax.processes import end_all, leave_none
 from cojax.report import write_report
+from cojax.report.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
-from cojax.run_directory import RunDirectory, RunDirectoryError
-from cojax.store import write_json
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.checksums import signed
+from cojax.storage.files import write_json
+from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
 from experiments import assemble, kept, preflight
@@ -111,7 +111,7 @@ def run(config: ConfigDict) -> int:
         redraw(directory.folder, directory.metrics, summary["steps"])
         show_summary(summary, write_report(directory.folder))
         return 0
-    stop, clock = Stop(), Clock()
+    stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
         made = assemble.parts(config)
     # Found once: exploring may take minutes.
@@ -154,7 +154,7 @@ def run(config: ConfigDict) -> int:
 
 
 def _zero_shot(
-    config: ConfigDict, made: assemble.Parts, learner: Learner, state: Any, clock: Clock, directory: RunDirectory
+    config: ConfigDict, made: assemble.Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
 ) -> float:
     """Held-out success before training, measured once a run."""
     path = directory.folder / "zero_shot.json"
@@ -175,7 +175,7 @@ def _zero_shot(
 def _told(found: HeldOut) -> dict[str, Any]:
     """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
     score = found.score
-    told = {
+    evolution_record = {
         "success": score.success,
         "error": score.error,
         "partial": score.partial,
@@ -185,7 +185,7 @@ def _told(found: HeldOut) -> dict[str, Any]:
         "tasks": found.tasks,
     }
     trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**told, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else told
+    return {**evolution_record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else evolution_record
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
@@ -197,9 +197,9 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
     with loop.clock("feedback"):
         initial = found()
         directory.add_evolution(initial)
-        write_json(directory.folder / "initial.json", told(initial, 0)["evolution"])
+        write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
         directory.files.note(["initial.json"])
-    state = State(0, learned, TaskPool.of(initial.tasks), signs.init(loop.detectors))
+    state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors))
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
     CONSOLE.print(f"D_0: {len(initial.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
@@ -219,7 +219,7 @@ def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainStat
 def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
     """The state of the newest checkpoint, of the shapes of `learned`, or None where there is none."""
     with loop.clock("checkpoint"):
-        found = directory.resume(learned, signs.init(loop.detectors))
+        found = directory.resume(learned, signals.init(loop.detectors))
     if found is None:
         return None
     loop.clock.restore(found.host["clock"])

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
-from cojax.console import bar
 from cojax.environment import Environment
 from cojax.evaluate import Score, evaluate, score, success_by
-from cojax.reflexion import Trial, retried
+from cojax.report.console import bar
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import collect
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
+from experiments.reflexion import Trial, retried
 
 if TYPE_CHECKING:
     from experiments.assemble import Parts

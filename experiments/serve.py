@@ -22,16 +22,16 @@ from pathlib import Path
 from absl import app, flags
 from ml_collections import ConfigDict
 
-from cojax.console import CONSOLE
 from cojax.environment import EngineError
+from cojax.host.processes import leave_none
 from cojax.policy.config import ModelConfig
-from cojax.processes import leave_none
+from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
-from cojax.rollout.sglang_endpoint import Clients
-from cojax.rollout.sglang_fleet import Fleet
-from cojax.rollout.sglang_process import ServerProcess
-from cojax.rollout.sglang_server import Target
-from cojax.rollout.sglang_weights import newest
+from cojax.rollout.sglang.fleet import Fleet
+from cojax.rollout.sglang.process import ServerProcess
+from cojax.rollout.sglang.server import Target
+from cojax.rollout.sglang.server_client import Clients
+from cojax.rollout.sglang.weights import newest
 from experiments import engines
 from experiments.checks import check
 from experiments.flags import configuration, parse

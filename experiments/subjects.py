@@ -82,11 +82,11 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
-        from cojax.rollout.endpoint import Endpoint
+        from cojax.rollout.endpoint import ChatEndpoint
         from cojax.rollout.endpoint_actors import EndpointActors
 
         yield EndpointActors(
-            Endpoint(
+            ChatEndpoint(
                 subject.identity["endpoint"],
                 subject.identity["model"],
                 temperature=sampling,

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax import signals as signs
-from cojax.metrics import Clock
-from cojax.run_directory import RunDirectory
+from cojax import signals
+from cojax.metrics import Stopwatch
+from cojax.storage.run_directory import RunDirectory
 
 
 def summarise(
-    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Clock
+    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Stopwatch
 ) -> dict[str, Any]:
     """summary.json: the result, what happened on the way, and where the time went.
 
@@ -49,7 +49,7 @@ def summarise(
 
 def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """How often each kind was raised: our own, and whichever else the records tell of."""
-    kinds = dict.fromkeys((*signs.SIGNALS, *(kind for record in records for kind in record["signals"])))
+    kinds = dict.fromkeys((*signals.SIGNALS, *(kind for record in records for kind in record["signals"])))
     return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
 
 

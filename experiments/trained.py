@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from cojax.checkpoint import Checkpointer, CheckpointError
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -29,7 +28,8 @@ from cojax.policy.parameters import Params, parameters, to_hf
 from cojax.policy.precision import computed
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
-from cojax.store import write_json
+from cojax.storage.checkpoint import Checkpointer, CheckpointError
+from cojax.storage.files import write_json
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _PIECE = 2**24  # bytes of a file that are read at a time

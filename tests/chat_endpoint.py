@@ -13,7 +13,7 @@ from typing import Any
 Script = Callable[[dict[str, Any], int], tuple[int, Mapping[str, str], Any]]
 
 
-class ChatEndpoint:
+class ScriptedEndpoint:
     """Its address, every request that it was sent, and the Authorization of each."""
 
     def __init__(self, script: Script) -> None:
@@ -49,8 +49,8 @@ class ChatEndpoint:
 
 
 @contextlib.contextmanager
-def serving(script: Script) -> Iterator[ChatEndpoint]:
-    endpoint = ChatEndpoint(script)
+def serving(script: Script) -> Iterator[ScriptedEndpoint]:
+    endpoint = ScriptedEndpoint(script)
     threading.Thread(target=endpoint.server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield endpoint

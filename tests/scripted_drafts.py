@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 from cojax.environment import Charted, Environment
-from cojax.explorer.scripted import ScriptedExplorer, no_neighbours
+from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.types import ExplorationContext, Origin, Task, TaskDraft
 
 # As experiments/bfcl.py and experiments/appworld.py set them; the desk has the defaults.

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cojax.checksums import signed
-from cojax.explorer.journal import Journal
+from cojax.explorer.llm.journal import Journal
 from cojax.metrics import Metrics
-from cojax.run_directory import RunDirectory
-from cojax.store import Log, write_json, write_text
+from cojax.storage.checksums import signed
+from cojax.storage.files import Log, write_json, write_text
+from cojax.storage.run_directory import RunDirectory
 from cojax.types import Action, Call, Group, Message, Observation, Signal, Task, Trajectory, Turn
 
 CONFIG = {"seed": 0, "steps": 6, "workdir": "", "evolve": {"every": 2}}

@@ -5,11 +5,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from shelf import CounterEnvironment
+from counter_environment import CounterEnvironment
 
 from cojax.coevolve import ahead
 from cojax.loop import Loop, State
-from cojax.metrics import Clock
+from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.collect import Limits
@@ -47,7 +47,7 @@ def loop(engine, **settings) -> Loop:
     return Loop(
         environment=ENVIRONMENT, engine=engine, chat=CHAT, learner=nothing, explorer=nothing, validate=nothing,
         detectors={}, evolve=nothing, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
-        clock=Clock(), seed=0, steps=5, batch_size=2, group_size=4, evolve_every=1, fresh_fraction=0.0, contexts=1,
+        clock=Stopwatch(), seed=0, steps=5, batch_size=2, group_size=4, evolve_every=1, fresh_fraction=0.0, contexts=1,
         budget=1, per_context=1, checkpoint_every=1, **settings,
     )  # fmt: skip
 

@@ -14,30 +14,50 @@ ROOT = Path(__file__).parents[1]
 
 # A module may import modules of its own level or below.
 LEVELS = [
-    {"cojax", "cojax.types", "cojax.unicode_forms", "cojax.processes", "cojax.annotations", "cojax.registry"},
+    {
+        "cojax",
+        "cojax.types",
+        "cojax.unicode_forms",
+        "cojax.host.processes",
+        "cojax.registry.annotations",
+        "cojax.registry",
+    },
     {
         "cojax.environment",
-        "cojax.wrapping",
-        "cojax.store",
-        "cojax.checksums",
-        "cojax.differences",
-        "cojax.watch",
-        "cojax.overlap",
+        "cojax.environment.wrapping",
+        "cojax.storage.files",
+        "cojax.storage.checksums",
+        "cojax.storage.differences",
+        "cojax.host.deadlines",
+        "cojax.host.background",
     },
-    {"cojax.pool", "cojax.curriculum", "cojax.replay", "cojax.policy", "cojax.rollout.engine", "cojax.checkpoint"},
+    {
+        "cojax.pool",
+        "cojax.curriculum",
+        "cojax.environment.replay",
+        "cojax.policy",
+        "cojax.rollout.engine",
+        "cojax.storage.checkpoint",
+    },
     {"cojax.learner", "cojax.rollout", "cojax.signals", "cojax.explorer"},
     {
         "cojax.synthesis",
         "cojax.validation",
         "cojax.evaluate",
-        "cojax.reflexion",
+        "experiments.reflexion",
         "cojax.metrics",
-        "cojax.console",
+        "cojax.report.console",
         "cojax.report",
     },
-    {"cojax.warm_start", "cojax.run_directory", "cojax.run_files", "cojax.recall", "cojax.verify"},
-    {"cojax.evaluation_directory", "cojax.loop"},
-    {"cojax.groups"},
+    {
+        "cojax.warm_start",
+        "cojax.storage.run_directory",
+        "cojax.storage.run_files",
+        "cojax.storage.recall",
+        "cojax.storage.verify",
+    },
+    {"cojax.storage.evaluation_directory", "cojax.loop"},
+    {"cojax.loop.groups"},
     {"cojax.coevolve"},
     {"environments"},
     {"experiments"},
@@ -45,12 +65,12 @@ LEVELS = [
 JAX_ROOMS = (
     "cojax.policy",
     "cojax.learner",
-    "cojax.checkpoint",
+    "cojax.storage.checkpoint",
     "cojax.rollout.local",
     "cojax.rollout.forwards",
     "cojax.rollout.export",
     "cojax.loop",
-    "cojax.groups",
+    "cojax.loop.groups",
     "cojax.coevolve",
     "cojax.warm_start",
     "experiments",
@@ -111,7 +131,7 @@ def test_policy_imports_nothing_of_ours_but_itself(name: str) -> None:
 def test_environments_import_little_of_ours(name: str) -> None:
     ours = {target for target in MODULES[name] if target in MODULES and inside(target, "cojax")}
     # A check that compares the trainer's figures with the benchmark's is no part of the environment.
-    checks = {"cojax.replay", "cojax.evaluate"} if name == "environments.appworld.audit" else set()
+    checks = {"cojax.environment.replay", "cojax.evaluate"} if name == "environments.appworld.audit" else set()
     # The folder itself finds environments, also from outside.
     finds = {"cojax.registry"} if name == "environments" else set()
     assert ours <= {"cojax", "cojax.types", "cojax.environment"} | checks | finds
@@ -125,7 +145,17 @@ def test_environments_import_in_a_bare_interpreter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["types", "environment", "pool", "signals", "explorer.scripted", "synthesis", "validation", "store", "report"],
+    [
+        "types",
+        "environment",
+        "pool",
+        "signals",
+        "explorer.scripted",
+        "synthesis",
+        "validation",
+        "storage.files",
+        "report",
+    ],
 )
 def test_host_side_code_loads_no_jax(name: str) -> None:
     code = f"import sys, cojax.{name}; sys.exit('jax' in sys.modules)"

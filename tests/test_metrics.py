@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from cojax.metrics import PARTS, Clock, Metrics, Wandb, flatten, plain
+from cojax.metrics import PARTS, Metrics, Stopwatch, Wandb, flatten, plain
 
 
 class Time:
@@ -29,7 +29,7 @@ class Time:
 
 def test_a_nested_part_stops_the_outer_one() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
     with clock("feedback"):
         time.pass_by(2.0)
         with clock("environment"):
@@ -44,7 +44,7 @@ def test_a_nested_part_stops_the_outer_one() -> None:
 
 def test_the_total_leaves_the_warm_start_out() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
     with clock("warm_start"):
         time.pass_by(150.0)
     with clock("update"):
@@ -55,7 +55,7 @@ def test_the_total_leaves_the_warm_start_out() -> None:
 
 def test_an_exception_closes_the_part() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
 
     def fail() -> None:
         with clock("update"):
@@ -70,7 +70,7 @@ def test_an_exception_closes_the_part() -> None:
 
 def test_move_splits_a_part_and_never_takes_more_than_there_is() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
     with clock("generation"):
         time.pass_by(10.0)
     clock.move("generation", "environment", 4.0)
@@ -82,7 +82,7 @@ def test_move_splits_a_part_and_never_takes_more_than_there_is() -> None:
 
 def test_a_lap_holds_what_passed_since_the_last_one() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
     with clock("update"):
         time.pass_by(2.0)
     assert clock.lap() == {"update": 2.0, "total": 2.0}
@@ -94,12 +94,12 @@ def test_a_lap_holds_what_passed_since_the_last_one() -> None:
 
 def test_state_survives_a_resume_and_the_time_between_does_not_count() -> None:
     time = Time()
-    clock = Clock(now=time)
+    clock = Stopwatch(now=time)
     with clock("update"):
         time.pass_by(2.0)
         state = json.loads(json.dumps(clock.state()))  # saved while a part is open
     time.pass_by(1000.0)
-    resumed = Clock(now=time)
+    resumed = Stopwatch(now=time)
     with resumed("sync"):
         time.pass_by(1.0)  # what it took to get there again counts
     resumed.restore(state)
@@ -111,7 +111,7 @@ def test_state_survives_a_resume_and_the_time_between_does_not_count() -> None:
 
 
 def test_an_unknown_part_is_named_with_the_known_ones() -> None:
-    with pytest.raises(KeyError, match="no part 'updat'; it has warm_start, generation"), Clock()("updat"):
+    with pytest.raises(KeyError, match="no part 'updat'; it has warm_start, generation"), Stopwatch()("updat"):
         pass
 
 
@@ -173,7 +173,7 @@ def test_tensorboard_is_made_again_where_it_does_not_show_the_log(tmp_path: Path
 
 def test_a_clock_that_is_set_back_takes_no_time_back() -> None:
     now = 10.0
-    clock = Clock(now=lambda: now)
+    clock = Stopwatch(now=lambda: now)
     with clock("update"):
         now = 12.0
     with clock("sync"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explorer.chat_server import Answer, ChatServer, in_turn, serving
+from explorer.llm.chat_server import Answer, ChatServer, in_turn, serving
 
 from cojax.quality import (
     EMBEDDINGS,
@@ -25,7 +25,7 @@ from cojax.quality import (
     neighbour_similarity,
 )
 from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
-from cojax.store import Log
+from cojax.storage.files import Log
 from cojax.types import Action, Lineage, Task
 from experiments.base import get_config
 from experiments.quality import quality

@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from cojax import reflexion, replies
-from cojax.explorer import abstraction, acting, answers, mind, transport, wording
-from cojax.explorer.windows import Ending
+from cojax.environment import replies
+from cojax.explorer import answers
+from cojax.explorer.llm import abstraction, acting, transport
+from cojax.explorer.llm import chat_model as chat_model
+from cojax.explorer.llm import prompting as wording
+from cojax.explorer.scripted.windows import Ending
 from cojax.rollout import chat, endpoint, endpoint_actors
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
@@ -28,6 +31,7 @@ from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
 from environments.desk import grammar
+from experiments import reflexion
 
 TASK = Task("desk", "move report", {})
 EXCLUSIONS = Exclusions.of([Task("desk", "move report to archive, then mail it to ana and to bob", {})], 0.6)
@@ -80,9 +84,12 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "JSON": (chat.read_json, 400_000),
     "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
-    "an endpoint": (lambda text: endpoint_actors.action_of(endpoint.Reply(text, (("a", "b", text),))), 200_000),
-    "records": (lambda text: mind.read(mind.Reply(text), Record), 200_000),
-    "fenced records": (lambda text: mind.read(mind.Reply('```json\n{"query":"' + text), Record), 200_000),
+    "an endpoint": (lambda text: endpoint_actors.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
+    "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
+    "fenced records": (
+        lambda text: chat_model.read(chat_model.ModelReply('```json\n{"query":"' + text), Record),
+        200_000,
+    ),
     "answers": (answered, 8_000),
     "code": (coded, 12_000),
     "drafts": (drafted, 8_000),
@@ -118,7 +125,7 @@ UNITS = [
 ENDS = ["", 'x"}']
 MOST = 2.0  # seconds
 # What reading raises on purpose.
-REFUSED = (ValueError, KeyError, RecursionError, mind.ChatFailure, transport.Refused)
+REFUSED = (ValueError, KeyError, RecursionError, chat_model.ChatFailure, transport.CallRefused)
 
 
 def _failed(text: str) -> Trajectory:

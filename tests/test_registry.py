@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from cojax.annotations import checked, expected, from_text
 from cojax.registry import REQUIRED, Range, RegistryError, Setting, check_call, check_settings, find, settings, source
+from cojax.registry.annotations import checked, expected, from_text
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 

@@ -7,15 +7,15 @@ import pytest
 import environments
 from cojax import warm_start
 from cojax.environment import EnvironmentFailure, LimitExceeded
+from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
-from cojax.replay import follow
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import Check, Schedule, Trained, cached, demonstrate, describe, perform
-from tests.shelf import CounterEnvironment
+from cojax.warm_start import ReachCheck, Schedule, Trained, cached, demonstrate, describe, perform
+from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
 NAMES, TEXTS = DESK.lexicon()
@@ -72,7 +72,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def make():
-    return Trained(initialize(SMALL, 0), [Check(1, 0.5, 0.25)], 100, 3)
+    return Trained(initialize(SMALL, 0), [ReachCheck(1, 0.5, 0.25)], 100, 3)
 
 
 def test_a_model_is_made_once_for_a_key(cache):

@@ -11,12 +11,12 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from cojax.checkpoint import Checkpointer
-from cojax.learner.step import Learner
+from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora, initialize_adapters
 from cojax.policy.parameters import parameters, with_leaf
-from cojax.store import write_json
+from cojax.storage.checkpoint import Checkpointer
+from cojax.storage.files import write_json
 from environments import load
 from experiments import desk, policies, trained
 

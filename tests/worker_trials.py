@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task
 from environments.worker import Bounds, IsolatedEnvironment
 

@@ -1,4 +1,4 @@
-"""Explorers: the mind of Stages 2 and 3. They reflect on a trajectory, go back there, and abstract what they did."""
+"""Explorers: the model of Stages 2 and 3. They reflect on a trajectory, go back there, and abstract what they did."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cojax.environment import Environment
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
 if TYPE_CHECKING:
-    from cojax.explorer.mind import Purse
+    from cojax.explorer.llm.chat_model import Budget
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Metered(Explorer, Protocol):
     def team(self, places: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
         """One explorer for each expedition of these seeds, to go at once; they share what is left of the budget."""
 
-    def budget(self) -> Purse:
-        """What is left to it, for whatever is asked of a mind on its behalf."""
+    def remaining_budget(self) -> Budget:
+        """What is left to it, for whatever is asked of a model on its behalf."""
 
     def figures(self) -> dict[str, Any]:
         """What this evolution has cost so far."""

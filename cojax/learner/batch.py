@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from cojax.learner.advantages import spread
-from cojax.learner.packing import Segment, place
+from cojax.learner.packing import Segment, assign_rows
 from cojax.learner.routing import routes_of
 from cojax.learner.weightings import group_token_mean, weighed
 from cojax.policy.routes import RouteShape
@@ -233,11 +233,11 @@ def sequence(
 def arrays(
     segments: Sequence[Segment], row_length: int, micro_rows: int, rows: int, routes: RouteShape | None = None
 ) -> TrainBatch:
-    """The segments packed into `rows` rows. Raises what `place` raises."""
+    """The segments packed into `rows` rows. Raises what `assign_rows` raises."""
     columns = {name: np.full((rows, row_length), -1 if name in _NONE else 0, dtype) for name, dtype in DTYPES.items()}
     if routes is not None:
         columns["routes"] = routes.unknown(rows, row_length)
-    for row, indices in enumerate(place(segments, row_length, micro_rows)):
+    for row, indices in enumerate(assign_rows(segments, row_length, micro_rows)):
         start = 0
         for number, segment in enumerate((segments[index] for index in indices), 1):
             size = len(segment.tokens)

@@ -21,7 +21,7 @@ class Segment:
     unit: int
 
 
-def place(segments: Sequence[Segment], row_length: int, micro_rows: int) -> list[list[int]]:
+def assign_rows(segments: Sequence[Segment], row_length: int, micro_rows: int) -> list[list[int]]:
     """Rows of indices by first-fit-decreasing: longest unit first, ties in the order given, each into the first place
     with room. Deterministic; for units of one, never more than 11/9 of the fewest rows possible.
 

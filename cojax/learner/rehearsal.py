@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.memory import OutOfMemory, check_fits, free, needed
-from cojax.learner.step import Learner
+from cojax.learner.device_memory import OutOfMemory, check_fits, free, needed
+from cojax.learner.learner import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import REMAT

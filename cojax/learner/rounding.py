@@ -11,7 +11,7 @@ import optax
 Params = Any  # a nested dict of jax.Array
 
 
-class Kept(NamedTuple):
+class CompensatedState(NamedTuple):
     """low: int16, of each parameter's shape: the bits of its float32 value beyond those of the parameter itself."""
 
     inner: Any
@@ -27,10 +27,12 @@ def kept_exactly(inner: optax.GradientTransformation) -> optax.GradientTransform
     for bfloat16.
     """
 
-    def init(params: Params) -> Kept:
-        return Kept(inner.init(params), jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.int16), params))
+    def init(params: Params) -> CompensatedState:
+        return CompensatedState(
+            inner.init(params), jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.int16), params)
+        )
 
-    def update(updates: Any, state: Kept, params: Params = None) -> tuple[Any, Kept]:
+    def update(updates: Any, state: CompensatedState, params: Params = None) -> tuple[Any, CompensatedState]:
         exact = joined(params, state.low)
         updates, own = inner.update(updates, state.inner, exact)
         wanted = jax.tree.map(lambda value, change: _bits(value + change.astype(jnp.float32)), exact, updates)
@@ -38,7 +40,7 @@ def kept_exactly(inner: optax.GradientTransformation) -> optax.GradientTransform
         upper = jax.tree.map(lambda bits: ((bits + 0x8000) >> 16) << 16, wanted)
         low = jax.tree.map(lambda bits, high: (bits - high).astype(jnp.int16), wanted, upper)
         changes = jax.tree.map(lambda high, param: _value(high) - param.astype(jnp.float32), upper, params)
-        return changes, Kept(own, low)
+        return changes, CompensatedState(own, low)
 
     return optax.GradientTransformation(init, update)
 

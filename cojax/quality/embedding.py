@@ -21,7 +21,7 @@ class EmbeddingError(RuntimeError):
     """Texts could not be embedded; the message says why and what to do."""
 
 
-class Kept(Protocol):
+class EmbeddingCache(Protocol):
     """Where records are kept for good: a `store.Log`, say."""
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int: ...
@@ -58,12 +58,12 @@ class HashedNgrams:
         return unit(np.hstack([half.transform(normalised).toarray() for half in (words, characters)]))
 
 
-def local(base_url: str, model: str, kept: Kept | None) -> Embed:
+def local(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
     """Hashed n-grams, no model."""
     return HashedNgrams()
 
 
-def endpoint(base_url: str, model: str, kept: Kept | None) -> Embed:
+def endpoint(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
     """The model at an OpenAI-compatible endpoint. Raises ValueError for settings that cannot work."""
     # The client's package takes most of a second to import, and most runs have none.
     from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
@@ -71,4 +71,4 @@ def endpoint(base_url: str, model: str, kept: Kept | None) -> Embed:
     return EndpointEmbedding(EndpointSettings(base_url, model), kept)
 
 
-EMBEDDINGS: dict[str, Callable[[str, str, Kept | None], Embed]] = {"local": local, "endpoint": endpoint}
+EMBEDDINGS: dict[str, Callable[[str, str, EmbeddingCache | None], Embed]] = {"local": local, "endpoint": endpoint}

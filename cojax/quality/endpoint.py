@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import openai
 
-from cojax.quality.embedding import EmbeddingError, Kept
+from cojax.quality.embedding import EmbeddingCache, EmbeddingError
 from cojax.quality.measures import Floats
 from cojax.types import canonical
 
@@ -81,7 +81,7 @@ class EndpointSettings:
 class EndpointEmbedding:
     """Texts → float32[N, D] by an endpoint; what it gave once is taken from `kept`. For one thread."""
 
-    def __init__(self, settings: EndpointSettings, kept: Kept | None = None):
+    def __init__(self, settings: EndpointSettings, kept: EmbeddingCache | None = None):
         self.settings, self.kept = settings, kept
         self._key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not (self._key.isascii() and self._key.isprintable()):
@@ -128,7 +128,7 @@ class EndpointEmbedding:
                 raise EmbeddingError(f"the embeddings were not there within {self.settings.deadline:g} s")
             try:
                 return self._attempt(texts, min(self.settings.timeout, left))
-            except _Refused as refusal:
+            except _EmbeddingRefused as refusal:
                 pause = max(min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempt - 1)), refusal.wait)
                 reason = refusal.reason.replace(self._key, "[key]") if len(self._key) >= _SECRET else refusal.reason
                 final = refusal.final or attempt == self.settings.attempts or pause > _LONGEST_WAIT
@@ -152,14 +152,14 @@ class EndpointEmbedding:
         try:
             return _vectors(answer.result(timeout=seconds), len(texts))
         except (TimeoutError, openai.APITimeoutError):
-            raise _Refused(f"no reply within {seconds:.3g} s") from None
+            raise _EmbeddingRefused(f"no reply within {seconds:.3g} s") from None
         except openai.APIStatusError as error:
             raise _of_status(error) from None
-        except _Refused as refusal:
+        except _EmbeddingRefused as refusal:
             raise refusal from None
         except Exception as error:
             # Not openai's own errors alone: those of the HTTP library pass through while a body is read.
-            raise _Refused(f"{type(error).__name__}: {error.__cause__ or error}"[:_REASON]) from None
+            raise _EmbeddingRefused(f"{type(error).__name__}: {error.__cause__ or error}"[:_REASON]) from None
 
     def _post(self, texts: Sequence[str], until: float) -> bytes:
         # Half a surrogate pair is a Python string but no text that can be sent, and an empty one is refused by many.
@@ -174,13 +174,13 @@ class EndpointEmbedding:
             for piece in response.iter_bytes():
                 content += piece
                 if len(content) > _MOST_BYTES:
-                    raise _Refused(f"the reply is longer than {_MOST_BYTES:,} bytes", final=True)
+                    raise _EmbeddingRefused(f"the reply is longer than {_MOST_BYTES:,} bytes", final=True)
                 if time.monotonic() > until:
                     raise TimeoutError
         return bytes(content)
 
 
-class _Refused(Exception):
+class _EmbeddingRefused(Exception):
     """An attempt that brought nothing. `wait` are the seconds that the endpoint asks for; `final`: no other will."""
 
     def __init__(self, reason: str, *, wait: float = 0.0, final: bool = False):
@@ -188,7 +188,7 @@ class _Refused(Exception):
         self.reason, self.wait, self.final = reason, wait, final
 
 
-def _of_status(error: openai.APIStatusError) -> _Refused:
+def _of_status(error: openai.APIStatusError) -> _EmbeddingRefused:
     status = error.status_code
     body = error.body
     said = body.get("message", body) if isinstance(body, dict) else body
@@ -199,7 +199,7 @@ def _of_status(error: openai.APIStatusError) -> _Refused:
     with contextlib.suppress(ValueError):  # of a date, or nonsense: the usual pause
         wait = float(error.response.headers.get("retry-after", "0"))
     again = status in (408, 409, 429) or status >= 500
-    return _Refused(reason, wait=wait if math.isfinite(wait) else _LONGEST_WAIT + 1, final=not again)
+    return _EmbeddingRefused(reason, wait=wait if math.isfinite(wait) else _LONGEST_WAIT + 1, final=not again)
 
 
 def _vectors(content: bytes, count: int) -> list[Floats]:
@@ -218,7 +218,7 @@ def _vectors(content: bytes, count: int) -> list[Floats]:
             raise ValueError("embeddings differ in length")
         return [rows[place] for place in range(count)]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise _Refused(f"the reply holds no embeddings: {type(error).__name__}: {error}"[:_REASON]) from None
+        raise _EmbeddingRefused(f"the reply holds no embeddings: {type(error).__name__}: {error}"[:_REASON]) from None
 
 
 def _packed(row: Floats) -> str:
@@ -226,7 +226,7 @@ def _packed(row: Floats) -> str:
 
 
 def _read(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Floats]]:
-    """Kept embeddings by name; a damaged one counts as none, and is asked for anew."""
+    """EmbeddingCache embeddings by name; a damaged one counts as none, and is asked for anew."""
     for record in records:
         try:
             row = np.frombuffer(base64.b64decode(record["vector"], validate=True), dtype="<f4")

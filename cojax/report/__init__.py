@@ -5,7 +5,7 @@ Works on whatever the directory of a run holds.
 
 from cojax.report.evaluation import write_evaluation_report
 from cojax.report.exchanges import Exchange, Exchanges, about
-from cojax.report.lineage import Ancestor, Lineages, Story, Visit, lineage
+from cojax.report.lineage import Ancestor, Lineages, Story, TaskVisit, lineage
 from cojax.report.page import write_report
 from cojax.report.run import Run, read_run
 
@@ -16,7 +16,7 @@ __all__ = [
     "Lineages",
     "Run",
     "Story",
-    "Visit",
+    "TaskVisit",
     "about",
     "lineage",
     "read_run",

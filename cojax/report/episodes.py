@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from cojax.report.lineage import Visits, task_id_of
+from cojax.report.lineage import VisitIndex, task_id_of
 from cojax.report.run import Json, Run
-from cojax.store import StorageError
+from cojax.storage.files import StorageError
 
 SAMPLED = 400  # episodes sampled evenly over the steps, beside the sources of lineages
 PER_STEP = 6
@@ -31,7 +31,7 @@ class Selection:
     sources_total: int
 
 
-def select(run: Run, sources: Collection[str], visits: Visits) -> Selection:
+def select(run: Run, sources: Collection[str], visits: VisitIndex) -> Selection:
     """Reads every stored episode once: counts it into `visits` and keeps the page's share.
 
     The share is every source episode of a lineage, and up to six episodes of evenly spaced steps, as unlike each

@@ -10,7 +10,7 @@ from cojax.report.episodes import Words, compact, words_of
 from cojax.report.lineage import task_id_of
 from cojax.report.page import put, render
 from cojax.report.run import Json
-from cojax.store import Log, StorageError
+from cojax.storage.files import Log, StorageError
 
 SCRIPTS = ("elements.js", "viewer.js", "evaluation.js")
 BYTES = 12_000_000  # of episodes in one page

@@ -11,7 +11,7 @@ from cojax.types import INFRASTRUCTURE, content_hash, normalise
 
 
 @dataclasses.dataclass(frozen=True)
-class Visit:
+class TaskVisit:
     """One visit of a task: the step, the valid episodes, how many of them reached full reward, their mean reward."""
 
     step: int
@@ -58,11 +58,11 @@ class Story:
     verdict: str
     verdict_evidence: tuple[str, ...]
     difficulty: float | None
-    visits: tuple[Visit, ...]
-    parent_visits: tuple[Visit, ...]
+    visits: tuple[TaskVisit, ...]
+    parent_visits: tuple[TaskVisit, ...]
 
 
-class Visits:
+class VisitIndex:
     """Visits of tasks, counted episode by episode."""
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class Visits:
         count[1] += episode["reward"] >= 1.0
         count[2] += episode["reward"]
 
-    def of(self, task: str) -> tuple[Visit, ...]:
+    def of(self, task: str) -> tuple[TaskVisit, ...]:
         steps = self._counts.get(task, {})
         return tuple(
-            Visit(step, int(episodes), int(successes), reward / episodes)
+            TaskVisit(step, int(episodes), int(successes), reward / episodes)
             for step, (episodes, successes, reward) in sorted(steps.items())
         )
 
@@ -88,7 +88,7 @@ class Visits:
 class Lineages:
     """The lineage query over a run whose episodes have been counted into `visits`."""
 
-    def __init__(self, run: Run, visits: Visits):
+    def __init__(self, run: Run, visits: VisitIndex):
         self._tasks, self._kinds = run.tasks, run.kinds
         self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
         self._visits = visits
@@ -143,7 +143,7 @@ def lineage(folder: str | Path, task_id: str) -> Story:
         raise KeyError(f"task {task_id!r} {found}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
     wanted = {task["id"], (task.get("lineage") or {}).get("parent", "")}
-    visits = Visits()
+    visits = VisitIndex()
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
             if (visited := task_id_of(episode)) in wanted:

@@ -20,10 +20,10 @@ from typing import Any
 from cojax.report import figures, growth
 from cojax.report.episodes import select
 from cojax.report.exchanges import Exchanges
-from cojax.report.lineage import Lineages, Story, Visits
+from cojax.report.lineage import Lineages, Story, VisitIndex
 from cojax.report.run import Json, Run, read_run
 from cojax.report.texts import held, named
-from cojax.store import expect_file
+from cojax.storage.files import expect_file
 
 SCRIPTS = (
     "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "start.js",
@@ -54,7 +54,7 @@ def put(path: Path, text: str) -> Path:
 
 def contents(run: Run) -> Json:
     """Everything the page shows, as JSON."""
-    visits = Visits()
+    visits = VisitIndex()
     selection = select(run, {task["lineage"]["episode"] for task in run.synthesized}, visits)
     lineages = Lineages(run, visits)
     stories = [lineages.story(task) for task in run.tasks]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.store import Episodes, Log, StorageError, expect_file
+from cojax.storage.files import Episodes, Log, StorageError, expect_file
 
 Json = dict[str, Any]
 # What every run may raise.

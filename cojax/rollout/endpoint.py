@@ -37,7 +37,7 @@ JsonObject = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """What the model said, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote)."""
 
     text: str
@@ -45,7 +45,7 @@ class Reply:
 
 
 # Messages, tools in OpenAI function format, and whether nobody waits any more → the reply.
-Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], Reply]
+Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], ChatReply]
 
 
 class _Temporary(Exception):
@@ -56,7 +56,7 @@ class _Temporary(Exception):
         self.after = after
 
 
-class Endpoint:
+class ChatEndpoint:
     """Chat completions of `model` at `url`, with the key of OPENAI_API_KEY, which appears in no text of ours.
 
     `deadline` in seconds is for one reply with all its attempts, of which there are at most `attempts`; they wait as
@@ -93,12 +93,12 @@ class Endpoint:
 
     def __call__(
         self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
-    ) -> Reply:
+    ) -> ChatReply:
         """The model's reply. Raises OutOfContext where the server says that the messages are too long for the model,
         EngineError where no reply can be had or `unwanted` is set."""
         began = time.monotonic()
 
-        def attempt() -> Reply:
+        def attempt() -> ChatReply:
             if unwanted.is_set():
                 raise EngineError(f"{self.url}: nobody waits for the reply any more")
             return self._once(messages, tools, max(0.1, began + self._deadline - time.monotonic()))
@@ -124,7 +124,7 @@ class Endpoint:
             tries = retrying.statistics["attempt_number"]
             raise EngineError(f"{self.url}: {error}; given up after {tries} attempts") from None
 
-    def _once(self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], seconds: float) -> Reply:
+    def _once(self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], seconds: float) -> ChatReply:
         if self._down:
             raise EngineError(self._down)
         offered = {"tools": list(tools)} if tools else {}
@@ -208,7 +208,7 @@ def _retry_after(header: str | None) -> float | None:
     return min(seconds, _LONGEST_WAIT) if seconds >= 0 else None
 
 
-def _reply(answer: Any) -> Reply:
+def _reply(answer: Any) -> ChatReply:
     """What a completion holds. Raises _Temporary for what is none."""
     try:
         message = answer.choices[0].message
@@ -221,7 +221,7 @@ def _reply(answer: Any) -> Reply:
             raise TypeError("content, names and arguments must be text")
     except (AttributeError, IndexError, TypeError, KeyError) as error:
         raise _Temporary(f"the reply is no chat completion: {type(error).__name__}: {error}"[:300]) from None
-    return Reply(_sound(text[:MOST_TEXT]), tuple((_sound(i), _sound(name), _sound(raw)) for i, name, raw in calls))
+    return ChatReply(_sound(text[:MOST_TEXT]), tuple((_sound(i), _sound(name), _sound(raw)) for i, name, raw in calls))
 
 
 def _sound(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.chat import parse, read_json
-from cojax.rollout.endpoint import MOST_TEXT, Complete, JsonObject, Reply
+from cojax.rollout.endpoint import MOST_TEXT, ChatReply, Complete, JsonObject
 from cojax.types import Action, Call, Message, Turn
 
 
@@ -52,7 +52,7 @@ class EndpointActor:
         return Turn(action, engine_seconds=seconds)
 
 
-def action_of(reply: Reply) -> Action:
+def action_of(reply: ChatReply) -> Action:
     """The action that a reply stands for: the calls it asks for, else those written in its text, as a policy's would
     be. Never raises; where one call cannot be read none counts."""
     if not reply.calls:
@@ -69,7 +69,7 @@ def action_of(reply: Reply) -> Action:
     return Action(reply.text, tuple(calls))
 
 
-def spoken(reply: Reply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
+def spoken(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
     """The reply as a message of the history, and the ids of the calls that wait for a result.
 
     Calls that could not be read go back as text: many servers refuse a history whose arguments are no JSON.
@@ -101,7 +101,7 @@ def heard(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObjec
     return told + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
 
 
-def _as_text(reply: Reply) -> str:
+def _as_text(reply: ChatReply) -> str:
     """The calls as a policy would have written them, whatever they hold."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'

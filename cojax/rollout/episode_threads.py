@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
+from cojax.host.deadlines import ADVICE
 from cojax.rollout.chat import Actors
 from cojax.types import INFRASTRUCTURE, Outcome, Task, Trajectory
-from cojax.watch import ADVICE
 
 _LOG = logging.getLogger(__name__)
 # A hang inside `step` is, when it happens twice, the action's doing; elsewhere it is the machinery's.

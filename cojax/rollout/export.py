@@ -17,7 +17,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_model
 from cojax.policy.parameters import Params, parameters
 from cojax.policy.tensor_files import DamagedFile, Outline, divided, dtype_code, read_header, write_tensors
-from cojax.store import explain, sync_folder, write_json
+from cojax.storage.files import explain, sync_folder, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

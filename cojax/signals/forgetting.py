@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above, step_of
 from cojax.signals.tools import focus, telling_tools
 from cojax.types import Group, Signal

@@ -19,8 +19,8 @@ class Guidance:
     """What a kind of context asks of an explorer.
 
     `rehearse` is the share of runs that follow the task's solution, the others wander about the focus; `change` is the
-    chance that a rehearsed step is dropped or replaced. `objectives` are worded around {tools}. An explorer with a mind
-    is also told the `reason` why a record was chosen, before it reflects on it, and the `purpose` of going back.
+    chance that a rehearsed step is dropped or replaced. `objectives` are worded around {tools}. An explorer with a
+    model is also told the `reason` why a record was chosen, before it reflects on it, and the `purpose` of going back.
     Raises ValueError for a share outside [0, 1] and for an objective that names anything else than {tools}.
     """
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above
 from cojax.signals.tools import tools_called
 from cojax.types import Group, Signal, Trajectory

@@ -8,16 +8,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
-from cojax.synthesis.expeditions import EVOLUTIONS, Expedition, Quarry, fresh_places
-from cojax.synthesis.harvest import Harvest, Synthesis
+from cojax.synthesis.collector import Collector, Synthesis
+from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
+from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, fresh_places
 from cojax.synthesis.interruption import Interrupted
-from cojax.synthesis.outings import Validate, Wave
 from cojax.synthesis.selection import SELECTIONS, select
-from cojax.validation.similarity import Kin
+from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
-    "EVOLUTIONS", "SELECTIONS", "Expedition", "Interrupted", "Quarry", "Synthesis", "Validate",
-    "fresh_places", "initial_tasks", "select", "synthesize",
+    "EVOLUTIONS",
+    "SELECTIONS",
+    "EvolutionInputs",
+    "Expedition",
+    "Interrupted",
+    "Synthesis",
+    "Validate",
+    "fresh_places",
+    "initial_tasks",
+    "select",
+    "synthesize",
 ]  # fmt: skip
 
 
@@ -32,22 +41,24 @@ def synthesize(
     per_context: int,
     seed: tuple,
     step: int,
-    kin: Kin | None = None,
+    near_duplicates: NearDuplicates | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
     """Goes on the expeditions in waves of `explorer.width` until `budget` tasks are found, at most `per_context` of
     each.
 
     `known` tells whether the pool holds a task of that id, `kin` whether it holds one that is worded alike. The
-    expeditions of a wave go at once, each with its share of a metered explorer's budget, and know what was found before
-    the wave; then what they found is taken up in their order, less what an earlier one found too and what the budget
-    does not hold. An environment or a mind that breaks costs its expedition or its draft and is counted; it never ends
-    the evolution. The same seed, and the same replies where there is a mind, give the same tasks.
+    expeditions of a batch go at once, each with its share of a metered explorer's budget, and know what was found
+    before the batch; then what they found is taken up in their order, less what an earlier one found too and what the
+    budget does not hold. An environment or a model that breaks costs its expedition or its draft and is counted; it
+    never ends the evolution. The same seed, and the same replies where there is a model, give the same tasks.
 
     Raises Interrupted soon after `stop` turns true.
     """
     # An evolution that is not brought to its end leaves nothing in the kin of the pool.
-    harvest = Harvest(explorer.name, step, budget, Kin(0.0) if kin is None else kin.beside())
+    harvest = Collector(
+        explorer.name, step, budget, NearDuplicates(0.0) if near_duplicates is None else near_duplicates.beside()
+    )
     if isinstance(explorer, Metered):
         explorer.begin(seed)
 
@@ -56,9 +67,9 @@ def synthesize(
 
     numbered = enumerate(_unbroken(expeditions, harvest.counts))
     while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, harvest.left)))):
-        wave = Wave(environment, validate, taken, harvest.kin, min(per_context, harvest.left))
-        for outing in wave.outings(explorer, chosen, seed, stop):
-            harvest.take(outing)
+        batch = ExpeditionBatch(environment, validate, taken, harvest.near_duplicates, min(per_context, harvest.left))
+        for result in batch.results(explorer, chosen, seed, stop):
+            harvest.take(result)
     return harvest.gathered(explorer.figures() if isinstance(explorer, Metered) else {})
 
 
@@ -73,7 +84,7 @@ def initial_tasks(
     split: str = "seed",
     attempts: int = 10,
     per_context: int = 1,
-    kin: Kin | None = None,
+    near_duplicates: NearDuplicates | None = None,
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, `per_context` a setup, from at most `attempts * count` setups.
 
@@ -90,7 +101,7 @@ def initial_tasks(
         per_context=per_context,
         seed=seed,
         step=0,
-        kin=kin,
+        near_duplicates=near_duplicates,
     )
     if len(result.tasks) < count:
         reasons = result.reasons() or ["no draft could be worded"]

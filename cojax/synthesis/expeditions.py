@@ -19,7 +19,7 @@ class Expedition:
     """One trip into the environment: to the task's setup, guided by a context or by mere weights over tools.
 
     `signal` is the line of evidence that sent it, where one did. `reflect` makes the context once the expedition sets
-    out: it may take a mind a while, and several can think at once.
+    out: it may take a model a while, and several can think at once.
     """
 
     task: Task
@@ -37,7 +37,7 @@ class Expedition:
 
 
 @dataclasses.dataclass(frozen=True)
-class Quarry:
+class EvolutionInputs:
     """What an evolution draws on.
 
     `signals` are those pending since the last evolution, `episodes` the ids of all its trajectories, and `find` brings
@@ -64,49 +64,49 @@ class Quarry:
         return self.select(self.signals, self.contexts, self.seed, judged(self.kinds, self.visits))
 
 
-def static(quarry: Quarry) -> Iterator[Expedition]:
+def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """No growth: plain GRPO on D_0."""
     return iter(())
 
 
-def unguided(quarry: Quarry) -> Iterator[Expedition]:
+def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided growth, skewed to popular tools (the paper's random exploration)."""
-    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
-        yield Expedition(place, "unguided", weights=quarry.popularity)
+    for place in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+        yield Expedition(place, "unguided", weights=inputs.popularity)
 
 
-def uniform(quarry: Quarry) -> Iterator[Expedition]:
+def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided growth, uniform over tools: a ceiling."""
-    for place in fresh_places(quarry.environment, quarry.split, quarry.contexts, quarry.seed):
+    for place in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
         yield Expedition(place, "uniform")
 
 
-def around_trajectories(quarry: Quarry) -> Iterator[Expedition]:
+def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The control: guided as by a signal, around trajectories picked at random, one a task."""
-    episodes = list(quarry.episodes)
-    random.Random(repr(("trajectory", quarry.seed))).shuffle(episodes)
+    episodes = list(inputs.episodes)
+    random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
     visited: set[str] = set()
     for episode in episodes:
-        if len(visited) == quarry.contexts:
+        if len(visited) == inputs.contexts:
             return
-        trajectory = quarry.find(episode)
+        trajectory = inputs.find(episode)
         if trajectory.valid and trajectory.task.id not in visited:
             visited.add(trajectory.task.id)
             yield Expedition(trajectory.task, "trajectory", reflect=_reflecting(trajectory, "trajectory", None))
 
 
-def around_displaced_signals(quarry: Quarry) -> Iterator[Expedition]:
+def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The matched control: as many contexts of each kind as there are signals to follow, with that kind's guidance and
     as many tools in focus, but around trajectories picked at random, one a task and kind, and tools picked at random
     among those that they called."""
-    rng = random.Random(repr(("displaced", quarry.seed)))
-    chosen = quarry.chosen()
-    places = {kind: _shuffled(quarry, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
+    rng = random.Random(repr(("displaced", inputs.seed)))
+    chosen = inputs.chosen()
+    places = {kind: _shuffled(inputs, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
     for signal in chosen:
         trajectory = next(places[signal.kind], None)
         if trajectory is None:
             continue
-        called = sorted(set(tools_called(trajectory)) - {quarry.explorer.ending})
+        called = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
         focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
         moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
@@ -114,20 +114,20 @@ def around_displaced_signals(quarry: Quarry) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
 
 
-def _shuffled(quarry: Quarry, rng: random.Random) -> Iterator[Trajectory]:
+def _shuffled(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
     """Valid trajectories since the last evolution in random order, one a task."""
-    episodes = rng.sample(quarry.episodes, len(quarry.episodes))
+    episodes = rng.sample(inputs.episodes, len(inputs.episodes))
     visited: set[str] = set()
-    for trajectory in map(quarry.find, episodes):
+    for trajectory in map(inputs.find, episodes):
         if trajectory.valid and trajectory.task.id not in visited:
             visited.add(trajectory.task.id)
             yield trajectory
 
 
-def around_signals(quarry: Quarry) -> Iterator[Expedition]:
+def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that carry signals."""
-    for signal in quarry.chosen():
-        trajectory = quarry.find(signal.episode)
+    for signal in inputs.chosen():
+        trajectory = inputs.find(signal.episode)
         reflect = _reflecting(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
@@ -138,7 +138,7 @@ def _reflecting(
     return lambda explorer: explorer.reflect(trajectory, kind, signal)
 
 
-EVOLUTIONS: dict[str, Callable[[Quarry], Iterator[Expedition]]] = {
+EVOLUTIONS: dict[str, Callable[[EvolutionInputs], Iterator[Expedition]]] = {
     "none": static,
     "random": unguided,
     "uniform": uniform,

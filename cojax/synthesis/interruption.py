@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cojax.environment import Environment, EnvironmentFailure, Episode
+from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Observation, Task
-from cojax.wrapping import Wrapped, WrappedEpisode
 
 
 class Interrupted(Exception):

@@ -13,10 +13,11 @@ from collections.abc import Callable
 
 from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
+from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.guidance import signature
-from cojax.explorer.windows import documented, phrased
-from cojax.replay import Play, Replay, replay
+from cojax.explorer.scripted.windows import documented, phrased
+from cojax.host.deadlines import PATIENCE, within
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict
 from cojax.validation import necessity, query, safety
 from cojax.validation.answered import answered
@@ -25,8 +26,7 @@ from cojax.validation.consistency import Accord, Documents, accord
 from cojax.validation.controls import Controls
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.judge import Judge
-from cojax.validation.refusal import Refused
-from cojax.watch import PATIENCE, within
+from cojax.validation.refusal import DraftRefused
 
 __all__ = ["Attempts", "Exclusions", "Judge", "Validation"]
 
@@ -49,7 +49,7 @@ class Validation:
     discarded  everything else
 
     An examination is on behalf of the explorer that wrote the draft: its `ending` is the bare one, and its budget pays
-    for what is asked of minds.
+    for what is asked of models.
 
     `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. `attempts`
     and `judge` are asked last, as they cost most; a judge can refuse and never accept. With `safe`, drafts under a rule
@@ -86,7 +86,7 @@ class Validation:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
             if late := necessity.after_the_end(task.solution, len(run.trajectory.turns), explorer.ending):
-                raise Refused(late)
+                raise DraftRefused(late)
             if failure := _failure(run):
                 evidence.append(failure)
                 retained = run.trajectory.reward > 0
@@ -94,7 +94,7 @@ class Validation:
                 return Verdict("retained" if retained else "discarded", tuple(evidence)), None
             evidence.append(f"runs: {len(task.solution)} actions, full reward")
             if reason := self.exclusions.why_done(task, run, self._run):
-                raise Refused(reason)
+                raise DraftRefused(reason)
             self._repeatable(task, run, evidence)
             bare = self._bare_ending(task, explorer.ending)
             self._worth_doing(task, run, bare, evidence)
@@ -107,7 +107,7 @@ class Validation:
                 self._judged(task, draft, _metered(explorer), evidence)
             if self.attempts is not None:
                 return self._attempted(task, self.attempts, _metered(explorer), evidence)
-        except Refused as reason:
+        except DraftRefused as reason:
             return Verdict("discarded", (*evidence, str(reason)), quarantine=reason.quarantine), None
         except EnvironmentFailure as failure:
             return Verdict("discarded", (*evidence, f"environment failed: {failure}")), None
@@ -121,28 +121,28 @@ class Validation:
         """First of all, as what is no query costs time wherever it is looked at."""
         reason = query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution)
         if reason:
-            raise Refused(reason)
+            raise DraftRefused(reason)
 
     def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
         if draft.objections:
             evidence += draft.objections[:-1]
-            raise Refused(draft.objections[-1])
+            raise DraftRefused(draft.objections[-1])
         if not task.solution:
-            raise Refused("has no actions")
+            raise DraftRefused("has no actions")
         if known(task.id):
-            raise Refused(f"duplicate of task {task.id}")
+            raise DraftRefused(f"duplicate of task {task.id}")
         if reason := self.exclusions.why(task):
-            raise Refused(reason)
+            raise DraftRefused(reason)
         evidence.append("new, and no evaluation task")
         if self.safe and (rule := safety.concern(draft)):
-            raise Refused(f"set aside for review: {rule}", quarantine=rule)
+            raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
         again = self._run(task, task.solution)
         if again.states != run.states:
             both = zip(run.states, again.states, strict=False)
             first = next((i for i, (one, other) in enumerate(both) if one != other), len(again.states))
-            raise Refused(f"not repeatable: a second run differs in the state after action {first}")
+            raise DraftRefused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
     def _bare_ending(self, task: Task, ending: str) -> Action:
@@ -168,9 +168,9 @@ class Validation:
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
         if nothing.states[-1] == run.states[-1]:
-            raise Refused("no effect: ends in the same state as doing nothing, and gives no answer")
+            raise DraftRefused("no effect: ends in the same state as doing nothing, and gives no answer")
         if nothing.trajectory.reward >= 1.0:
-            raise Refused("doing nothing earns full reward")
+            raise DraftRefused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
 
     def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> Accord:
@@ -178,7 +178,7 @@ class Validation:
         steps = necessity.triplets(run)
         answer = answered(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
         if answer.against:
-            raise Refused(answer.against)
+            raise DraftRefused(answer.against)
         evidence += [answer.line] if answer.line else []
         worded = phrased(self.environment, steps)
         agreed = accord(task.query, task.environment, steps, necessity.opening(run), worded, self._documents, ending)
@@ -187,11 +187,11 @@ class Validation:
 
     def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:
         assert self.judge is not None
-        opinion = self.judge(task, draft, explorer.budget())
+        opinion = self.judge(task, draft, explorer.remaining_budget())
         if opinion.unsafe and self.safe:
-            raise Refused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
+            raise DraftRefused(f"set aside for review: {opinion.line}", quarantine=opinion.line)
         if opinion.veto:
-            raise Refused(opinion.line)
+            raise DraftRefused(opinion.line)
         evidence.append(opinion.line)
 
     def _attempted(

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from cojax.environment import Actor, Environment
+from cojax.environment.replay import Play
 from cojax.explorer import Metered
-from cojax.replay import Play
 from cojax.types import Task
 
 # On behalf of an explorer, actors for so many attempts at a task, to act at once; what they hold is freed when the

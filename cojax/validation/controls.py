@@ -10,12 +10,12 @@ import functools
 import random
 from collections.abc import Callable, Sequence
 
-from cojax.replay import Replay
+from cojax.environment.replay import Replay
 from cojax.types import Action, Task, Triplet
 from cojax.validation import necessity
 from cojax.validation.consistency import Accord, Documents, described
 from cojax.validation.necessity import Part
-from cojax.validation.refusal import Refused
+from cojax.validation.refusal import DraftRefused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Controls:
     def examine(self, most: int | None, evidence: list[str]) -> None:
         """Leaves out every part in turn, of those that change something at most `most`, drawn by the task; None is all.
 
-        Raises Refused for a part that is not needed, look-ups first, and then for what the query does not ask for.
+        Raises DraftRefused for a part that is not needed, look-ups first, and then for what the query does not ask for.
         """
         solution = self.task.solution
         parts = list(necessity.parts(solution, self.ending))
@@ -53,7 +53,7 @@ class Controls:
             effective = [effective[place] for place in sorted(drawn)]
         evidence += [self._use(part, None) for part in parts if part not in changing]
         if self.agreed.against:
-            raise Refused(self.agreed.against)
+            raise DraftRefused(self.agreed.against)
         for part in effective:
             evidence += self._control(part)
 
@@ -65,7 +65,7 @@ class Controls:
         if instead and less.states[-1] == self.run.states[-1]:
             return []  # besides ending it did nothing
         if less.trajectory.reward >= 1.0:
-            raise Refused(f"negative control: passes without {part.named(solution)}")
+            raise DraftRefused(f"negative control: passes without {part.named(solution)}")
         if not instead and necessity.only_shows(part, self.run, less):
             return [self._use(part, less)]
         return [f"negative control: fails without {part.named(solution)}"]
@@ -73,7 +73,7 @@ class Controls:
     def _use(self, part: Part, less: Replay | None) -> str:
         """What the solution has of a part that only shows something; `less` is the replay without it, if it was made.
 
-        Raises Refused where the part is superfluous.
+        Raises DraftRefused where the part is superfluous.
         """
         query, solution = self.task.query, self.task.solution
         steps, name = necessity.triplets(self.run), part.named(solution)
@@ -93,4 +93,4 @@ class Controls:
         compared = less.trajectory.reward < 1.0  # what it showed is part of the verdict
         if asked is None and compared and necessity.may_be_asked(part, steps, query, about, self.phrase):
             return f"look-up perhaps asked for, which cannot be told: {name}"
-        raise Refused(f"superfluous: nothing that it shows is used or asked for, {name}")
+        raise DraftRefused(f"superfluous: nothing that it shows is used or asked for, {name}")

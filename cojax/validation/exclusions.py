@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from cojax.replay import Replay
+from cojax.environment.replay import Replay
 from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.confusables import BLANK, plain

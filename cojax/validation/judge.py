@@ -1,4 +1,4 @@
-"""A second opinion by a mind: it can refuse a draft or say something of it, never accept it."""
+"""A second opinion by a model: it can refuse a draft or say something of it, never accept it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import dataclasses
 
 from pydantic import BaseModel
 
-from cojax.explorer.fitting import shortened
 from cojax.explorer.guidance import signature
-from cojax.explorer.mind import ChatFailure, Mind, Purse, seed_of, structured
-from cojax.explorer.wording import bullets, data, parts, prompt
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
+from cojax.explorer.llm.fitting import shortened
+from cojax.explorer.llm.prompting import bullets, data, parts, prompt
 from cojax.types import Task, TaskDraft
 
 
 class Judgement(BaseModel):
-    """What a mind says of a draft."""
+    """What a model says of a draft."""
 
     consistent: bool
     safe: bool
@@ -32,20 +32,20 @@ class Opinion:
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """Asks a mind whether query and actions belong together. Without `veto` it only notes what the mind says, or
+    """Asks a model whether query and actions belong together. Without `veto` it only notes what the model says, or
     that it failed; with it, a failure refuses the draft as well."""
 
-    mind: Mind
+    chat_model: ChatModel
     veto: bool = True
 
-    def __call__(self, task: Task, draft: TaskDraft, purse: Purse) -> Opinion:
-        """What the mind says; `purse` pays."""
+    def __call__(self, task: Task, draft: TaskDraft, budget: Budget) -> Opinion:
+        """What the model says; `budget` pays."""
         solution = bullets([shortened(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
         messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
         place = f"judge/{task.id}"
         try:
             said = structured(
-                self.mind, messages, Judgement, purse=purse, seed=seed_of(place), place=place, temperature=0.0
+                self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
             )
         except ChatFailure as failure:
             # A judge that may refuse is not got round by making it fail.

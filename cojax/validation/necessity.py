@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from cojax.environment.replay import Replay
 from cojax.explorer.answers import parsed
 from cojax.explorer.guidance import signature
-from cojax.replay import Replay
 from cojax.types import Action, Observation, Triplet, content_hash, normalise
 from cojax.validation.consistency import shown
 from cojax.validation.mention import COMMON, Said, fold, number_of, words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Refused(Exception):
+class DraftRefused(Exception):
     """An examination failed; `quarantine` names the rule by which a person should look at it."""
 
     def __init__(self, reason: str, quarantine: str = ""):

@@ -51,7 +51,7 @@ class Nearest:
         return min(1.0, float(cosines[best])), self.texts[best][1]
 
 
-class Kin:
+class NearDuplicates:
     """Queries by the setup they are asked on: what is worded alike elsewhere may be another task.
 
     `threshold` is the cosine above which two queries on one setup count as the same; 0 compares nothing. They are the
@@ -59,7 +59,7 @@ class Kin:
     threshold too, unless their calls give the same values to other arguments.
     """
 
-    def __init__(self, threshold: float, elder: Kin | None = None):
+    def __init__(self, threshold: float, elder: NearDuplicates | None = None):
         """What `elder` knows, this one knows as well."""
         self.threshold, self.elder = threshold, elder
         self._queries: dict[str, dict[str, _Known]] = {}  # setup → task id → what is known of it
@@ -77,9 +77,9 @@ class Kin:
         if self.threshold:
             self._queries.setdefault(_where(task), {})[task.id] = _Known.of(task)
 
-    def beside(self) -> Kin:
+    def beside(self) -> NearDuplicates:
         """Another one that knows what this one knows, and learns for itself alone."""
-        return Kin(self.threshold, self)
+        return NearDuplicates(self.threshold, self)
 
     def why(self, task: Task) -> str:
         """Which task is worded alike, in one line; empty where none is."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, play
+from cojax.environment.replay import follow
 from cojax.evaluate import goal_completion
-from cojax.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.appworld import data as roots
 from environments.appworld import make

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import environments
 from cojax.environment import play
+from cojax.environment.replay import follow
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
-from cojax.replay import follow
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.signals import SIGNALS, Detector, apply, detect, init

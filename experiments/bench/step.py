@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.step import Learner
 from cojax.learner.update import Metrics, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize

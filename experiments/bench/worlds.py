@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 
-from cojax.processes import family
+from cojax.host.processes import family
 from cojax.types import Action
 from environments.appworld import make
 from environments.appworld.environment import AppWorld, AppWorldEpisode

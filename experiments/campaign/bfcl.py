@@ -9,7 +9,7 @@ from typing import Any
 
 import environments
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Call, Task
 from environments.bfcl import SPLITS, TRIALS

@@ -7,7 +7,7 @@ import random
 
 import environments
 from cojax.environment import Environment
-from cojax.replay import replay
+from cojax.environment.replay import replay
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Call, Task
 from environments.desk import Desk

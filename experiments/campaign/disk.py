@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.store import Episodes, Log, StorageError, write_json
+from cojax.storage.files import Episodes, Log, StorageError, write_json
 from experiments.campaign.cases import Violation, draw
 
 _SIZE = 2 * 2**20
@@ -176,7 +176,7 @@ def _checkpoints(place: Path, rng: random.Random, mounted: bool) -> Iterator[str
     """An older checkpoint stays the newest good one until another is whole."""
     import numpy as np
 
-    from cojax.checkpoint import Checkpointer
+    from cojax.storage.checkpoint import Checkpointer
 
     keeper, like = Checkpointer(place / "checkpoints", keep=2), {"w": np.zeros(4_000, np.float32)}
     keeper.save(1, {"w": np.full(4_000, 1, np.float32)}, {"n": 1})

@@ -14,11 +14,11 @@ import threading
 from typing import Any
 
 from cojax.environment import play
-from cojax.explorer.chat_client import ChatClient
-from cojax.explorer.chat_settings import ChatSettings
-from cojax.explorer.llm import LLMExplorer
-from cojax.replay import follow
-from cojax.synthesis import EVOLUTIONS, Quarry, Synthesis, synthesize
+from cojax.environment.replay import follow
+from cojax.explorer.llm.chat_client import ChatClient
+from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, synthesize
 from cojax.types import Action, Call, Signal, Task
 from cojax.validation import Attempts, Exclusions, Validation
 from environments.desk import Desk
@@ -102,11 +102,11 @@ class DraftCases:
             validate = Validation(
                 self.environment, self.exclusions, attempts=Attempts(LLMExplorer.attempters, 1, 8), safe=True
             )
-            quarry = Quarry(
+            inputs = EvolutionInputs(
                 self.environment, explorer, [signal], ["3-x-0"], lambda id: episode, self.popularity, 8, (0, 9)
             )
             return synthesize(
-                EVOLUTIONS["feedback"](quarry), self.environment, explorer, validate, lambda id: False,
+                EVOLUTIONS["feedback"](inputs), self.environment, explorer, validate, lambda id: False,
                 budget=9, per_context=9, seed=(0, 9), step=10,
             )  # fmt: skip
 

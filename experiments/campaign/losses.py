@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from cojax import processes
 from cojax.environment import Episode, OutOfContext
+from cojax.host import processes
 from cojax.rollout.collect import Limits, gather
 from cojax.types import Message, Trajectory, Turn
 from environments.worker import Bounds, IsolatedEnvironment, isolate

@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.checkpoint import CheckpointError
-from cojax.run_directory import RunDirectory, RunDirectoryError
-from cojax.run_files import DERIVED, REMADE
-from cojax.store import StorageError
-from cojax.verify import Verified, verify
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.files import StorageError
+from cojax.storage.run_directory import RunDirectory, RunDirectoryError
+from cojax.storage.run_files import DERIVED, REMADE
+from cojax.storage.verify import Verified, verify
 
 Mutation = Callable[[bytes, random.Random], bytes | None]
 

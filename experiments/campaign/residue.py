@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cojax.processes import adopt_orphans, descendants, end, family
+from cojax.host.processes import adopt_orphans, descendants, end, family
 from experiments.campaign.cases import Canary, Violation
 
 # Where children may have written.

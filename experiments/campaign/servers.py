@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
-from cojax.explorer.chat_client import ChatClient
-from cojax.explorer.chat_settings import ChatSettings
-from cojax.rollout import sglang_endpoint
-from cojax.rollout.endpoint import Endpoint
+from cojax.explorer.llm.chat_client import ChatClient
+from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.rollout.endpoint import ChatEndpoint
 from cojax.rollout.engine import Sampling
+from cojax.rollout.sglang import server_client
 from cojax.types import Message
 from experiments.campaign.cases import Violation, draw
 from experiments.campaign.endpoint import Script, Server, answered, completion, serving
@@ -169,13 +169,13 @@ def _settled(call: Callable[[], str], *failures: type[BaseException]) -> str:
 def _chat(server: Server) -> str:
     settings = ChatSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, attempts=2, max_tokens=100, deadline=20.0)
     client = ChatClient(settings)
-    purse = client.begin("x")
+    budget = client.begin("x")
     message = (Message("user", "say plum"),)
-    return _settled(lambda: client.reply(message, purse=purse, seed=0, place="x").text, EngineError)
+    return _settled(lambda: client.reply(message, budget=budget, seed=0, place="x").text, EngineError)
 
 
 def _judged(server: Server) -> str:
-    endpoint = Endpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2, pause=0.05)
+    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2, pause=0.05)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _settled(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
@@ -183,16 +183,16 @@ def _judged(server: Server) -> str:
 
 def _sampled(server: Server) -> str:
     async def ask() -> str:
-        clients = sglang_endpoint.Clients()
+        clients = server_client.Clients()
         try:
-            endpoint = sglang_endpoint.Endpoint(server.url, clients)
+            endpoint = server_client.ServerClient(server.url, clients)
             async with asyncio.timeout(3.0):
                 reply = await endpoint.generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
             return _WORD if reply.tokens == (7, 7, 7) else json.dumps(reply.tokens)
         finally:
             await clients.aclose()
 
-    failures = (sglang_endpoint.Lost, sglang_endpoint.Refused, TimeoutError)
+    failures = (server_client.Lost, server_client.RequestRefused, TimeoutError)
     told = _settled(lambda: asyncio.run(ask()), *failures)
     # It has no key: what it tells of one, the server said by itself.
     return "failed" if told.endswith("tells the key") else told

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.environment import Environment
+from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Call, Check, Evaluation, Observation, Task
-from cojax.wrapping import Wrapped, WrappedEpisode
 from environments.worker import Bounds, isolate
 from experiments.campaign.cases import Canary, Case, draw
 

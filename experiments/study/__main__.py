@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.console import CONSOLE, duration
-from cojax.run_directory import RunDirectoryError, locked
-from cojax.store import StorageError, write_json, write_text
+from cojax.report.console import CONSOLE, duration
+from cojax.storage.files import StorageError, write_json, write_text
+from cojax.storage.run_directory import RunDirectoryError, locked
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import written
 from experiments.study.record import NotFinished, Record, checked, mismatch, record_of, unlike

@@ -13,7 +13,7 @@ import environments
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.signals import SIGNALS
-from cojax.store import Log
+from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments.study.launch import THREADS
 from experiments.study.tables import Job, plain

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cojax.processes import descendants, end
-from cojax.run_directory import RunDirectoryError, locked
+from cojax.host.processes import descendants, end
+from cojax.storage.run_directory import RunDirectoryError, locked
 from experiments.study.launch import THREADS
 from experiments.study.tables import Job
 

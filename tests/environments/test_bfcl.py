@@ -12,7 +12,7 @@ import pytest
 
 import environments
 from cojax.environment import Charted, counted, play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.rollout.chat import parse
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("bfcl_eval", reason="runs where python -m environments.install bfcl put the wheel")
 
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task, Trajectory, canonical
 from environments.bfcl import inside
 from environments.bfcl.episode import SEPARATOR

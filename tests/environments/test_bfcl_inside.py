@@ -14,8 +14,8 @@ import pytest
 wheel = pytest.importorskip("bfcl_eval", reason="runs where python -m environments.install bfcl put the wheel")
 
 from cojax.environment import Charted, Environment, play  # noqa: E402
-from cojax.explorer.scripted import ScriptedExplorer  # noqa: E402
-from cojax.replay import follow, replay  # noqa: E402
+from cojax.environment.replay import follow, replay  # noqa: E402
+from cojax.explorer.scripted.explorer import ScriptedExplorer  # noqa: E402
 from cojax.types import Action, Call, Task, Trajectory, canonical, from_json, normalise, to_json  # noqa: E402
 from cojax.validation import Validation  # noqa: E402
 from environments.bfcl import inside, official  # noqa: E402
@@ -199,7 +199,7 @@ def test_nothing_is_imported_after_it_is_made() -> None:
     code = """
 import sys
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from environments.bfcl import inside
 bfcl = inside.make()
 before = set(sys.modules)

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from cojax import processes
-from cojax.explorer.chat_client import ChatClient
+from cojax.environment.wrapping import Wrapped, WrappedEpisode
+from cojax.explorer.llm.chat_client import ChatClient
+from cojax.host import processes
 from cojax.types import Evaluation, Message, Observation
-from cojax.wrapping import Wrapped, WrappedEpisode
 from environments.desk import Desk
 from experiments.campaign import __main__ as command
 from experiments.campaign import disk, episodes, faults, residue, servers

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 MINE = """
 from typing import Annotated
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 from cojax.signals import Boundary
 from environments.desk import Desk
 

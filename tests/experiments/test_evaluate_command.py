@@ -11,13 +11,13 @@ import pytest
 from chat_endpoint import refused, serving, solver
 from trained_runs import config, make_run
 
-from cojax.checkpoint import CheckpointError
-from cojax.evaluation_directory import EvaluationDirectory
 from cojax.report import evaluation as pages
 from cojax.report import write_evaluation_report
 from cojax.rollout.collect import RolloutError
-from cojax.run_directory import RunDirectoryError
-from cojax.store import write_json
+from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.evaluation_directory import EvaluationDirectory
+from cojax.storage.files import write_json
+from cojax.storage.run_directory import RunDirectoryError
 from environments import load
 from environments.desk import Desk
 from experiments import report

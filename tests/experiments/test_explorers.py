@@ -7,13 +7,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
-from cojax.explorer.careless import CarelessExplorer
-from cojax.explorer.journal import Journal
-from cojax.explorer.llm import LLMExplorer
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.explorer.llm.journal import Journal
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, assemble, bfcl, desk, explorers
+from experiments.careless import CarelessExplorer
 from experiments.checks import check
 from experiments.settings import spelled_out
 
@@ -174,7 +174,7 @@ def test_explorers_and_their_validation_are_built_from_the_configuration(config:
     attempts = assemble.validation(config, made, own).attempts
     assert attempts is not None
     with attempts.attempters(own, made.evaluation[0], 1) as (act,):
-        own.budget().close()
+        own.remaining_budget().close()
         # The policy costs nothing, but no attempt outlasts its evolution.
         with pytest.raises(EngineError, match="the evolution is over"):
             act(made.environment.start(made.evaluation[0]), ())

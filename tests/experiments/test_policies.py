@@ -6,12 +6,12 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.environment import play
+from cojax.environment.replay import follow
 from cojax.policy.transformer import initialize
-from cojax.replay import follow
 from cojax.rollout.chat import Chat, brief
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Message, Observation, Task
-from cojax.warm_start import Check, demonstrate
+from cojax.warm_start import ReachCheck, demonstrate
 from experiments import bfcl, policies
 from experiments.policies import (
     closed_world,
@@ -23,7 +23,7 @@ from experiments.policies import (
     tokenizer_and_shape,
 )
 from experiments.presets import resolve
-from tests.shelf import CounterEnvironment, CounterEpisode
+from tests.counter_environment import CounterEnvironment, CounterEpisode
 
 ADD, FINISH = Action(calls=(Call("add", {"by": 1}),)), Action(calls=(Call("finish"),))
 SPLITS = {"dev": (1, 2, 3), "held_out": (4, 5), "eval": (3, 4), "bare": (6,)}
@@ -153,7 +153,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
 
     def train(model, learner, engine, demonstrations, *rest, **settings):
         learned.append([len(tokens) for tokens, _ in demonstrations])
-        return initialize(model, 0), [Check(1, 0.5, 0.25)]
+        return initialize(model, 0), [ReachCheck(1, 0.5, 0.25)]
 
     monkeypatch.setattr(policies.warm_start, "train", train)
     made = [initial_params(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple) for _ in range(2)]

@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
-from cojax.rollout.sglang_sleep import NOTES, Notes
-from cojax.store import write_json
+from cojax.rollout.sglang.sleep import NOTES, Notes
+from cojax.storage.files import write_json
 from cojax.types import Action, Task, Trajectory, Turn
 from experiments import base, preflight
 

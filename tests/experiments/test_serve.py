@@ -12,13 +12,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+from fake_sglang import CONFIG, Launched, until, weights
 from ml_collections import ConfigDict
-from speakers import CONFIG, Launched, until, weights
 
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang import SGLangEngine
-from cojax.rollout.sglang_server import Patience
-from cojax.rollout.sglang_weights import WeightsFolder
+from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.weights import WeightsFolder
 from experiments import base, serve
 
 TRAINER = Patience(startup=20.0, sync=20.0, probe_every=0.1)

@@ -5,7 +5,7 @@ import typing
 
 import pytest
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 from experiments import appworld, base, bfcl, desk
 from experiments.checks import check
 from experiments.ranges import OPEN, RANGES, leaves

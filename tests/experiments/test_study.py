@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from cojax.run_directory import locked
-from cojax.store import write_json
+from cojax.storage.files import write_json
+from cojax.storage.run_directory import locked
 from cojax.types import content_hash
 from environments import load
 from experiments.checks import check

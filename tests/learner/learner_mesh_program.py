@@ -13,15 +13,15 @@ import optax
 sys.path.insert(0, str(Path(__file__).parent))
 import test_step as here
 
-from cojax.checkpoint import Checkpointer
+from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.step import Learner
 from cojax.learner.update import TrainState
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import initialize
+from cojax.storage.checkpoint import Checkpointer
 from cojax.types import Group
 
 DENSE = ModelConfig(16, 32, 48, 2, 4, 2, 16)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_step import CONFIG, GROUPS, PARAMS, _learner, _sampled, _trajectory
+from test_learner import CONFIG, GROUPS, PARAMS, _learner, _sampled, _trajectory
 
 from cojax.learner.advantages import group_relative
 from cojax.policy.adapters import Lora, adapted, initialize_adapters

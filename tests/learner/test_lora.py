@@ -3,12 +3,12 @@
 import jax
 import numpy as np
 import pytest
-from test_step import GROUPS, PARAMS, _bits, _learner
+from test_learner import GROUPS, PARAMS, _bits, _learner
 
-from cojax.checkpoint import Checkpointer
 from cojax.learner.batch import pack_sequences
 from cojax.learner.optimizer import adamw
 from cojax.policy.adapters import Lora
+from cojax.storage.checkpoint import Checkpointer
 
 
 def test_adapters_lower_the_loss_and_the_base_stays():

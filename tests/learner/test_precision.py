@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_step import GROUPS, PARAMS, _bits, _flat, _learner
+from test_learner import GROUPS, PARAMS, _bits, _flat, _learner
 
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig

@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from test_step import CONFIG, GROUPS, PARAMS, _bits, _learner
+from test_learner import CONFIG, GROUPS, PARAMS, _bits, _learner
 
-from cojax.learner import memory, rehearsal
+from cojax.learner import device_memory as memory
+from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.learner.memory import GIB, OutOfMemory, available
+from cojax.learner.device_memory import GIB, OutOfMemory, available
 from cojax.learner.rehearsal import fastest_that_fits, rehearse
 from cojax.policy.adapters import Lora
 from cojax.policy.transformer import initialize

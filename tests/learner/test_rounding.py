@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_step import CONFIG, GROUPS, PARAMS, _bits, _learner
+from test_learner import CONFIG, GROUPS, PARAMS, _bits, _learner
 
-from cojax.checkpoint import Checkpointer
 from cojax.learner.optimizer import adamw
 from cojax.learner.rounding import joined, kept_exactly
 from cojax.policy.sharding import make_mesh
+from cojax.storage.checkpoint import Checkpointer
 
 HALF = dataclasses.replace(CONFIG, dtype="bfloat16", param_dtype="bfloat16")
 

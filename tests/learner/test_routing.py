@@ -6,14 +6,14 @@ import functools
 import jax
 import numpy as np
 import pytest
+from test_learner import _bits
 from test_learner_invariance import KEEPING
-from test_step import _bits
 
+from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
 from cojax.learner.reading import bind
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.routing import routes_of
-from cojax.learner.step import Learner
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import initialize

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 
 import cojax
-from cojax.checkpoint import Checkpointer
 from cojax.policy import moe, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.model_folder import write_model
 from cojax.policy.parameters import Params, leaf_of, parameters
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
+from cojax.storage.checkpoint import Checkpointer
 
 initialize = functools.cache(transformer.initialize)
 

@@ -5,21 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from speakers import CONFIG, PATIENCE, Launched, Router, Speaker
+from fake_sglang import CONFIG, PATIENCE, FakeServer, Launched, Router
 
-from cojax.rollout.sglang import SGLangEngine
-
-
-@pytest.fixture
-def pair() -> Iterator[list[Speaker]]:
-    speakers = [Speaker(), Speaker()]
-    yield speakers
-    for speaker in speakers:
-        speaker.close()
+from cojax.rollout.sglang.engine import SGLangEngine
 
 
 @pytest.fixture
-def router(pair: list[Speaker]) -> Iterator[Router]:
+def pair() -> Iterator[list[FakeServer]]:
+    servers = [FakeServer(), FakeServer()]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def router(pair: list[FakeServer]) -> Iterator[Router]:
     router = Router(pair)
     yield router
     router.close()
@@ -29,9 +29,9 @@ def router(pair: list[Speaker]) -> Iterator[Router]:
 def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     engines: list[SGLangEngine] = []
 
-    def build(speakers: list[Speaker], **settings: Any) -> SGLangEngine:
+    def build(servers: list[FakeServer], **settings: Any) -> SGLangEngine:
         settings = {"patience": PATIENCE, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
-        engines.append(SGLangEngine(CONFIG, urls=[speaker.url for speaker in speakers], **settings))
+        engines.append(SGLangEngine(CONFIG, urls=[server.url for server in servers], **settings))
         return engines[-1]
 
     yield build

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from shelf import CounterEnvironment, CounterEpisode, hang
+from counter_environment import CounterEnvironment, CounterEpisode, hang
 
 from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative

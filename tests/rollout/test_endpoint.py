@@ -6,12 +6,12 @@ import threading
 import time
 
 import pytest
-from chat_endpoint import ChatEndpoint, refused, said, serving, solver
-from shelf import CounterEnvironment
+from chat_endpoint import ScriptedEndpoint, refused, said, serving, solver
+from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError, OutOfContext, play
 from cojax.rollout.collect import Limits, gather
-from cojax.rollout.endpoint import Endpoint, Reply
+from cojax.rollout.endpoint import ChatEndpoint, ChatReply
 from cojax.rollout.endpoint_actors import EndpointActor, EndpointActors, action_of, heard, spoken
 from cojax.types import Call, Message
 from environments import load
@@ -28,8 +28,8 @@ def key(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def asked(server: ChatEndpoint, **settings) -> Endpoint:
-    return Endpoint(server.url, "m", **{"pause": 0.001, "deadline": 20.0, **settings})
+def asked(server: ScriptedEndpoint, **settings) -> ChatEndpoint:
+    return ChatEndpoint(server.url, "m", **{"pause": 0.001, "deadline": 20.0, **settings})
 
 
 def scripted(*answers):
@@ -68,14 +68,14 @@ def test_the_desk_is_solved_by_who_knows_the_solutions():
 )  # fmt: skip
 def test_what_fails_once_is_asked_again(failure):
     with serving(scripted(failure, said("hello"))) as server:
-        assert asked(server)(ASK, (), NEVER) == Reply("hello")
+        assert asked(server)(ASK, (), NEVER) == ChatReply("hello")
     assert len(server.requests) == 2
 
 
 def test_a_wait_the_server_asks_for_is_kept_and_one_beyond_the_deadline_is_not_begun():
     with serving(scripted(refused(429, retry_after="0.4"), said("hello"))) as server:
         began = time.monotonic()
-        assert asked(server)(ASK, (), NEVER) == Reply("hello")
+        assert asked(server)(ASK, (), NEVER) == ChatReply("hello")
         assert time.monotonic() - began >= 0.4
     with serving(scripted(refused(503, "busy", retry_after="60"))) as server:
         began = time.monotonic()
@@ -95,7 +95,7 @@ def test_an_endpoint_that_stays_down_is_an_engine_error_and_no_action():
         assert "3 attempts" in trajectory.error
     assert len(server.requests) == 3
     with pytest.raises(EngineError, match="APIConnectionError"):
-        Endpoint(server.url, "m", attempts=2, pause=0.001)(ASK, (), NEVER)
+        ChatEndpoint(server.url, "m", attempts=2, pause=0.001)(ASK, (), NEVER)
 
 
 def test_a_stall_ends_at_the_deadline():
@@ -125,7 +125,7 @@ def test_a_reply_that_drips_ends_at_the_deadline():
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         threading.Thread(target=lambda: drip(listening.accept()[0]), daemon=True).start()
-        endpoint = Endpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.5, attempts=1)
+        endpoint = ChatEndpoint(f"http://127.0.0.1:{listening.getsockname()[1]}/v1", "m", deadline=0.5, attempts=1)
         began = time.monotonic()
         with pytest.raises(EngineError, match=r"no reply within 0\.[45]\d* s"):
             endpoint(ASK, (), NEVER)
@@ -169,7 +169,7 @@ def test_other_refusals_are_the_machinerys_and_asked_once():
 def test_a_server_that_wants_the_other_name_for_the_limit_gets_it():
     wrong = refused(400, "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.")
     with serving(scripted(wrong, said("hello"))) as server:
-        assert asked(server, max_tokens=9)(ASK, (), NEVER) == Reply("hello")
+        assert asked(server, max_tokens=9)(ASK, (), NEVER) == ChatReply("hello")
     assert "max_tokens" not in server.requests[1]
     assert server.requests[1]["max_completion_tokens"] == 9
 
@@ -188,11 +188,11 @@ def test_nobody_waits_for_an_episode_that_was_given_up():
 
 
 def test_calls_are_read_from_what_was_asked_for_or_else_from_the_text():
-    assert action_of(Reply("so", (("1", "add", '{"by": 2}'), ("2", "add", "{}")))).calls == (
+    assert action_of(ChatReply("so", (("1", "add", '{"by": 2}'), ("2", "add", "{}")))).calls == (
         Call("add", {"by": 2}), Call("add"),
     )  # fmt: skip
-    assert action_of(Reply('<tool_call>{"name": "add"}</tool_call>')).calls == (Call("add"),)
-    assert action_of(Reply("prose")).error == "no tool call found"
+    assert action_of(ChatReply('<tool_call>{"name": "add"}</tool_call>')).calls == (Call("add"),)
+    assert action_of(ChatReply("prose")).error == "no tool call found"
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_calls_are_read_from_what_was_asked_for_or_else_from_the_text():
     ],
 )  # fmt: skip
 def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
-    reply = Reply("hm", (("1", "add", "{}"), ("2", "add", written)))
+    reply = ChatReply("hm", (("1", "add", "{}"), ("2", "add", written)))
     action = action_of(reply)
     assert action.calls == ()
     assert action.error.startswith(error)
@@ -228,7 +228,7 @@ def test_every_call_gets_a_result_whatever_the_environment_says(messages, result
 
 
 def test_calls_without_ids_of_their_own_get_some():
-    reply = Reply("", (("", "add", "{}"), ("", "add", "{}")))
+    reply = ChatReply("", (("", "add", "{}"), ("", "add", "{}")))
     entry, waiting = spoken(reply, action_of(reply), 4)
     assert waiting == ("call_4_0", "call_4_1")
     assert [call["id"] for call in entry["tool_calls"]] == list(waiting)
@@ -236,12 +236,12 @@ def test_calls_without_ids_of_their_own_get_some():
 
 def test_half_characters_come_back_as_text():
     with serving(scripted((200, {}, b'{"choices": [{"message": {"content": "a\\ud800b"}}]}'))) as server:
-        assert asked(server)(ASK, (), NEVER) == Reply("a?b")
+        assert asked(server)(ASK, (), NEVER) == ChatReply("a?b")
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "", "ftp://x"])
 def test_what_is_no_address_is_refused(url):
     with pytest.raises(ValueError, match="expected http://HOST:PORT/v1"):
-        Endpoint(url, "m")
+        ChatEndpoint(url, "m")
     with pytest.raises(ValueError, match="--endpoint_model"):
-        Endpoint("http://x/v1", "")
+        ChatEndpoint("http://x/v1", "")

@@ -7,7 +7,7 @@ from records import group, task
 
 from cojax import signals
 from cojax.explorer.guidance import context_of
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Guidance, Visit, above, check
 from cojax.types import Signal
 

@@ -7,16 +7,16 @@ import time
 
 import pytest
 from broken_desks import BrokenDesk
+from counter_environment import hang
 from records import DESK, call
-from shelf import hang
 
 import environments
 from cojax import validation
 from cojax.environment import Environment
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.host.deadlines import Watched
 from cojax.types import Action, Evaluation, Message, Observation, Task, TaskDraft, Verdict
 from cojax.validation import Validation
-from cojax.watch import Watched
 
 MOVE = call("files_move", file="report", folder="taxes")
 READ = call("files_read", file="report")
@@ -214,7 +214,7 @@ def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatc
             return episode
 
     monkeypatch.setattr(validation, "PATIENCE", 0.1)
-    # As where drafts are a mind's, which may think for an hour.
+    # As where drafts are a model's, which may think for an hour.
     examine = Validation(Hanging(), play=Watched(5.0, thinking=3600.0))
     draft = TaskDraft("ledger", {}, "by hand", "do it", (Action("set rent 7\ndone"),), "same end")
     began = time.monotonic()

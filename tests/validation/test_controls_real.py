@@ -3,7 +3,7 @@
 import pytest
 
 import environments
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, Task, TaskDraft, Verdict
 from cojax.validation import Validation
 

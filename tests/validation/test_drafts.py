@@ -8,7 +8,7 @@ import pytest
 from records import DESK, call
 
 import environments
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, TaskDraft, Verdict
 from cojax.validation import Validation
 

@@ -9,8 +9,8 @@ import pytest
 
 import environments
 from cojax.environment import EnvironmentFailure, Episode, play
-from cojax.explorer.scripted import ScriptedExplorer
-from cojax.replay import replay
+from cojax.environment.replay import replay
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, Message, Task, TaskDraft, Turn
 from cojax.validation import Exclusions, Validation
 from cojax.validation.exclusions import End

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import environments
-from cojax.explorer.scripted import ScriptedExplorer
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.synthesis import fresh_places
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions

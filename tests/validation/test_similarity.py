@@ -6,7 +6,7 @@ import pytest
 
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
-from cojax.validation.similarity import Kin, Nearest, paragraphs
+from cojax.validation.similarity import NearDuplicates, Nearest, paragraphs
 
 BOOK = "Could you book a table for four at the Green Door on Friday at seven, and tell Nadia about it?"
 MOVE = "Move the quarterly figures from the drafts into the archive and delete the old summary."
@@ -51,17 +51,17 @@ def test_a_similarity_is_a_cosine(similarity: float) -> None:
 
 
 def test_kin_are_on_one_setup_and_learned_once() -> None:
-    kin = Kin(0.95)
+    near_duplicates = NearDuplicates(0.95)
     first = task(BOOK, room="a")
     pool = [first]
-    kin.update(pool)
+    near_duplicates.update(pool)
     alike = task(f"{BOOK}?!", room="a")
-    assert kin.why(alike).startswith(f"near duplicate of task {first.id}: similarity 0.9")
-    assert kin.why(dataclasses.replace(alike, setup={"room": "b"})) == ""
-    assert kin.why(task(MOVE, room="a")) == ""
-    kin.update([*pool, task(MOVE, room="a")])
-    assert kin.why(task(f"{MOVE} ", room="a")).startswith("near duplicate")
-    assert Kin(0.0).why(alike) == ""
+    assert near_duplicates.why(alike).startswith(f"near duplicate of task {first.id}: similarity 0.9")
+    assert near_duplicates.why(dataclasses.replace(alike, setup={"room": "b"})) == ""
+    assert near_duplicates.why(task(MOVE, room="a")) == ""
+    near_duplicates.update([*pool, task(MOVE, room="a")])
+    assert near_duplicates.why(task(f"{MOVE} ", room="a")).startswith("near duplicate")
+    assert NearDuplicates(0.0).why(alike) == ""
 
 
 def moved(query: str, *calls: tuple[str, str]) -> Task:
@@ -70,41 +70,45 @@ def moved(query: str, *calls: tuple[str, str]) -> Task:
 
 
 def test_word_order_and_argument_roles_make_another_task() -> None:
-    kin = Kin(0.8)
+    near_duplicates = NearDuplicates(0.8)
     first = moved("move report to taxes", ("report", "taxes"))
-    kin.add(first)
+    near_duplicates.add(first)
     # The cosine of the two is 1.00.
-    assert kin.why(moved("move taxes to report", ("taxes", "report"))) == ""
-    assert kin.why(moved("move taxes to report", ("report", "taxes"))).startswith(f"near duplicate of task {first.id}")
-    assert kin.why(moved("Move report to taxes!", ("report", "taxes"))).startswith("near duplicate")
+    assert near_duplicates.why(moved("move taxes to report", ("taxes", "report"))) == ""
+    assert near_duplicates.why(moved("move taxes to report", ("report", "taxes"))).startswith(
+        f"near duplicate of task {first.id}"
+    )
+    assert near_duplicates.why(moved("Move report to taxes!", ("report", "taxes"))).startswith("near duplicate")
     # The same words in the same order are no other task for another way of doing it.
-    assert kin.why(moved("Move report to taxes!", ("report", "taxes"), ("report", "drafts"))).startswith("near")
+    assert near_duplicates.why(moved("Move report to taxes!", ("report", "taxes"), ("report", "drafts"))).startswith(
+        "near"
+    )
 
 
 def test_one_swap_in_a_long_query_makes_another_task() -> None:
-    kin = Kin(0.95)
+    near_duplicates = NearDuplicates(0.95)
     names = [f"file{n}" for n in range(40)]
     pairs = list(zip(names[::2], names[1::2], strict=True))
 
     def long(pairs: list[tuple[str, str]]) -> Task:
         return moved(", then ".join(f"please move {file} to {folder}" for file, folder in pairs), *pairs)
 
-    kin.add(long(pairs))
+    near_duplicates.add(long(pairs))
     swapped = [pairs[0][::-1], *pairs[1:]]
-    assert kin.why(long(swapped)) == ""
+    assert near_duplicates.why(long(swapped)) == ""
     # Two steps in another order come to the same calls.
-    assert kin.why(long([pairs[1], pairs[0], *pairs[2:]])).startswith("near duplicate")
+    assert near_duplicates.why(long([pairs[1], pairs[0], *pairs[2:]])).startswith("near duplicate")
 
 
 def test_the_nearest_other_task_does_not_hide_a_duplicate_behind_it() -> None:
-    kin = Kin(0.7)
-    kin.add(moved("move taxes to report", ("taxes", "report")))
-    kin.add(moved("please move report to taxes", ("report", "taxes")))
-    assert kin.why(moved("move report to taxes", ("report", "taxes"))).startswith("near duplicate")
+    near_duplicates = NearDuplicates(0.7)
+    near_duplicates.add(moved("move taxes to report", ("taxes", "report")))
+    near_duplicates.add(moved("please move report to taxes", ("report", "taxes")))
+    assert near_duplicates.why(moved("move report to taxes", ("report", "taxes"))).startswith("near duplicate")
 
 
 def test_no_text_breaks_the_comparison() -> None:
-    kin = Kin(0.9)
-    kin.add(moved("move report to taxes", ("report", "taxes")))
+    near_duplicates = NearDuplicates(0.9)
+    near_duplicates.add(moved("move report to taxes", ("report", "taxes")))
     for query in ("move \ud800 to taxes", "", "\x00", "move report to taxes " * 50_000):
-        assert kin.why(moved(query, ("map", "taxes"))) == ""
+        assert near_duplicates.why(moved(query, ("map", "taxes"))) == ""

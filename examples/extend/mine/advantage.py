@@ -4,7 +4,7 @@ from typing import Annotated
 
 import numpy as np
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 
 
 def brisk(trajectories, *, cost: Annotated[float, Range(0)] = 0.02):

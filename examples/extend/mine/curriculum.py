@@ -3,7 +3,7 @@
 import math
 from typing import Annotated
 
-from cojax.annotations import Range
+from cojax.registry.annotations import Range
 
 
 def nearly(scores, *, target: Annotated[float, Range(0, 1)] = 0.7, width: Annotated[float, Range(0.01)] = 0.3):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import jax.numpy as jnp
 
-from cojax.annotations import Range
 from cojax.learner.parts import bounded_exp, where_learned
+from cojax.registry.annotations import Range
 
 
 def careful(

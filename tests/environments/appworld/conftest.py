@@ -6,7 +6,7 @@ import pytest
 
 import environments
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.appworld import data as roots
 from environments.appworld.environment import AppWorld

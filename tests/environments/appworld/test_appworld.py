@@ -8,8 +8,8 @@ import pytest
 
 import environments
 from cojax.environment import Charted, EnvironmentFailure, play
-from cojax.explorer.scripted import ScriptedExplorer
-from cojax.replay import follow, replay
+from cojax.environment.replay import follow, replay
+from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, Task, Trajectory
 from cojax.validation import Validation
 from environments.appworld import data as roots

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.appworld.environment import AppWorld, AppWorldEpisode
 from tests.environments.appworld.test_security import WORLD

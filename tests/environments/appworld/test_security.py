@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cojax.environment import counted, play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.appworld import data as roots
 from environments.appworld.environment import AppWorld

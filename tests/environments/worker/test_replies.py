@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cojax.environment import play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from environments.worker import Bounds, IsolatedEnvironment, isolate, wire
 from environments.worker.records import Malformed, read

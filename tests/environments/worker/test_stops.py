@@ -17,7 +17,7 @@ import pytest
 from worker_trials import ROOT, descendants, gone, processes, stop_all, stopped
 
 from cojax.environment import EnvironmentFailure, Progress, counted, play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.types import Action, Task, Trajectory
 from environments.worker import Bounds, IsolatedEnvironment, client, isolate
 from environments.worker.timer import Timer, usage
@@ -119,7 +119,7 @@ def test_a_supervisor_that_does_not_go_on_is_replaced(world, monkeypatch):
 PROGRAM = """
 import json, sys
 sys.path[:0] = [{tests!r}]
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from cojax.rollout.collect import Limits, gather
 from cojax.types import Action, Task
 from environments.worker import Bounds, isolate

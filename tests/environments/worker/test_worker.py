@@ -11,7 +11,7 @@ from worker_trials import BOUNDS, attempt, descendants, do, gone, processes, tas
 
 import environments
 from cojax.environment import EnvironmentFailure, LimitExceeded, play
-from cojax.replay import follow
+from cojax.environment.replay import follow
 from environments.worker import IsolatedEnvironment, isolate
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")

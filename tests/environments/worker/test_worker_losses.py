@@ -15,10 +15,10 @@ import pytest
 from worker_trials import processes
 
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, PolicyLoss, play, runs_policy_code
-from cojax.replay import follow, replay
+from cojax.environment.replay import follow, replay
+from cojax.environment.wrapping import Wrapped
 from cojax.rollout.collect import Limits, gather
 from cojax.types import Action, Message, Task, Trajectory, Turn
-from cojax.wrapping import Wrapped
 from environments.worker import Bounds, IsolatedEnvironment, isolate
 
 BOUNDS = Bounds(deadline=0.6, output=2**20, values=20_000)

@@ -1,0 +1,67 @@
+"""Replays: the same actions again, from a fresh start, with the states they pass through."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Actor, Environment, Episode, play
+from cojax.environment.wrapping import Wrapped, WrappedEpisode
+from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
+
+Play = Callable[..., Trajectory]  # `play`, or one that also watches deadlines
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """A trajectory, and the state at its start and after every action: one more state than turns."""
+
+    trajectory: Trajectory
+    states: tuple[Mapping[str, Any], ...]
+
+    @property
+    def complete(self) -> bool:
+        """Every action worked, and the last one ended the episode."""
+        turns = self.trajectory.turns
+        return self.trajectory.outcome == "finished" and all(turn.observation.ok for turn in turns)
+
+    @property
+    def effective(self) -> tuple[int, ...]:
+        """Positions of the actions that changed the state, the one that ended the episode aside."""
+        last = len(self.states) - 2
+        return tuple(i for i in range(last) if self.states[i] != self.states[i + 1])
+
+
+def follow(actions: Sequence[Action]) -> Actor:
+    """An actor that takes these actions in order; play it with `max_turns=len(actions)`."""
+    remaining = iter(actions)
+    return lambda episode, messages: Turn(next(remaining))
+
+
+def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
+    """Plays the actions on a fresh episode of the task, and keeps the states."""
+    states: list[Mapping[str, Any]] = []
+    trajectory = play(_filmed(environment, states), task, follow(actions), max_turns=len(actions))
+    return Replay(trajectory, tuple(states))
+
+
+def _filmed(environment: Environment, states: list[Mapping[str, Any]]) -> Environment:
+    """The environment, of whose one episode the state at the start and after every action goes into `states`."""
+
+    def start(task: Task) -> Episode:
+        episode = environment.start(task)
+
+        def reset() -> tuple[Message, ...]:
+            opening = episode.reset()
+            states.append(episode.state())
+            return opening
+
+        def step(action: Action) -> Observation:
+            observation = episode.step(action)
+            states.append(episode.state())
+            return observation
+
+        return WrappedEpisode(episode, reset=reset, step=step)
+
+    return Wrapped(environment, start)

@@ -1,0 +1,1 @@
+"""The explorer with a language model: prompts, calls to the model, and checks of what it says."""

@@ -1,0 +1,277 @@
+"""Models: whatever answers an explorer's messages with text, within a budget, and replies that must fit a schema.
+
+A reply is untrusted text. A call that fails raises `ChatFailure` and never turns into content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cojax.environment import EngineError
+from cojax.types import Message, content_hash
+
+FailureKind = Literal[
+    "budget", "deadline", "stopped", "refused", "unauthorised", "unreachable", "timeout", "server", "rate", "malformed",
+    "too_long", "empty", "truncated", "invalid",
+]  # fmt: skip
+
+_T = TypeVar("_T", bound=BaseModel)
+# JSON of a reply nests no deeper.
+_DEPTH = 32
+# Characters of a failed reply that are shown again, and of the reason.
+_SHOWN, _REASON = 4_000, 600
+# Seconds between two looks at whether a budget was closed.
+_LOOK_EVERY = 0.05
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
+
+
+class ChatFailure(EngineError):
+    """A model gave no usable reply; `kind` says how. It says nothing about any policy or task.
+
+    budget, deadline   not sent: the evolution's budget or time does not cover it
+    stopped            not sent: whoever gave the budget has closed it
+    refused            the endpoint would not take the request
+    unauthorised       neither this request nor any other: the address, the key or the model is wrong
+    unreachable, timeout, server, rate, malformed   what the last of several attempts ended in
+    too_long           the prompt does not fit the model
+    empty, truncated, invalid   there was a reply, and it could not be used
+    """
+
+    def __init__(self, kind: FailureKind, reason: str):
+        super().__init__(f"{kind}: {reason}")
+        self.kind, self.reason = kind, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelReply:
+    """What a model said; `truncated` where it was cut off at its most tokens."""
+
+    text: str
+    truncated: bool = False
+
+
+class Budget:
+    """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
+
+    Only one thread spends from a budget at a time; whatever goes at once gets budgets of its own by `shared`. So what
+    is refused depends on the replies and never on which of them came first. `until` is the exception, and so is
+    `close`, which any thread may call.
+    """
+
+    def __init__(
+        self,
+        tokens: int,
+        requests: int,
+        until: float = math.inf,
+        least: tuple[int, int] = (1, 1),
+        whole: Budget | None = None,
+    ):
+        """`least` are the tokens and requests without which a share of a budget is worth nothing; `whole` is the budget
+        that this one is a share of."""
+        self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
+        self._closed = False
+
+    @property
+    def seconds(self) -> float:
+        return self.until - time.monotonic()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this budget, or one that it is a share of, was closed."""
+        return self._closed or (self.whole is not None and self.whole.closed)
+
+    def close(self) -> None:
+        """Nothing more is spent from this budget and all its shares: the next call raises ChatFailure, one that waits
+        for another attempt does so at once, and one that is under way comes to its end."""
+        self._closed = True
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps so long, or until the budget is closed."""
+        until = time.monotonic() + seconds
+        while not self.closed and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _LOOK_EVERY))
+
+    def check(self, tokens: int) -> None:
+        """Raises ChatFailure where one more request that may cost so many tokens is not covered."""
+        if self.closed:
+            raise ChatFailure("stopped", "the evolution is to end; nothing more is asked")
+        if self.seconds <= 0:
+            raise ChatFailure("deadline", "the evolution's time is up; raise llm.deadline")
+        if self.requests < 1:
+            raise ChatFailure("budget", "no request is left; raise llm.max_requests_per_evolution")
+        if tokens > self.tokens:
+            raise ChatFailure(
+                "budget",
+                f"the request may take {tokens:,} tokens, {max(0, self.tokens):,} are left for it; "
+                "raise llm.max_tokens_per_evolution",
+            )
+
+    def pay(self, tokens: int, requests: int) -> None:
+        self.tokens -= tokens
+        self.requests -= requests
+
+    @contextlib.contextmanager
+    def shared(self, count: int) -> Iterator[list[Budget]]:
+        """`count` budgets that hold alike what this one held; what they have left comes back.
+
+        Where that would be too little for each, only the first ones hold something.
+        """
+        tokens, requests = max(0, self.tokens), max(0, self.requests)
+        funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
+        share = tokens // funded, requests // funded
+        held = [share if place < funded else (0, 0) for place in range(count)]
+        parts = [Budget(*amounts, self.until, self.least, self) for amounts in held]
+        self.pay(funded * share[0], funded * share[1])
+        try:
+            yield parts
+        finally:
+            for part in parts:
+                self.pay(-part.tokens, -part.requests)
+
+
+class ChatModel(Protocol):
+    """Answers messages with text."""
+
+    name: str
+
+    def begin(self, evolution: str = "") -> Budget:
+        """A new evolution: its whole budget. The figures start at nothing.
+
+        An evolution of the same name is the same one, gone through once more after the run was killed; one without a
+        name is always another.
+        """
+
+    def reopen(self) -> None:
+        """The evolution came to nothing: gone through once more, what failed in it is tried again."""
+
+    def figures(self) -> dict[str, Any]:
+        """What the evolution has cost so far."""
+
+    def failed(self, kind: FailureKind) -> None:
+        """Counts among the figures a reply that could not be used; `reply` counts its own failures."""
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        budget: Budget,
+        seed: int,
+        place: str,
+        schema: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+    ) -> ModelReply:
+        """The reply; JSON that fits the schema where the model can be held to one.
+
+        `place` says in the journal what the call was for; `temperature` None is the model's own. Raises ChatFailure.
+        """
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """What any model may spend and take, by the names of the section `llm`. Raises ValueError for what cannot work."""
+    for name in ("attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"):
+        if limits[name] < 1:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 1")
+    for name in ("timeout", "deadline"):
+        if not 0 < limits[name] < math.inf:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected seconds above 0")
+    for name in ("temperature", "price_in", "price_out"):
+        if not 0 <= limits[name] < math.inf:
+            raise ValueError(f"llm.{name} is {limits[name]}; expected at least 0")
+
+
+def seed_of(*parts: Any) -> int:
+    """A seed of 31 bits, as endpoints take them."""
+    return int(content_hash(["mind", repr(parts)]), 16) % 2**31
+
+
+def structured(
+    chat_model: ChatModel,
+    messages: Sequence[Message],
+    kind: type[_T],
+    *,
+    budget: Budget,
+    seed: int,
+    place: str,
+    temperature: float | None = None,
+) -> _T:
+    """The reply as a record of `kind`, with one chance to repair it. Raises ChatFailure."""
+    schema = kind.model_json_schema()
+
+    def ask(messages: Sequence[Message], place: str) -> ModelReply:
+        return chat_model.reply(messages, budget=budget, seed=seed, place=place, schema=schema, temperature=temperature)
+
+    reply = ask(messages, place)
+    try:
+        return read(reply, kind)
+    except ChatFailure as failure:
+        repair = (
+            f"That reply cannot be used ({failure.kind}): {failure.reason[:_REASON]}\n"
+            "ModelReply again, with one JSON object that fits this schema and nothing else"
+            f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
+        )
+        said = Message("assistant", reply.text[:_SHOWN] or "(nothing)")
+    repaired = ask((*messages, said, Message("user", repair)), f"{place}/repair")
+    try:
+        return read(repaired, kind)
+    except ChatFailure as failure:
+        chat_model.failed(failure.kind)
+        raise
+
+
+def read(reply: ModelReply, kind: type[_T]) -> _T:
+    """The record that a reply spells, alone, in a code fence or within prose. Raises ChatFailure."""
+    if reply.truncated:
+        raise ChatFailure("truncated", "the reply was cut off at its most tokens")
+    if not reply.text.strip():
+        raise ChatFailure("empty", "the reply holds no text")
+    try:
+        value = _json(reply.text.rpartition("</think>")[2])
+    except (ValueError, RecursionError) as error:
+        raise ChatFailure("invalid", f"no JSON object was found: {error}"[:_REASON]) from None
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'reply'}: {e['msg']}" for e in error.errors()[:5])
+        raise ChatFailure("invalid", found[:_REASON]) from None
+
+
+def _json(text: str) -> Any:
+    """The JSON object in a text. Raises ValueError where there is none that any file can hold."""
+    fenced = _FENCED.search(text)
+    start, end = text.find("{"), text.rfind("}")
+    candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]
+    reason: ValueError | None = None
+    for candidate in candidates:
+        try:
+            value = json.loads(candidate, parse_constant=_reject, parse_float=_finite)
+        except ValueError as error:
+            reason = error
+            continue
+        nesting = itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in candidate)
+        if max(nesting, default=0) > _DEPTH:
+            raise ValueError(f"nested deeper than {_DEPTH}")
+        # Half a surrogate pair is a Python string but no text.
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
+    raise reason or ValueError("nothing there")
+
+
+def _reject(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is too large")
+    return value

@@ -1,0 +1,139 @@
+"""The journal: every call to a model that was paid for, by the content of its request, for good.
+
+It is append-only and never cut back, so that a call is not paid twice when a run goes on after it was killed, and a
+report can show the exact text sent and received.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cojax.storage.checksums import CHECKSUM, is_signed, signed
+from cojax.storage.files import Log
+from cojax.types import Message, canonical
+
+_LOG = logging.getLogger(__name__)
+# How a line begins: the key is read without the rest.
+_HEAD = b'{"key":"'
+_KEY = 32
+
+
+def key_of(value: Any) -> str:
+    """The key of a record: 32 hex digits of the SHA-256 of what it is about, as canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY]
+
+
+def spoken(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as they are sent. Half a surrogate pair is a Python string but no text that can be."""
+    return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
+
+
+def finished(
+    place: str,
+    model: str,
+    sent: Mapping[str, Any],
+    text: str,
+    truncated: bool,
+    usage: tuple[int, int],
+    cost: tuple[int, int],
+) -> dict[str, Any]:
+    """The record of a call that was answered. `usage` are the tokens of prompt and reply, `cost` the tokens and
+    requests that it took with the attempts that were lost."""
+    return {
+        "place": place, "model": model, "sent": sent, "text": text, "truncated": truncated, "usage": list(usage),
+        "tokens": cost[0], "requests": cost[1],
+    }  # fmt: skip
+
+
+def failed(
+    place: str, model: str, sent: Mapping[str, Any], kind: str, reason: str, cost: tuple[int, int]
+) -> dict[str, Any]:
+    """The record of a call that cost something and brought nothing; its text is None."""
+    return {
+        "place": place, "model": model, "sent": sent, "text": None, "kind": kind, "reason": reason,
+        "tokens": cost[0], "requests": cost[1],
+    }  # fmt: skip
+
+
+class Journal:
+    """Records by key, in one JSONL file; `path` None keeps them in memory. Any thread may use it.
+
+    A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
+    `text`, `truncated`, `usage`, `tokens` and `requests` (what it cost, lost attempts included). One of a failed call
+    holds `kind` and `reason` of the failure, no usage, and None for its text. Of several with one key the last counts.
+    On disk each has a checksum of itself.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self._log = None if path is None else Log(path)
+        self._memory: dict[str, dict[str, Any]] = {}
+        self._starts: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._count = 0
+        self._guard = threading.Lock()
+        if path is not None and path.exists():
+            with open(path, "rb") as file:
+                start = 0
+                for line in file:
+                    if line.startswith(_HEAD) and line.endswith(b"\n"):
+                        key = line[len(_HEAD) : len(_HEAD) + _KEY].decode("ascii", "replace")
+                        self._starts[key], self._numbers[key] = start, self._next()
+                    start += len(line)
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    @property
+    def length(self) -> int:
+        """Records so far."""
+        return self._count
+
+    def number(self, key: str) -> int:
+        """Which record, counted from 1, is the last one with that key; 0 where there is none."""
+        return self._numbers.get(key, 0)
+
+    def find(self, key: str) -> dict[str, Any] | None:
+        """The record of that key, or None; a damaged one counts as none, and its call is made anew."""
+        with self._guard:
+            if self._log is None:
+                return self._memory.get(key)
+            start = self._starts.get(key)
+            if start is None:
+                return None
+            with open(self._log.path, "rb") as file:
+                file.seek(start)
+                line = file.readline()
+        try:
+            record = json.loads(line)
+            sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
+            is_signed(record)
+            if record["key"] == key and sound:
+                return {name: value for name, value in record.items() if name != CHECKSUM}
+        except (ValueError, KeyError, TypeError):
+            pass
+        _LOG.warning("%s holds a damaged record of call %s; the call is made anew", self._log.path, key)
+        return None
+
+    def add(self, key: str, record: Mapping[str, Any]) -> None:
+        """Keeps a call. Raises StorageError when the disk refuses."""
+        entry = {"key": key, **record}
+        with self._guard:
+            if self._log is None:
+                self._memory[key] = entry
+            else:
+                line = signed(entry)
+                length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
+                self._starts[key] = self._log.append([line]) - length - 1
+            self._numbers[key] = self._next()
+
+    def read(self, place: str = "") -> Iterator[dict[str, Any]]:
+        """The records whose place begins so, oldest first."""
+        records = list(self._memory.values()) if self._log is None else self._log.read()
+        return (record for record in records if record["place"].startswith(place))

@@ -1,0 +1,136 @@
+"""The policy as its own explorer: the model that is trained answers, no other. The paper finds it weaker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from cojax.environment import EngineError, OutOfContext
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
+from cojax.explorer.llm.counters import Counters
+from cojax.explorer.llm.journal import Journal, finished, key_of, spoken
+from cojax.rollout.chat import Chat
+from cojax.rollout.engine import Completion, Engine, Sampling
+from cojax.types import Message
+
+# Seconds between two looks at whether the budget was closed.
+_LOOK_EVERY = 0.2
+
+
+class PolicyModel:
+    """A `Mind` that samples from whatever weights the engine holds; any thread may call it.
+
+    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens`, prompts included, and
+    `most_requests`, within `deadline` seconds; one completion that takes longer than `engine_deadline` seconds, or than
+    what is left of these, is given up, as is one whose budget is closed. Schemas are asked for in words alone. What was
+    said is kept in the journal and never answered from it: the weights of tomorrow are others. Raises ValueError for
+    limits that cannot work.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        *,
+        name: str = "self",
+        journal: Journal | None = None,
+        max_tokens: int = 2048,
+        temperature: float = 0.7,
+        most_tokens: int = 2_000_000,
+        most_requests: int = 4_000,
+        deadline: float = 3600.0,
+        engine_deadline: float = 600.0,
+    ):
+        check_limits({
+            "attempts": 1, "concurrency": 1, "max_tokens": max_tokens, "max_tokens_per_evolution": most_tokens,
+            "max_requests_per_evolution": most_requests, "timeout": engine_deadline, "deadline": deadline,
+            "temperature": temperature, "price_in": 0.0, "price_out": 0.0,
+        })  # fmt: skip
+        self.engine, self.chat, self.name, self.journal = engine, chat, name, journal or Journal()
+        self.max_tokens, self.temperature = max_tokens, temperature
+        self.most_tokens, self.most_requests, self.deadline = most_tokens, most_requests, deadline
+        self.engine_deadline = engine_deadline
+        self._tally = Counters()
+
+    def begin(self, evolution: str = "") -> Budget:
+        self._tally.reset()
+        least = (8 * self.max_tokens, 8)
+        return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
+
+    def reopen(self) -> None:
+        """Nothing: whatever failed is asked again."""
+
+    def figures(self) -> dict[str, Any]:
+        """Calls and their tokens, failures by kind."""
+        return {**self._tally.amounts("calls", "tokens_in", "tokens_out"), "failures": self._tally.failures()}
+
+    def failed(self, kind: FailureKind) -> None:
+        self._tally.failed(kind)
+
+    def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        budget: Budget,
+        seed: int,
+        place: str,
+        schema: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+    ) -> ModelReply:
+        with self._tally.failing():
+            return self._sampled(
+                messages, budget, seed, place, self.temperature if temperature is None else temperature
+            )
+
+    def _sampled(
+        self, messages: Sequence[Message], budget: Budget, seed: int, place: str, temperature: float
+    ) -> ModelReply:
+        prompt = self.chat.open(tuple(messages))
+        budget.check(len(prompt) + self.max_tokens)
+        sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=(self.chat.end,))
+        session = f"mind-{place}-{seed}-{threading.get_ident()}"
+        budget.pay(0, 1)
+        done = self._generated(prompt, sampling, session, seed, budget)
+        usage = len(prompt), len(done.tokens)
+        budget.pay(sum(usage), 0)
+        self._tally.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
+        text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
+        sent = {"messages": spoken(messages), "seed": seed, "weights_version": done.weights_version}
+        key, truncated = key_of([sent, text]), done.finish_reason == "length"
+        if self.journal.find(key) is None:
+            self.journal.add(key, finished(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
+        return ModelReply(text, truncated)
+
+    def _generated(
+        self, prompt: Sequence[int], sampling: Sampling, session: str, seed: int, budget: Budget
+    ) -> Completion:
+        """The engine's completion. Raises ChatFailure; one that is given up ends on its thread, as its session ends."""
+        answer: Future[Completion] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(self.engine.generate(prompt, sampling, session=session, seed=(seed,)))
+            except BaseException as error:
+                answer.set_exception(error)
+            finally:
+                self.engine.release(session)
+
+        threading.Thread(target=work, name="mind", daemon=True).start()
+        limit = min(self.engine_deadline, budget.seconds)
+        until = time.monotonic() + limit
+        while True:
+            # A TimeoutError of `result` could be the engine's own.
+            if wait([answer], max(0.0, min(_LOOK_EVERY, until - time.monotonic()))).done:
+                try:
+                    return answer.result()
+                except OutOfContext as error:
+                    raise ChatFailure("too_long", str(error)) from None
+                except EngineError as error:
+                    raise ChatFailure("server", str(error)[:300]) from None
+            if budget.closed or time.monotonic() >= until:
+                self.engine.release(session)
+                budget.check(0)
+                raise ChatFailure("timeout", f"the engine gave no completion within {limit:.3g} s")

@@ -1,0 +1,131 @@
+"""Abstraction without an LLM: which parts of an exploration could be tasks of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Environment, ask
+from cojax.explorer.scripted.walk import tool_of, values, words_of
+from cojax.types import Action, Call, Message, Observation, Triplet
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """The tool that ends an episode, and the parameter that carries the answer, if it has one.
+
+    An empty `tool` means that an action without calls ends it, or the user's turn where there are several.
+    """
+
+    tool: str
+    parameter: str | None = None
+
+    @classmethod
+    def of(cls, environment: Environment, tool: str) -> Ending:
+        """Read from the tool's documentation. Raises ValueError where the environment has no such tool."""
+        if not tool:
+            return cls(tool)
+        tools = documented(environment)
+        if tool not in tools:
+            raise ValueError(
+                f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
+                f'it has {", ".join(tools)}. Name one of them by explorer.ending, or "" where an action without calls '
+                "ends it."
+            )
+        return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
+
+    def after(self, step: Triplet) -> Iterator[Triplet]:
+        """The ways to end after this step: without a word, or answering what it observed; the reply is yet to come."""
+        if not self.tool:
+            yield Triplet(Action(), Observation(done=True), step.run)
+            return
+        answers = [{}] if self.parameter is None else [{}, {self.parameter: step.observation.text}]
+        for arguments in answers:
+            yield Triplet(
+                Action(calls=(Call(self.tool, arguments),)), Observation((Message("tool", ""),), done=True), step.run
+            )
+
+
+def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
+    """The environment's tools by name."""
+    return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
+
+
+def phrased(environment: Environment, steps: Sequence[Triplet]) -> str | None:
+    """The environment's words for these steps. Whatever it raises becomes EnvironmentFailure."""
+    return ask(environment.phrase, steps)
+
+
+def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
+    """For ever: `base` plus one of `stretch`, kept within 1 and `longest`."""
+    while True:
+        yield min(longest, max(1, base + rng.choice(stretch)))
+
+
+def cut(window: Sequence[Triplet], chance: float, rng: random.Random) -> tuple[Triplet, ...]:
+    """The window with the user's turn ended after each step but the last with this chance."""
+    steps: list[Triplet] = []
+    for step in window[:-1]:
+        steps.append(step)
+        if rng.random() < chance:
+            steps.append(Triplet(Action(), Observation(), step.run))
+    return (*steps, *window[-1:])
+
+
+def windows(
+    triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random
+) -> Iterator[tuple[Triplet, ...]]:
+    """The windows of all runs, each once: of the length wanted next or the nearest left, those in focus first."""
+    runs: dict[int, list[Triplet]] = {}
+    for triplet in triplets:
+        if triplet.observation.ok and not triplet.observation.done:
+            runs.setdefault(triplet.run, []).append(triplet)
+    found = [window for steps in runs.values() for window in _windows_of_run(steps)]
+    rng.shuffle(found)
+    # Taken from the end, so those that touch the focus come last.
+    found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
+    by_length: dict[int, list[tuple[Triplet, ...]]] = {}
+    for window in found:
+        by_length.setdefault(len(window), []).append(window)
+    while by_length:
+        length = next(wanted)
+        nearest = min(by_length, key=lambda other: (abs(other - length), other))
+        yield by_length[nearest].pop()
+        if not by_length[nearest]:
+            del by_length[nearest]
+
+
+def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
+    """Every stretch of successive steps, as it stands, and of successive purposes with the look-ups each rests on."""
+    sources = _sources(steps)
+    used = {source for needed in sources for source in needed}
+    purposes = [i for i in range(len(steps)) if i not in used]
+    spans = {tuple(range(i, j + 1)) for i in range(len(steps)) for j in range(i, len(steps))}
+    for i in range(len(purposes)):
+        kept: set[int] = set()
+        for purpose in purposes[i:]:
+            kept |= _with_sources(purpose, sources)
+            spans.add(tuple(sorted(kept)))
+    return [tuple(steps[i] for i in span) for span in sorted(spans)]
+
+
+def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
+    """For each step, the latest earlier steps that told the values of its arguments."""
+    told: dict[str, int] = {}
+    sources: list[set[int]] = []
+    for i, step in enumerate(steps):
+        sources.append({told[value] for value in values(step.action) if value in told})
+        told |= dict.fromkeys(words_of(step.observation.text), i)
+    return sources
+
+
+def _with_sources(step: int, sources: Sequence[set[int]]) -> set[int]:
+    needed, open_ = set[int](), [step]
+    while open_:
+        step = open_.pop()
+        if step not in needed:
+            needed.add(step)
+            open_ += sources[step]
+    return needed

@@ -1,0 +1,1 @@
+"""Threads, processes and time on the host."""

@@ -1,0 +1,196 @@
+"""Registries: an entry by its name, or from outside as 'package.module:function', and the settings that it declares.
+
+An entry's settings are its keyword-only parameters, or the fields of a dataclass; `cojax.registry.annotations` says
+what each may be.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cojax.registry.annotations import Range, RegistryError, checked, expected
+
+__all__ = [
+    "REQUIRED", "Range", "RegistryError", "Setting", "check_call", "check_settings", "find", "settings", "source",
+]  # fmt: skip
+
+T = TypeVar("T")
+REQUIRED: Any = inspect.Parameter.empty
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a setting may be, and what it is where nothing is said: REQUIRED where something must be."""
+
+    annotation: Any
+    default: Any = REQUIRED
+
+
+def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
+    """The entry of that name, or the callable that 'package.module:function' names; the current folder is importable.
+
+    Raises RegistryError.
+    """
+    if name in entries:
+        return entries[name]
+    module_name, colon, attribute = name.partition(":")
+    if not colon:
+        raise RegistryError(
+            f"{kind} {name!r} not found; available: {', '.join(entries)}, or package.module:name from outside"
+        )
+    module = _imported(kind, name, module_name)
+    found = vars(module).get(attribute)
+    if found is None:
+        raise RegistryError(f"{kind} {name!r} not found: {module.__file__ or module_name} defines no {attribute!r}")
+    if not callable(found):
+        raise RegistryError(f"{kind} {name!r} is of type {type(found).__name__}; expected a function or a class")
+    return found
+
+
+def settings(function: Callable[..., Any]) -> dict[str, Setting]:
+    """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
+    if isinstance(function, type) and dataclasses.is_dataclass(function):
+        fields = [field for field in dataclasses.fields(function) if field.init]
+        defaults = {field.name: _default(field) for field in fields}
+        types_of = {field.name: _read(function, {field.name: field.type}, _home(function, field.name))[field.name]
+                    for field in fields}  # fmt: skip
+    else:
+        declared = [one for one in inspect.signature(function).parameters.values() if one.kind == one.KEYWORD_ONLY]
+        defaults = {one.name: one.default for one in declared}
+        types_of = _read(function, {one.name: one.annotation for one in declared}, _scope(function))
+    return {name: Setting(_or_of(types_of[name], default), default) for name, default in defaults.items()}
+
+
+def check_settings(
+    kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any], where: str = ""
+) -> dict[str, Any]:
+    """The given settings, converted where nothing is lost. Raises RegistryError for an unknown name, a value that the
+    setting may not be, and for one that must be given and is not; `where` goes before the name of a setting."""
+    known = settings(function)
+    for setting in given:
+        if setting not in known:
+            there = f"it has {', '.join(known)}" if known else "it has none"
+            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {there}")
+    for setting, declared in known.items():
+        if declared.default is REQUIRED and setting not in given:
+            raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {expected(declared.annotation)}")
+    return {setting: checked(f"{where}{setting}", known[setting].annotation, value) for setting, value in given.items()}
+
+
+def check_call(
+    kind: str, name: str, function: Callable[..., Any], takes: Sequence[str], given: Mapping[str, Any]
+) -> None:
+    """Raises RegistryError for an entry that cannot be called with what its kind is called with and these settings."""
+    try:
+        inspect.signature(function).bind(*takes, **given)
+    except TypeError as error:
+        called = ", ".join(takes) or "nothing"
+        raise RegistryError(
+            f"{kind} {name!r} is called with {called} and its settings, which stand after a *: {error}"
+        ) from error
+
+
+def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
+    """Where an entry comes from: module and function, version of its package, SHA-256 of the file that defines it.
+
+    Where `name` has a colon and names another file than that, of both: a partial, say, holds what its own file gives.
+    """
+    named, colon, attribute = name.partition(":")
+    defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
+    module = defines or sys.modules[named]
+    if colon and not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
+        # Of an object, as of a partial, that is its class's.
+        module = sys.modules[named]
+    elif hasattr(function, "__qualname__"):
+        attribute = function.__qualname__
+    modules = [module, *([sys.modules[named]] if colon else [])]
+    files = dict.fromkeys(vars(one)["__file__"] for one in modules if vars(one).get("__file__"))
+    content = b"".join(Path(file).read_bytes() for file in files)
+    return {
+        "path": f"{module.__name__}:{attribute}",
+        "version": _version(module),
+        "hash": hashlib.sha256(content).hexdigest() if files else "",
+    }
+
+
+def _imported(kind: str, name: str, module: str) -> types.ModuleType:
+    """Raises RegistryError for a module that is not there, or does not import."""
+    here = os.getcwd()
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        if module == missing or module.startswith(f"{missing}."):
+            raise RegistryError(
+                f"{kind} {name!r} not found: no module {missing!r} in {here} or among the installed packages"
+            ) from error
+        raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        told = " ".join(str(error).split())
+        raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {told}") from error
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return REQUIRED if field.default is dataclasses.MISSING else field.default
+
+
+def _home(cls: type, field: str) -> dict[str, Any]:
+    """The names that a field's annotation may use: those of the module of the class that declares it."""
+    declares = next((one for one in cls.__mro__ if field in inspect.get_annotations(one)), cls)
+    return vars(sys.modules[declares.__module__])
+
+
+def _scope(function: Callable[..., Any]) -> dict[str, Any]:
+    """The names that a function's annotations may use."""
+    inner: Any = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
+
+
+def _read(function: Callable[..., Any], annotations: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
+    """The annotations, those in quotes as what they name."""
+    holder = types.SimpleNamespace(__annotations__=dict(annotations))
+    try:
+        return typing.get_type_hints(holder, globalns=scope, include_extras=True)
+    except (NameError, TypeError, AttributeError, SyntaxError) as error:
+        called = getattr(function, "__qualname__", str(function))
+        raise RegistryError(
+            f"the settings of {called} cannot be read: {error}; annotate them by what they are"
+        ) from error
+
+
+def _or_of(annotation: Any, default: Any) -> Any:
+    """The annotation, or the default's type where there is none."""
+    if annotation is not REQUIRED:
+        return annotation
+    return Any if default is REQUIRED or default is None else type(default)
+
+
+def _version(module: types.ModuleType) -> str:
+    """Of the distribution, or what the module says; "" where neither says any."""
+    top = module.__name__.partition(".")[0]
+    names = _distributions().get(top, ())
+    return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
+
+
+@functools.cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """The distributions of each top-level package. To list them reads the files of all that is installed."""
+    return importlib.metadata.packages_distributions()

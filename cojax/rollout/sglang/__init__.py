@@ -1,0 +1,1 @@
+"""Rollouts from SGLang servers: requests, weights, servers' health, and servers started here."""

@@ -1,0 +1,187 @@
+"""An SGLang server as a process of ours: how it is started, where it logs, and that it never outlives us."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from cojax.host.processes import descendants, end, session
+
+_GUARD = Path(__file__).with_name("guard.py")
+# Stand-ins for packages without a CPU build; on the path of CPU servers alone.
+_SHIMS = Path(__file__).with_name("cpu_shims")
+# float32: what "auto" would choose is off by a hundredth in the log-probs.
+_CPU_FLAGS = (
+    "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
+    "--grammar-backend", "none", "--mem-fraction-static", "0.5", "--max-total-tokens", "32768",
+    "--sleep-on-idle",
+)  # fmt: skip
+_CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
+# The server keeps a few positions of its context for itself.
+_SPARE_POSITIONS = 8
+# What a guard may take to end everything: its grace, and the time in which the kernel ends what was killed.
+_STOP_SECONDS = 15.0
+_TAIL_BYTES = 4_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How servers are launched.
+
+    `python` is an interpreter that has SGLang; `device` "cpu" runs it without an accelerator, "" as it finds best.
+    `flags` are appended to the command line, with {index} as the server's number among those launched together. A
+    conversation takes up to `max_length` tokens, `max_running` are generated at once (0: as memory allows). `port` is
+    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` they can give memory back, with
+    `routes` tell which experts tokens went through.
+    """
+
+    python: str
+    logs: Path
+    max_length: int
+    dtype: str = "auto"
+    device: str = ""
+    flags: str = ""
+    host: str = "127.0.0.1"
+    port: int = 0
+    max_running: int = 0
+    release_memory: bool = False
+    routes: bool = False
+
+    def __post_init__(self) -> None:
+        if not os.access(self.python, os.X_OK):
+            raise ValueError(
+                f"sglang.python {self.python!r} is no interpreter. Run `make sglang` for one without a GPU, name "
+                "your own in --config.sglang.python, or attach to running servers with --config.sglang.urls"
+            )
+        if self.device not in ("", "cpu"):
+            raise ValueError(f"sglang.device is {self.device!r}; expected 'cpu', or '' to leave it to SGLang and flags")
+
+    def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
+        """The server's command line; it serves the weights in `model` as version `label`, token ids in and out."""
+        return [
+            self.python, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--log-level-http", "warning",
+            "--model-path", str(model), "--weight-version", label, "--host", self.host, "--port", str(port),
+            "--context-length", str(self.max_length + _SPARE_POSITIONS), "--dtype", self.dtype,
+            *(("--max-running-requests", str(self.max_running)) if self.max_running else ()),
+            *(("--enable-memory-saver",) if self.release_memory and self.device != "cpu" else ()),
+            *(("--enable-return-routed-experts",) if self.routes else ()),
+            *(_CPU_FLAGS if self.device == "cpu" else ()),
+            *shlex.split(self.flags.replace("{index}", str(index))),
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Ours without what belongs to our own interpreter; the model is a folder, so nothing is looked up on a hub."""
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+        kept |= {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        return kept | (_CPU_ENVIRONMENT if self.device == "cpu" else {})
+
+
+class ServerProcess:
+    """One launched server; `start` may be called again once it has ended, each time on the weights then current.
+
+    Methods may be called from any thread.
+    """
+
+    def __init__(self, launch: Launch, index: int = 0) -> None:
+        self.launch, self.index = launch, index
+        self.log = launch.logs / f"server-{index}.log"
+        self.port = 0
+        self.starts = 0  # that were tried
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://{'127.0.0.1' if self.launch.host == '0.0.0.0' else self.launch.host}:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._guard is not None and self._guard.poll() is None
+
+    def start(self, model: Path, label: str) -> None:
+        """Starts the process and returns at once. Raises OSError where port or log cannot be had, or after `stop`."""
+        with self._lock:
+            if self._stopped:
+                raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
+            self._end(signal.SIGUSR1)
+            self.starts += 1
+            self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            command = self.launch.command(self.index, self.port, model.absolute(), label)
+            with open(self.log, "ab") as log:
+                log.write(f"\n=== {shlex.join(command)}\n".encode())
+                log.flush()
+                self._guard = subprocess.Popen(
+                    [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self.launch.environment(),
+                    # Ctrl-C in the terminal is ours to handle: the server serves the step to its end.
+                    start_new_session=True,
+                )
+
+    def stop(self) -> None:
+        """Ends the server and all that descends from it, by force after a few seconds, for good; returns when they are
+        gone. May be called twice."""
+        with self._lock:
+            self._stopped = True
+            self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends them by force, and returns when they are gone: what hangs does not listen to SIGTERM."""
+        with self._lock:
+            self._end(signal.SIGUSR1)
+
+    def tail(self) -> str:
+        """The end of its log, for an error message."""
+        try:
+            with open(self.log, "rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-15:])
+
+    def _end(self, number: int) -> None:
+        """Has the guard end everything, and does so itself where the guard cannot."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        if guard.poll() is None:
+            guard.send_signal(signal.SIGCONT)
+            guard.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                guard.wait(_STOP_SECONDS)
+        if guard.poll() is None:
+            end(lambda: descendants(guard.pid))
+            guard.kill()
+            guard.wait()
+        # A guard that was killed left its session behind; one that has ended by itself has taken all along.
+        if guard.returncode < 0:
+            end(lambda: session(guard.pid))
+
+
+def free_port(host: str, port: int = 0) -> int:
+    """`port`, or any free one for 0. Raises OSError, which names the fix, where it is taken."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"port {port} of {host} cannot be used for an SGLang server: {error.strerror}. Stop what listens "
+                "there, or choose another --config.sglang.port (0 takes any free one)",
+            ) from error
+        return int(probe.getsockname()[1])

@@ -1,0 +1,290 @@
+"""Checkpoints: arrays by Orbax, everything else as JSON, one directory a step, there whole or not at all.
+
+checkpoints/12/arrays/       Orbax
+checkpoints/12/host.json     step, the caller's host state, size and CRC-32 of every file in arrays/, its own checksum
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import functools
+import json
+import logging
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from cojax.storage.checksums import is_signed, signed
+from cojax.storage.files import StorageError, explain, explain_reading, is_number, sync_folder, write_json
+
+LOG = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """No checkpoint can be used, or this one is of another model: the message says which and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CheckpointPart:
+    """A branch of a checkpoint as NumPy arrays, its step, and a name for the contents of the whole step."""
+
+    step: int
+    arrays: Any
+    content: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Sound:
+    """A step whose every file is as it was written; `signed`: its host state carries a checksum of its own.
+
+    `faults` say of later steps why they are not used.
+    """
+
+    step: int
+    host: dict[str, Any]
+    signed: bool
+    faults: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Checkpointer:
+    """Saves and restores in `folder`, of which the newest `keep` steps stay."""
+
+    folder: Path
+    keep: int = 3
+
+    def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
+        """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
+
+        arrays: a pytree of jax or NumPy arrays; host: JSON values. A step already there is replaced. Raises
+        StorageError when the disk refuses; older checkpoints are then untouched.
+        """
+        folder = self.folder.absolute()
+        temporary, final = folder / f".{step}.{os.getpid()}.tmp", folder / str(step)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._sweep()
+            temporary.mkdir()
+            self._orbax.save(temporary / "arrays", args=ocp.args.StandardSave(arrays))
+            for path in sorted(temporary.rglob("*")):
+                _sync(path)
+            record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
+            write_json(temporary / "host.json", signed(record))
+            if final.exists():
+                # A directory cannot replace a full one: the old one steps aside and goes with the next sweep.
+                final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
+            temporary.rename(final)
+            sync_folder(folder)
+            # A later step can only be one that was damaged and skipped: its future is being written anew.
+            for old in set(self.steps()) - set(self.kept(step)):
+                shutil.rmtree(folder / str(old))
+            self._sweep()
+        except Exception as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if (cause := _disk_error(error)) is not None:
+                raise explain(cause, final) from error
+            raise
+
+    def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """(step, arrays, host) of the newest good step; None where nothing was ever saved.
+
+        `like` is a pytree of arrays or ShapeDtypeStructs with the structure, shapes, dtypes and shardings wanted. A
+        damaged step is skipped with a warning that names it. Raises CheckpointError when steps exist but none is
+        good, or when the good one does not fit `like`.
+        """
+        found = self.newest()
+        if found is None:
+            return None
+        for fault in found.faults:
+            LOG.warning("%s", fault)
+        return found.step, self.arrays(found.step, like), found.host
+
+    def newest(self) -> Sound | None:
+        """The newest good step, None where nothing was ever saved; reads only. Raises CheckpointError as `restore`."""
+        steps = self.steps()
+        faults = []
+        for step in reversed(steps):
+            folder = self.folder.absolute() / str(step)
+            try:
+                host, signed = _verified(folder)
+            except PermissionError as error:
+                raise explain_reading(error, folder) from error
+            except _DAMAGE as error:
+                faults.append(f"checkpoint {folder} is damaged and skipped: {_said(error)}")
+                continue
+            return Sound(step, host, signed, tuple(faults))
+        if steps:
+            raise CheckpointError(
+                f"no usable checkpoint in {self.folder}: all of {steps} are damaged, the newest: "
+                f"{faults[0].partition(' skipped: ')[2]}. Restore the folder from a copy, or start in a new workdir."
+            )
+        return None
+
+    def arrays(self, step: int, like: Any) -> Any:
+        """The arrays of a good step. Raises CheckpointError where they do not fit `like`."""
+        return self._arrays(self.folder.absolute() / str(step), like)
+
+    def part(self, name: str, step: int | None = None) -> CheckpointPart:
+        """One branch of what was saved, such as the parameters without the optimiser's state: of `step`, or of the
+        newest good one.
+
+        Writes nothing, so that it may read beside the run itself. Raises CheckpointError where the step is not there,
+        is damaged or has no such branch, and where no step is good.
+        """
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self.folder}; let the run reach its first one")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no step {step} in {self.folder}; it has {', '.join(map(str, steps))}")
+        faults = []
+        for chosen in reversed(steps) if step is None else [step]:
+            folder = self.folder.absolute() / str(chosen)
+            try:
+                _verified(folder)
+                content = zlib.crc32((folder / "host.json").read_bytes())
+            except _DAMAGE as error:
+                faults.append(f"checkpoint {folder} is damaged: {_said(error)}")
+                LOG.warning("%s", faults[-1])
+                continue
+            return CheckpointPart(chosen, self._branch(folder, name), f"{content:08x}")
+        others = [str(other) for other in steps if other != step]
+        fix = f"Choose another step ({', '.join(others)})" if step is not None and others else "Restore it from a copy"
+        raise CheckpointError(f"{'; '.join(faults)}. {fix}.")
+
+    def kept(self, step: int) -> list[int]:
+        """The steps that are kept once `step` is saved."""
+        return sorted({*(other for other in self.steps() if other < step), step})[-self.keep :]
+
+    def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
+        """The host state of those of these steps that are in place and can be read."""
+        found = []
+        for step in steps:
+            with contextlib.suppress(*_DAMAGE):
+                found.append(_record(self.folder / str(step))[0]["host"])
+        return found
+
+    def steps(self) -> list[int]:
+        """The steps in place, ascending; whether they are sound shows when they are read."""
+        if not self.folder.is_dir():
+            return []
+        names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
+        return sorted(int(name) for name in names if str(int(name)) == name)
+
+    @functools.cached_property
+    def _orbax(self) -> ocp.Checkpointer:
+        return ocp.Checkpointer(ocp.StandardCheckpointHandler())
+
+    def _arrays(self, folder: Path, like: Any) -> Any:
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
+        found, wanted = _shapes(saved), _shapes(abstract)
+        if different := sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name)):
+            name = different[0]
+            raise CheckpointError(
+                f"checkpoint {folder} does not fit the model: {len(different)} arrays differ, first {name}: "
+                f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
+                "Use the configuration it was saved with, or start in a new workdir."
+            )
+        return self._orbax.restore(folder / "arrays", args=ocp.args.StandardRestore(abstract))
+
+    def _branch(self, folder: Path, name: str) -> Any:
+        saved = self._orbax.metadata(folder / "arrays").item_metadata.tree
+        if not isinstance(saved, Mapping) or name not in saved:
+            raise CheckpointError(f"checkpoint {folder} holds no {name}; expected one of a run of this project")
+        wanted = {name: jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), saved[name])}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+        return reader.restore(folder / "arrays", args=arguments)[name]
+
+    def _sweep(self) -> None:
+        """Removes what a killed save left behind."""
+        for path in self.folder.glob(".*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# What reading a damaged step may raise.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+
+
+def _verified(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The host state, once every file is as it was written, and whether it carries a checksum of its own.
+
+    Raises one of _DAMAGE for any difference.
+    """
+    record, signed = _record(folder)
+    if (found := _listing(folder / "arrays")) != (expected := record["files"]):
+        damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+        raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
+    return record["host"], signed
+
+
+def _record(folder: Path) -> tuple[dict[str, Any], bool]:
+    """host.json of a step, as it was written. Raises one of _DAMAGE."""
+    try:
+        record = json.loads((folder / "host.json").read_text(encoding="utf-8"))
+        if (
+            not isinstance(record, dict)
+            or not isinstance(record["host"], dict)
+            or not isinstance(record["files"], dict)
+        ):
+            raise ValueError("expected an object with step, host and files")
+        if record["step"] != int(folder.name):
+            raise ValueError(f"it is of step {record['step']}")
+        whole = is_signed(record)
+        if "logs" in record["host"] and not whole:
+            raise ValueError("it carries no checksum of itself")
+        return record, whole
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"host.json: {_said(error)}") from error
+
+
+def _said(error: BaseException) -> str:
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _listing(folder: Path) -> dict[str, list[int]]:
+    """File → [bytes, CRC-32]."""
+    return {
+        str(path.relative_to(folder)): [path.stat().st_size, zlib.crc32(path.read_bytes())]
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+    """Path → dtype[shape], in words."""
+    return {
+        "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+    else:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+
+
+def _disk_error(error: Exception) -> OSError | None:
+    """The OSError behind an exception: Orbax's storage layer reports a full disk as text."""
+    if isinstance(error, StorageError):
+        return None
+    if isinstance(error, OSError):
+        return error
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS):
+        if os.strerror(number) in str(error):
+            return OSError(number, os.strerror(number))
+    return None

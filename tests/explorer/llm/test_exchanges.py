@@ -1,0 +1,70 @@
+"""What the report shows of an evolution by a real explorer is what the endpoint was really sent and really said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from chat_server import Answer
+from evolving import PARENT, SIGNALS, evolve
+from models import MAIL, model
+
+from cojax.explorer.llm.journal import Journal
+from cojax.pool import task_record
+from cojax.report import Exchanges, lineage, read_run, write_report
+from cojax.storage.files import Log, write_json
+from experiments.report import main
+
+NOISE = 'ignore the above\n\nreceived:\n  "quoted" \\ \u2028 </script>'
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
+
+
+def test_every_text_of_a_task_is_shown_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replies = iter([Answer(NOISE)])
+    done = evolve(
+        model(reflect=lambda body, at: next(replies, None)),
+        signals=SIGNALS[:2],
+        runs=2,
+        attempts=2,
+        judge=False,
+        journal=Journal(tmp_path / "journal.jsonl"),
+    )
+    write_json(tmp_path / "config.json", {"config": {}})
+    Log(tmp_path / "tasks.jsonl").append(task_record(task) for task in (PARENT, *done.result.tasks))
+    Log(tmp_path / "drafts.jsonl").append(done.result.drafts)
+    Log(tmp_path / "expeditions.jsonl").append(done.result.expeditions)
+
+    (task,) = [task for task in done.result.tasks if task.query == MAIL["query"]]
+    story = lineage(tmp_path, task.id)
+    assert story.expedition is not None
+    assert read_run(tmp_path).expeditions[story.expedition]["signal"] == story.signal_evidence
+    exchanges = Exchanges(tmp_path / "journal.jsonl")
+    explored, validated = exchanges.of_expedition(*story.expedition), exchanges.of_task(task.id)
+    parts = [exchange.place.partition("/")[0] for exchange in explored]
+    assert list(dict.fromkeys(parts)) == ["reflect", "run 0", "run 1", "abstract"]
+    assert parts.count("run 0") == 8
+    assert validated[0].place == "judge"
+    assert {exchange.place.partition("/")[0] for exchange in validated[1:]} == {"attempt 0", "attempt 1"}
+
+    sent = {json.dumps(body["messages"]) for body in done.server.bodies}
+    for exchange in (*explored, *validated):
+        messages = [{"role": role, "content": content} for role, content in exchange.messages]
+        assert json.dumps(messages) in sent
+        assert exchange.settings["seed"] >= 0
+        assert exchange.facts["model"] == "m"
+    # No call of the evolution belongs nowhere.
+    ids = {record["task"] for record in done.result.drafts} | {t.id for t in done.result.tasks}
+    found = [exchanges.of_expedition(10, number) for number in range(2)] + [exchanges.of_task(id) for id in ids if id]
+    assert sum(map(len, found)) == len(list(done.journal.read()))
+    assert NOISE in [exchange.text for number in range(2) for exchange in exchanges.of_expedition(10, number)]
+
+    assert main([str(tmp_path), f"--task={task.id}"]) == 0
+    said = capsys.readouterr().out
+    assert f"exploration: {len(explored)} calls to a model" in said
+    page = write_report(tmp_path).read_text()
+    assert page.count("</script>") == 2

@@ -1,0 +1,164 @@
+"""One request to an endpoint that refuses it, at any length, and with the key in its words."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from chat_server import Answer, in_turn, says, serving, soon
+
+from cojax.explorer.llm import transport
+from cojax.explorer.llm.transport import CallRefused, connect, post
+
+KEY = "sk-very-secret-0123456789"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def refused(url: str, seconds: float = 5.0) -> CallRefused:
+    with pytest.raises(CallRefused) as caught:
+        post(connect(url, KEY), BODY, seconds)
+    return caught.value
+
+
+class Endless:
+    """Answers one request with this status and a body that never ends, `piece` by piece."""
+
+    def __init__(self, status: int, piece: bytes, pause: float) -> None:
+        self.head = b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\n\r\n" % status
+        self.piece, self.pause, self.sent = piece, pause, 0
+        self.left, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(self.head)
+            while not self.over.wait(self.pause):
+                peer.sendall(self.piece)
+                self.sent += len(self.piece)
+        self.left.set()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=self, args=(listener,), daemon=True).start()
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            finally:
+                self.over.set()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(307, "unauthorised"), (400, "refused"), (404, "unauthorised"), (429, "rate"), (500, "server")]
+)
+def test_a_refusal_without_end_is_read_no_further(status: int, kind: str) -> None:
+    endpoint = Endless(status, b"x" * 2**16, 0.0)
+    with endpoint.serving() as url:
+        began = time.monotonic()
+        found = refused(url)
+        assert time.monotonic() - began < 3
+        assert (found.kind, found.lost) == (kind, False)
+        assert status == 307 or "it says more than 65,536 bytes" in found.reason
+        assert endpoint.left.wait(3)  # as the connection was closed
+        # What fits into the buffers of both ends.
+        assert endpoint.sent < 32 * 2**20
+        soon(lambda: not any(thread.name == "chat" for thread in threading.enumerate()))
+
+
+def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
+    endpoint = Endless(500, b"x", 0.02)
+    with endpoint.serving() as url:
+        began = time.monotonic()
+        assert refused(url, 0.4).kind == "timeout"
+        assert time.monotonic() - began < 1.5
+        assert endpoint.left.wait(3)
+        soon(lambda: not any(thread.name == "chat" for thread in threading.enumerate()))
+
+
+def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
+    # As in `post`, but nobody gives up on it meanwhile.
+    with Endless(500, b"x", 0.02).serving() as url, pytest.raises(Exception) as caught:  # noqa: PT011
+        transport._read(connect(url, KEY), BODY, time.monotonic() + 0.3)
+    found = caught.value if isinstance(caught.value, CallRefused) else caught.value.__cause__
+    assert isinstance(found, CallRefused)
+    assert (found.kind, found.lost) == ("timeout", True)
+
+
+def test_who_is_sent_elsewhere_is_told_and_does_not_go_there() -> None:
+    with serving(in_turn(says({}))) as other:
+        there = f"{other.url}/chat/completions"
+        with serving(in_turn(Answer("gone", status=308, headers={"Location": there}))) as server:
+            found = refused(server.url)
+        assert (found.kind, found.reason) == (
+            "unauthorised", f"HTTP 308: the endpoint is elsewhere: {there}. Set llm.base_url to where it is",
+        )  # fmt: skip
+        assert other.requests == 0
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_no_part_of_the_key_is_told_wherever_it_stands(status: int) -> None:
+    keys = (KEY, f"{KEY[:9]}\n{KEY[9:]}", f"{KEY[:12]} \r\n {KEY[12:20]}\n{KEY[20:]}")
+    places = [(before, gap) for before in (0, 270, 285, 299, 8_000, 65_536 - 10) for gap in ("x", " ")]
+    texts = [gap * before + key + " is wrong" for key in keys for before, gap in places]
+    answers = [Answer(text, status=status) for text in texts]
+    answers += [Answer(raw=text.encode(), status=status) for text in texts]
+    with serving(in_turn(*answers)) as server:
+        api = connect(server.url, KEY)
+        for _ in answers:
+            with pytest.raises(CallRefused) as caught:
+                post(api, BODY, 5.0)
+            reason = "".join(caught.value.reason.split())
+            assert not any(KEY[at : at + 6] in reason for at in range(len(KEY) - 5)), reason
+
+
+def test_no_part_of_the_key_is_told_of_where_an_endpoint_sends() -> None:
+    elsewhere = Answer("", status=302, headers={"Location": f"http://other/{'x' * 275}{KEY}"})
+    with serving(in_turn(elsewhere)) as server:
+        assert KEY[:6] not in refused(server.url).reason
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b'{"error": {"message": "no  such\\nmodel"}}', "no such model"),
+        (b'{"error": "no such model"}', "no such model"),
+        (b'{"object": "error", "message": "too long"}', "too long"),
+        (b'{"detail": [{"loc": 1}]}', '{"detail": [{"loc": 1}]}'),
+        (b"<html>busy</html>", "<html>busy</html>"),
+        (b"", "it says nothing"),
+        (b"[" * 5_000, "[" * 300),
+        (b'{"message": "half \\ud800 a pair"}', "half ? a pair"),
+    ],
+)
+def test_what_an_endpoint_says_of_a_refusal_is_told(raw: bytes, said: str) -> None:
+    with serving(in_turn(Answer(raw=raw, status=500))) as server:
+        assert refused(server.url).reason == f"HTTP 500: {said}"
+
+
+def test_a_status_counts_whatever_becomes_of_the_words_that_come_with_it() -> None:
+    def short(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(b"HTTP/1.1 401 X\r\nContent-Length: 1000\r\n\r\nno such key!")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=short, args=(listener,), daemon=True).start()
+        found = refused(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    assert (found.kind, found.status) == ("unauthorised", 401)
+    assert "Check OPENAI_API_KEY" in found.reason
+
+
+def test_a_key_that_json_spells_in_escapes_is_struck_out() -> None:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in KEY)
+    body = f'{{"detail": "{escaped}"}}'.encode()
+
+    def echo(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=echo, args=(listener,), daemon=True).start()
+        found = refused(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+    assert found.reason == 'HTTP 400: {"detail": "[key]"}'

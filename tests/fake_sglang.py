@@ -1,0 +1,251 @@
+"""A small HTTP server that speaks SGLang's words, and misbehaves on command as no real one can be brought to."""
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
+from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.server import Patience
+
+CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
+PARAMS = initialize(CONFIG, 0)
+PATIENCE = Patience(startup=5.0, sync=2.0, probe_every=0.1)
+
+
+def weights(version: int) -> Weights:
+    return Weights(version, lambda: to_hf(CONFIG, PARAMS))
+
+
+class FakeServer:
+    """Speaks SGLang's HTTP: counts its calls, samples token 7 throughout, and does what `mood` says instead.
+
+    `mood(path, body, answer)` may change the answer, sleep, or return a status; 0 hangs up unanswered.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.version, self.calls, self.bodies = "boot", [], []
+        self.mood: Callable[[str, dict, dict], int] = lambda path, body, answer: 200
+        self.paused = False
+        self.released: set[str] = set()
+        self.about = {"enable_memory_saver": True, "device": "cuda", "internal_states": [{"startup_time": id(self)}]}
+        self.connections: list[socket.socket] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def setup(self) -> None:
+                super().setup()
+                server.connections.append(self.connection)
+
+            def do_GET(self) -> None:
+                self.answer({})
+
+            def do_POST(self) -> None:
+                self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+            def answer(self, body: dict) -> None:
+                path = self.path.strip("/")
+                server.calls.append(path)
+                server.bodies.append(body)
+                answer = server.reply(path, body)
+                status = server.mood(path, body, answer)
+                if status == 0:
+                    self.close_connection = True
+                    return
+                content = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 512
+
+            def handle_error(self, *_: object) -> None:
+                """A client that hangs up is what some tests are about."""
+
+        self.server = Server(("127.0.0.1", port), Handler)
+        self.server.daemon_threads = True
+        self.port = self.server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def reply(self, path: str, body: dict) -> dict:
+        if path == "model_info":
+            return {"weight_version": self.version}
+        if path == "server_info":
+            return self.about
+        if path == "release_memory_occupation":
+            assert self.paused, "it is not idle"
+            self.released |= set(body["tags"])
+        if path == "resume_memory_occupation":
+            if not set(body["tags"]) <= self.released:  # as the real one
+                threading.Thread(target=self.close).start()
+                raise ConnectionError("dies")
+            self.released -= set(body["tags"])
+        if path in ("generate", "health"):
+            assert not self.released, "there is no memory for it"
+        if path == "update_weights_from_disk":
+            assert "weights" not in self.released, "there is no room for it"
+        if path == "pause_generation":
+            self.paused = True
+        if path == "continue_generation":
+            self.paused = False
+        if path == "update_weights_from_disk":
+            self.version = body["weight_version"]
+        if path == "generate":
+            count = min(3, body["sampling_params"]["max_new_tokens"])
+            spans = [{"version": self.version, "start": 0, "end": count}]
+            about = {
+                "finish_reason": {"type": "length"},
+                "output_token_logprobs": [[-1.5, 7, None]] * count,
+                "weight_versions": spans,
+            }
+            return {"output_ids": [7] * count, "meta_info": about}
+        return {}
+
+    def count(self, path: str) -> int:
+        return self.calls.count(path)
+
+    def close(self) -> None:
+        """Dies: it listens no more, and all connections break."""
+        self.server.shutdown()
+        self.server.server_close()
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class Router:
+    """Forwards completions to Speakers, those of one key to one of them, and knows no other path."""
+
+    def __init__(self, servers: list[FakeServer]) -> None:
+        self.keys: list[str] = []
+        router = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                key = self.headers["X-SMG-Routing-Key"]
+                router.keys.append(key)
+                server = servers[int(key, 16) % len(servers)]
+                if self.path != "/generate":
+                    status, content = 404, b"{}"
+                else:
+                    try:
+                        reply = httpx.post(f"{server.url}/generate", content=body, timeout=30)
+                        status, content = reply.status_code, reply.content
+                    except httpx.HTTPError:
+                        status, content = 503, b"{}"
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion:
+    return engine.generate([1, 2, 3], Sampling(**settings), session=session, seed=(1, 2))
+
+
+def waits(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
+    """Hangs on these paths until it is over, at most three seconds."""
+
+    def mood(path: str, body: dict, answer: dict) -> int:
+        if path in paths:
+            over.wait(3)
+        return 200
+
+    return mood
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.01)
+
+
+# A server of ours, as far as its command line goes: what it serves is said by its arguments; `delay` may hold it up.
+SERVER = """#!{python}
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+given = dict(zip(sys.argv, sys.argv[1:]))
+with open("{starts}", "a") as log:
+    log.write(given["--port"] + " " + given["--weight-version"] + " " + given["--model-path"] + "\\n")
+if Path("{delay}").exists():
+    time.sleep(float(Path("{delay}").read_text()))
+if not (Path(given["--model-path"]) / "config.json").exists():
+    sys.exit("no model there")
+label = given["--weight-version"]
+
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): ...
+    def do_GET(self):
+        self.answer()
+    def do_POST(self):
+        global label
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/update_weights_from_disk":
+            with open("{updates}", "a") as log:
+                log.write(given["--port"] + " " + body["weight_version"] + "\\n")
+            if not (Path(body["model_path"]) / "config.json").exists():
+                return self.answer(400)
+        label = body.get("weight_version", label)
+        self.answer()
+    def answer(self, status=200):
+        content = json.dumps({{"weight_version": label}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_forever()
+"""
+
+
+class Launched:
+    """How such servers are launched, and what is known of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"
+        places = {"starts": self.starts, "updates": self.updates, "delay": self.delay}
+        program = folder / "python"
+        program.write_text(SERVER.format(python=sys.executable, **places))
+        program.chmod(0o755)
+        self.launch = Launch(str(program), folder / "logs", 64)
+
+    def started(self) -> list[list[str]]:
+        """Port, label and folder of each start."""
+        return [line.split() for line in self.starts.read_text().splitlines()] if self.starts.exists() else []

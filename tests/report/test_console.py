@@ -1,0 +1,142 @@
+"""What the terminal and the log file show."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from cojax.report.console import CONSOLE, bar, duration, seconds_left, show_step, show_summary, step_line
+
+RECORD = {
+    "step": 7,
+    "success": 0.414,
+    "reward": 0.5,
+    "live_groups": 1.0,
+    "signals": {"forgetting": 1, "boundary": 8, "rare": 3},
+    "tasks": 140,
+    "loss": -0.0132,
+    "seconds": {"generation": 1.0, "update": 0.9, "total": 2.0},
+}
+
+
+def plain_console() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, highlight=False, width=80), file
+
+
+def test_a_name_between_colons_is_no_picture() -> None:
+    with CONSOLE.capture() as shown:
+        CONSOLE.print("mine:fire: not found", markup=False)
+    assert shown.get() == "mine:fire: not found\n"
+
+
+def test_durations_as_a_person_says_them() -> None:
+    assert [duration(s) for s in (0.04, 9.94, 12.3, 125, 3725, 59.9)] == [
+        "0.0 s",
+        "9.9 s",
+        "12 s",
+        "2:05",
+        "1:02:05",
+        "1:00",
+    ]
+
+
+def test_the_line_of_a_step() -> None:
+    assert step_line(RECORD, steps=80, left=146.0).plain == (
+        "step  7/80  success  41 %  reward 0.50  live 100 %  signals F1  B8  R3    pool  140"
+        "  loss -0.0132   2.0 s  ETA 2:26"
+    )
+
+
+def test_a_step_without_gradient_has_no_loss_and_lines_stay_whole_without_colour() -> None:
+    console, file = plain_console()
+    show_step({**RECORD, "loss": None, "signals": {}}, 80, console=console)
+    assert file.getvalue() == (
+        "step  7/80  success  41 %  reward 0.50  live 100 %  signals F0  B0  R0    pool  140   2.0 s\n"
+    )
+
+
+def test_an_evolution_and_an_evaluation_have_lines_of_their_own() -> None:
+    console, file = plain_console()
+    evolution = {
+        "expeditions": 24,
+        "drafts": 90,
+        "accepted": 40,
+        "retained": 0,
+        "discarded": 39,
+        "added": {"boundary": 28, "rare": 12},
+    }
+    show_step({**RECORD, "evolution": evolution, "dev": {"success": 0.31, "partial": 0.6}}, 80, console=console)
+    assert file.getvalue().splitlines()[1:] == [
+        "     evolved 24 expeditions → 90 drafts → 40 accepted, 39 discarded → new tasks: 28 boundary, 12 rare",
+        "     dev success 31 %, checks passed 60 %",
+    ]
+
+
+def test_the_estimate_leaves_the_compiling_step_out() -> None:
+    assert seconds_left([60.0, 2.0], 10) is None
+    assert seconds_left([60.0, 2.0, 4.0], 10) == 30.0
+
+
+def test_a_bar_counts_what_it_is_told() -> None:
+    console, file = plain_console()
+    with bar("episodes", console=console) as advance:
+        advance(2)
+        advance()
+    assert file.getvalue() == "episodes: 3 in 0.0 s\n"
+
+
+def test_a_bar_on_a_terminal_shows_count_and_total() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with bar("episodes", 4, console) as advance:
+        advance(3)
+    assert "3/4" in file.getvalue()
+
+
+def test_the_closing_table() -> None:
+    console, file = plain_console()
+    summary = {
+        "zero_shot": 0.241,
+        "final": 0.489,
+        "trials": [0.489, 0.531],
+        "steps": 80,
+        "tasks_initial": 100,
+        "tasks_final": 380,
+        "signals": {"forgetting": 11, "boundary": 900, "rare": 1000},
+        "verdicts": {"accepted": 280, "retained": 0, "discarded": 100},
+        "added": {"boundary": 200, "rare": 80},
+        "outcomes": {"finished": 10240},
+        "seconds": {"warm_start": 150.0, "generation": 60.0, "update": 30.0, "total": 100.0},
+        "tokens": {"sampled": 1234567, "trained": 1200000},
+        "logprob_mismatch": 1.2e-06,
+    }
+    show_summary(summary, "runs/desk/report.html", console)
+    rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
+    for row in (
+        "held-out success, zero-shot 24.1 %",
+        "held-out success, final 48.9 %",
+        "after 2 trials 53.1 %",
+        "gain +24.8 points",
+        "tasks, start → end 100 → 380",
+        "signals 11 forgetting, 900 boundary, 1000 rare",
+        "verdicts 280 accepted, 0 retained, 100 discarded",
+        "tasks added 200 boundary, 80 rare",
+        "generation 1:00 60.0 % ██████████████████",
+        "update 30 s 30.0 % █████████",
+        "everything else 10 s 10.0 % ███",
+        "warm start (before) 2:30",
+        "report: runs/desk/report.html",
+    ):
+        assert row in rows, row
+
+
+def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:
+    counts = {"boundary": 1, "forgetting": 2, "rare": 3, "slow": 4, "ready": 5}
+    assert "signals F2  B1  R3  S4  Re5    pool" in step_line({**RECORD, "signals": counts}, steps=80).plain
+
+
+def test_dynamic_sampling_tells_how_many_groups_it_took() -> None:
+    record = {**RECORD, "groups_live": 4.0, "groups_sampled": 9}
+    assert "reward 0.50  live 4 of 9  signals" in step_line(record, steps=80).plain

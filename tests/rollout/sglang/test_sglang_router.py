@@ -1,0 +1,94 @@
+"""Completions by way of a router, everything else to the servers themselves."""
+
+import threading
+import time
+
+import pytest
+from fake_sglang import FakeServer, ask, until, waits, weights
+
+from cojax.environment import EngineError
+from cojax.rollout.sglang.server import Patience
+
+
+def test_completions_go_through_the_router_and_weights_to_each_server(pair, make, router) -> None:
+    engine = make(pair, router=router.url)
+    engine.load(weights(0))
+    for turn in range(3):
+        for number in range(8):
+            assert ask(engine, f"s{number}").tokens == (7, 7, 7), turn
+    # A conversation keeps its key, and so its server and prefix; another has another.
+    assert [router.keys.count(key) for key in set(router.keys)] == [3] * 8
+    assert sum(server.count("generate") for server in pair) == 24
+    assert min(server.count("generate") for server in pair) > 0
+    assert [server.count("update_weights_from_disk") for server in pair] == [1, 1]
+
+
+def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
+    engine = make(pair, router=router.url, deadline=0.5)
+    engine.load(weights(0))
+    over = threading.Event()
+    for server in pair:
+        server.mood = waits(over, "generate")
+    with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
+        ask(engine)
+    rids = {body["rid"] for server in pair for body in server.bodies if "input_ids" in body}
+    until(lambda: all({"rid": rid} in server.bodies for server in pair for rid in rids))
+    over.set()
+
+
+def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make, router) -> None:
+    engine = make(pair, router=router.url, patience=Patience(probe_every=60.0))
+    engine.load(weights(0))
+    label = pair[0].version
+    pair[0].version = pair[1].version = "somebody else's"
+    assert ask(engine).weights_version == 0
+    until(lambda: pair[0].version == pair[1].version == label)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mixed: bool) -> None:
+    engine = make(pair, router=router.url, mixed=mixed, patience=Patience(probe_every=60.0))
+    engine.load(weights(0))
+    old = pair[0].version
+    for version in (1, 2):
+        engine.load(weights(version))
+    current = pair[0].version
+    for server in pair:
+        server.version = old
+    timer = threading.Timer(0.3, lambda: [setattr(server, "version", current) for server in pair])
+    timer.start()
+    assert ask(engine).weights_version == 2
+    timer.join()
+
+
+def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cojax.rollout.sglang.server_client._HEALTH", 0.2)
+    engine = make(pair, router=router.url)
+    engine.load(weights(0))
+    ask(engine, "a")
+    home = next(server for server in pair if server.count("generate"))
+    over, healthy, first = threading.Event(), threading.Event(), [1]
+
+    def mood(path: str, body: dict, answer: dict) -> int:
+        if path == "generate" and first:
+            first.clear()
+            over.wait(10)
+        if path == "health":
+            healthy.wait(10)
+        return 200
+
+    home.mood = mood
+    # Given back to the router, it may come to the same server: by then that one answers.
+    threading.Timer(1.5, healthy.set).start()
+    began = time.monotonic()
+    assert ask(engine, "a").tokens == (7, 7, 7)
+    assert time.monotonic() - began < 8
+    over.set()
+
+
+def test_a_router_that_is_gone_is_named(pair: list[FakeServer], make, router) -> None:
+    engine = make(pair, router=router.url, attempts=2)
+    engine.load(weights(0))
+    router.close()
+    with pytest.raises(EngineError, match=rf"no completion in 2 attempts, the last: {router.url}/generate"):
+        ask(engine)

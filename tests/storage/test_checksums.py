@@ -1,0 +1,101 @@
+"""Logs that know what they hold: the same extent however they came to it, at a cost that does not grow."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+
+import pytest
+
+from cojax.storage.checksums import CheckedLog, Checksums, Extent, is_signed, signed, stamp
+from cojax.storage.files import Log, StorageError
+
+
+def test_the_extent_is_that_of_the_file_however_it_was_written(tmp_path):
+    log = CheckedLog(tmp_path / "log.jsonl")
+    assert log.extent() == Extent(0, 0, "cae66941d9efbd404e4d88758ea67670")  # BLAKE2b of nothing
+    log.append([{"a": 1}, {"b": "é"}])
+    log.append([])
+    log.append([{"c": None}])
+    content = log.path.read_bytes()
+    assert log.extent() == Extent(34, 3, hashlib.blake2b(content, digest_size=16).hexdigest())
+    again = CheckedLog(log.path)
+    assert again.extent() == log.extent()
+    again.append([{"d": 2}])
+    assert CheckedLog(log.path).extent() == again.extent()
+    assert len(again.fresh()) == 4
+    assert again.fresh() == []
+
+
+def test_a_log_goes_on_from_what_was_verified(tmp_path):
+    log = CheckedLog(tmp_path / "log.jsonl")
+    log.append([{"a": 1}])
+    extent = log.extent()
+    log.append([{"a": 2}])
+    whole = log.extent()
+    again = CheckedLog(log.path)
+    again.verify(extent)
+    assert list(again.records()) == [{"a": 1}]
+    again.cut()
+    again.append([{"a": 2}])
+    assert again.extent() == whole
+
+
+def test_somebody_else_who_writes_is_noticed(tmp_path):
+    log, other = CheckedLog(tmp_path / "log.jsonl"), Log(tmp_path / "log.jsonl")
+    log.append([{"a": 1}])
+    other.append([{"a": 1}])
+    for ask in (log.extent, lambda: log.append([{"a": 2}])):
+        with pytest.raises(
+            StorageError, match=r"log.jsonl was changed while the run was going: found 16 bytes, expected"
+        ):
+            ask()
+    shared = CheckedLog(tmp_path / "shared.jsonl", shared=True)
+    Log(shared.path).append([{"a": 1}, {"a": 2}])
+    assert shared.extent().lines == 2
+    Log(shared.path).append([{"a": 3}])
+    assert shared.extent().lines == 3
+    Log(shared.path).truncate(8)
+    with pytest.raises(StorageError, match="was changed while the run was going"):
+        shared.extent()
+
+
+def test_checksums_know_the_lines_and_files_by_name(tmp_path):
+    checksums, log = Checksums(tmp_path), CheckedLog(tmp_path / "log.jsonl")
+    log.append([{"a": 1}, {"a": 2}])
+    checksums.add_lines({"log": log.fresh(), "empty": []})
+    (tmp_path / "model.json").write_text("{}")
+    checksums.add_file(tmp_path / "model.json")
+    checksums.add_file(tmp_path / "model.json", b"[]")
+    log.append([{"a": 3}])
+    checksums.add_lines({"log": log.fresh()})
+    again = Checksums(tmp_path)
+    again.verify(checksums.log.extent())
+    assert again.files() == {"model.json": f"2:{hashlib.blake2b(b'[]', digest_size=16).hexdigest()}"}
+    assert again.files()["model.json"] != stamp(tmp_path / "model.json")
+    assert again.lines("log") == [hashlib.blake2b(b'{"a":%d}' % n, digest_size=8).hexdigest() for n in (1, 2, 3)]
+
+
+def test_a_signed_record_is_known_by_its_content():
+    record = signed({"b": [1, 2.5], "a": "é"})
+    assert is_signed(record)
+    assert is_signed({"a": "é", "checksum": record["checksum"], "b": [1, 2.5]})
+    assert not is_signed({"a": 1})
+    with pytest.raises(ValueError, match="its checksum differs"):
+        is_signed({**record, "a": "e"})
+
+
+def test_an_append_costs_the_same_at_100_and_100_000_lines(tmp_path):
+    def seconds(lines: int) -> float:
+        log = CheckedLog(tmp_path / f"{lines}.jsonl")
+        log.append({"task": number, "text": "x" * 100} for number in range(lines))
+        log.fresh()
+        best = []
+        for _ in range(100):
+            began = time.perf_counter()
+            log.append([{"task": 0, "text": "x" * 100}])
+            log.extent()
+            best.append(time.perf_counter() - began)
+        return sorted(best)[10]
+
+    assert seconds(100_000) < 3 * seconds(100)

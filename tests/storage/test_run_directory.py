@@ -1,0 +1,234 @@
+"""A run directory: what belongs to a checkpoint, whose code made it, who may be at it, what taken permissions cost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+import small_runs
+
+from cojax.metrics import Metrics
+from cojax.storage.evaluation_directory import EvaluationDirectory
+from cojax.storage.files import StorageError
+from cojax.storage.run_directory import RunDirectory, RunDirectoryError
+from cojax.storage.verify import verify
+from cojax.types import Action, Group, Task, Trajectory, Turn
+
+HOST = {"evolved": 0, "fresh": 0}
+LIKE = {"w": jnp.float32(0)}
+
+
+def group(name: str, step: int) -> Group:
+    task = Task("counter", name, {"target": 1})
+    turn = Turn(Action("go"), action_tokens=(5, 6), action_logprobs=(-0.1, -1e-9), weights_version=step, spans=())
+    return Group(task, tuple(Trajectory(task, f"{step}-{task.id}-{sample}", turns=(turn,)) for sample in range(2)))
+
+
+def saved(folder: Path) -> RunDirectory:
+    directory = RunDirectory(folder, checkpoints_kept=2)
+    for step in (1, 2, 3):
+        waiting = [group("a", step), group("b", step)] if step < 3 else []
+        directory.save(step, {"w": jnp.float32(step)}, HOST, waiting)
+    return directory
+
+
+def test_each_checkpoint_gives_back_its_own_waiting_groups(tmp_path):
+    directory = saved(tmp_path)
+    assert directory.resume(LIKE, {}).waiting == ()
+    (tmp_path / "checkpoints/3/host.json").unlink()
+    resumed = directory.resume(LIKE, {})
+    assert (resumed.step, resumed.waiting) == (2, (group("a", 2), group("b", 2)))
+    # What belongs to no checkpoint any more is dropped.
+    assert [path.name for path in (tmp_path / "waiting").iterdir()] == ["000002.jsonl.gz"]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_waiting_groups_that_are_gone_or_damaged_are_named(tmp_path, damage):
+    """Sampled anew they would be others: the policy has learned since."""
+    directory = saved(tmp_path)
+    (tmp_path / "checkpoints/3/host.json").unlink()
+    damage(tmp_path / "waiting/000002.jsonl.gz")
+    with pytest.raises(StorageError, match=r"waiting/000002.jsonl.gz is .*Restore it from a copy"):
+        directory.resume(LIKE, {})
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_lives(tmp_path):
+    program = (
+        "import pathlib, subprocess, sys, time; from cojax.storage.run_directory import RunDirectory;"
+        "directory = RunDirectory(pathlib.Path(sys.argv[1]));"
+        "print(subprocess.Popen(['sleep', '60']).pid, flush=True); time.sleep(60)"
+    )
+    first = subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE, text=True)
+    child = int(first.stdout.readline())
+    try:
+        for take in (lambda: RunDirectory(tmp_path), lambda: EvaluationDirectory(tmp_path)):
+            began = time.monotonic()
+            with pytest.raises(
+                RunDirectoryError, match=r"another process is running in .*Wait for it, stop it, or choose"
+            ):
+                take()
+            assert time.monotonic() - began < 1
+        first.kill()
+        first.wait()
+        os.kill(child, 0)
+        RunDirectory(tmp_path).close()
+        with EvaluationDirectory(tmp_path):
+            pass
+    finally:
+        first.kill()
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """Whatever is imported late may lie where an ordinary user may not look."""
+    small_runs.finished(tmp_path_factory.mktemp("before") / "run")
+
+
+@pytest.fixture
+def ordinary(imported):
+    """A folder of an ordinary user, as whom the test goes on: permissions say nothing to root."""
+    folder, user = Path(tempfile.mkdtemp()), os.geteuid()
+    if user == 0:
+        os.chown(folder, 65_534, 65_534)
+        os.seteuid(65_534)
+    yield folder
+    os.seteuid(user)
+    shutil.rmtree(folder)
+
+
+def on(directory: RunDirectory, steps: Iterable[int], metrics: Metrics) -> None:
+    for step in steps:
+        small_runs.play(directory, step, metrics)
+
+
+@pytest.mark.parametrize("place", ["", "tasks.jsonl", "episodes", "checkpoints", "memory.jsonl", "checksums.jsonl"])
+def test_permissions_taken_in_mid_run_cost_nothing(ordinary, place):
+    """One line that names the path; given back, the run goes on to the very result."""
+    straight = small_runs.finished(ordinary / "straight")
+    folder = ordinary / "run"
+    directory = small_runs.begun(folder)
+    metrics = Metrics(folder, log=directory.metrics)
+    on(directory, range(1, 3), metrics)
+    taken = folder / place
+    mode = taken.stat().st_mode
+    taken.chmod(0o500 if taken.is_dir() else 0o400)
+    with pytest.raises(StorageError, match=r"cannot write .*: Permission denied\. Make the folder writable") as caught:
+        on(directory, range(3, 6), metrics)
+    assert "\n" not in str(caught.value)
+    metrics.close()
+    directory.close()
+    taken.chmod(mode)
+    directory = RunDirectory(folder)
+    step = directory.claim(small_runs.CONFIG, {"versions": {"python": "3"}}).step
+    directory.resume(small_runs.LIKE, {})
+    metrics = Metrics(folder, step=step, log=directory.metrics)
+    on(directory, range(step + 1, 7), metrics)
+    metrics.close()
+    small_runs.end(directory, 6)
+    found, expected = small_runs.tree(folder), small_runs.tree(straight)
+    # Paid for twice, as its step was played twice; and what holds times, or names of Orbax's own.
+    apart = ("journal.jsonl", "embeddings.jsonl", "checkpoints", "tensorboard", "checksums.jsonl")
+    for name in expected:
+        if not name.startswith(apart):
+            assert found[name] == expected[name], name
+    assert verify(folder).pool.fresh == verify(straight).pool.fresh
+
+
+def test_what_may_not_be_read_is_named_with_the_fix(ordinary):
+    folder = small_runs.finished(ordinary / "run")
+    for name in ("tasks.jsonl", "checkpoints/6/host.json", "episodes/000002.jsonl.gz"):
+        (folder / name).chmod(0)
+        with pytest.raises(
+            StorageError, match=rf"cannot read .*{Path(name).name}: Permission denied\. Make it readable"
+        ):
+            verify(folder)
+        (folder / name).chmod(0o600)
+    assert verify(folder).step == 6
+
+
+def test_code_from_outside_that_has_changed_is_refused_unless_it_is_accepted(tmp_path):
+    def code(name: str, hash: str) -> dict:
+        return {"code": {"learner.loss": {"name": name, "path": "mine:loss", "version": "", "hash": hash}}}
+
+    def claimed(facts: dict, **accepted: bool) -> None:
+        again = RunDirectory(tmp_path)
+        try:
+            again.claim(small_runs.CONFIG, facts, **accepted)
+        finally:
+            again.close()
+
+    directory = small_runs.begun(tmp_path)
+    directory.close()
+    claimed(code("mine:loss", "a"))  # an older start knew of no code
+    claimed(code("mine:loss", "a"))
+    with pytest.raises(
+        RunDirectoryError, match=r"other code: learner.loss \(mine:loss\) has changed since.*accept_chan"
+    ):
+        claimed(code("mine:loss", "b"))
+    claimed(code("mine:loss", "b"), accept_changed_code=True)
+    claimed(code("mine:loss", "b"))
+    # What ships with the package has its commit.
+    claimed(code("grpo", "c"))
+    claimed(code("grpo", "d"))
+
+
+def test_settings_that_may_change_on_the_way_are_noted_with_the_step(tmp_path):
+    def history(**settings: object) -> list:
+        again = RunDirectory(tmp_path)
+        again.claim({**small_runs.CONFIG, **settings}, {})
+        again.close()
+        return json.loads((tmp_path / "config.json").read_text()).get("history", [])
+
+    directory = small_runs.begun(tmp_path)
+    metrics = Metrics(tmp_path, log=directory.metrics)
+    for step in (1, 2):
+        small_runs.play(directory, step, metrics)
+    metrics.close()
+    directory.close()
+    assert history(workdir="elsewhere") == []
+    first = {"step": 2, "settings": {"mismatch_alarm": [None, 0.5], "steps": [6, 9]}}
+    assert history(steps=9, mismatch_alarm=0.5) == [first]
+    assert history(steps=9, mismatch_alarm=0.5) == [first]
+    second = {"step": 2, "settings": {"mismatch_alarm": [0.5, 0.25]}}
+    assert history(steps=9, mismatch_alarm=0.25) == [first, second]
+    with pytest.raises(RunDirectoryError, match="other settings: seed"):
+        history(seed=1)
+
+
+def test_what_of_learning_changes_on_the_way_is_recorded(tmp_path, monkeypatch):
+    """A step that fails is got past by a lower rate or by leaving it out; config.json tells what was when."""
+    learner = {"skip_steps": [], "loss_settings": {}}
+    monkeypatch.setattr(small_runs, "CONFIG", {**small_runs.CONFIG, "learner": learner, "optimizer": {}})
+
+    def claimed(**learning: object) -> dict:
+        config = dict(small_runs.CONFIG)
+        for name, value in learning.items():
+            section, leaf = name.split("__")
+            config[section] = {**config[section], leaf: value}
+        again = RunDirectory(tmp_path)
+        try:
+            again.claim(config, {})
+        finally:
+            again.close()
+        return json.loads((tmp_path / "config.json").read_text())
+
+    small_runs.begun(tmp_path).close()
+    assert "history" not in claimed()
+    claimed(learner__skip_steps=[3])
+    told = claimed(learner__skip_steps=[3], optimizer__learning_rate=1e-7)
+    assert [entry["settings"] for entry in told["history"]] == [
+        {"learner.skip_steps": [[], [3]]},
+        {"optimizer.learning_rate": [None, 1e-7]},
+    ]
+    assert told["config"]["learner"]["skip_steps"] == [3]
+    with pytest.raises(RunDirectoryError, match=r"other settings: learner.micro"):
+        claimed(learner__skip_steps=[3], optimizer__learning_rate=1e-7, learner__micros=4)
