@@ -20,7 +20,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.routing import shape_read
-from cojax.learner.update import TrainState
+from cojax.learner.train_state import TrainState
 from cojax.loop import Loop
 from cojax.loop.groups import Played
 from cojax.metrics import Stopwatch

@@ -34,7 +34,8 @@ from cojax.host.processes import end_all, leave_none
 from cojax.learner.device_memory import OutOfMemory
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.update import NonFiniteUpdate, TrainState
+from cojax.learner.train_state import TrainState
+from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
 from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
 from cojax.pool import TaskPool

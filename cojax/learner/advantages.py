@@ -1,9 +1,9 @@
-"""Advantages of one group: how much its trajectories are worth learning from, as a rule relative to their siblings.
+"""Advantages: how much each trajectory of a group is worth learning from, most often relative to the others.
 
-Each function maps the K ≥ 2 valid trajectories of a group to one entry each: a number; or one for each turn; or, for a
-turn, one for each of its action tokens. A masked entry (numpy.ma) is not learned from, and no weighting counts its
-tokens; a trajectory that is masked throughout is still one of its group's K. Settings are keyword-only. A group whose
-advantages are all exactly 0 is flat: it teaches nothing by itself.
+An advantage maps the K ≥ 2 valid trajectories of a group to one entry each: a number, or one number for each turn, or
+for each turn one number for each of its action tokens. A masked entry (numpy.ma) is not learned from, and no weighting
+counts its tokens; a trajectory that is masked throughout still counts in K. Settings are keyword-only. A group whose
+advantages are all exactly 0 is flat: it has no policy gradient.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Advantage = Callable[..., Any]
 
 
 def rewards(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """float64[K]."""
+    """The rewards of K trajectories, float64[K]."""
     return np.array([trajectory.reward for trajectory in trajectories], np.float64)
 
 
 def group_relative(trajectories: Sequence[Trajectory], *, epsilon: Annotated[float, Range(0.0)] = 1e-6) -> np.ndarray:
     """Â_k = (r_k − mean r) / (std r + ε), the standard deviation over K − 1 (GRPO, arXiv 2402.03300, §4.1.2)."""
-    return _normalised(rewards(trajectories), epsilon)
+    return _normalise(rewards(trajectories), epsilon)
 
 
 def mean_centred(trajectories: Sequence[Trajectory]) -> np.ndarray:
-    """Â_k = r_k − mean r: easy and hard tasks are not blown up by a small deviation (Dr. GRPO, arXiv 2503.20783)."""
-    return _centred(rewards(trajectories))
+    """Â_k = r_k − mean r: a small deviation does not amplify easy and hard tasks (Dr. GRPO, arXiv 2503.20783)."""
+    return _centre(rewards(trajectories))
 
 
 def leave_one_out(trajectories: Sequence[Trajectory]) -> np.ndarray:
     """Â_k = r_k − mean of the other K − 1 rewards = K/(K−1) · (r_k − mean r) (RLOO, arXiv 2402.14740)."""
-    return _centred(rewards(trajectories)) * (len(trajectories) / (len(trajectories) - 1))
+    return _centre(rewards(trajectories)) * (len(trajectories) / (len(trajectories) - 1))
 
 
 def success(trajectories: Sequence[Trajectory]) -> np.ndarray:
@@ -60,18 +60,20 @@ def overlong_penalty(
     """
     lengths = np.array([sum(len(turn.action_tokens) for turn in t.turns) for t in trajectories], np.float64)
     penalty = np.clip((longest - margin - lengths) / margin, -1.0, 0.0)
-    return _normalised(rewards(trajectories) + penalty, epsilon)
+    return _normalise(rewards(trajectories) + penalty, epsilon)
 
 
 def truncated_masked(
     trajectories: Sequence[Trajectory], *, epsilon: Annotated[float, Range(0.0)] = 1e-6
 ) -> np.ma.MaskedArray:
-    """`group_relative` of the episodes that ended by themselves; truncated ones are neither learned from nor compared
-    with, as their reward says where they were cut (DAPO's overlong filtering, arXiv 2503.14476, §3.4)."""
+    """`group_relative` of the episodes that were not truncated; truncated ones are neither learned from nor compared.
+
+    Their reward depends on where they were cut off (DAPO's overlong filtering, arXiv 2503.14476, §3.4).
+    """
     cut = np.array([trajectory.outcome == "truncated" for trajectory in trajectories])
     values = np.ma.masked_array(np.zeros(len(trajectories)), mask=cut)
     if (~cut).sum() >= 2:
-        values[~cut] = _normalised(rewards(trajectories)[~cut], epsilon)
+        values[~cut] = _normalise(rewards(trajectories)[~cut], epsilon)
     return values
 
 
@@ -81,33 +83,33 @@ def turn_level(
     coefficient: Annotated[float, Range(0.0)] = 0.2,
     epsilon: Annotated[float, Range(0.0)] = 1e-6,
 ) -> list[np.ndarray]:
-    """Â_kj = Â_k + coefficient · (o_kj − mean o) / (std o + ε): the outcome's credit and that of the turn itself.
+    """Â_kj = Â_k + coefficient · (o_kj − mean o) / (std o + ε): credit for the outcome plus credit for the turn.
 
-    Â_k is `group_relative`; o_kj is 1 where the environment took turn j of trajectory k, else 0, compared over all
-    turns of the group (after MT-GRPO, arXiv 2505.11821, which has rewards of its own for turns).
+    Â_k is `group_relative`. o_kj is 1 where the environment accepted the action of turn j of trajectory k, else 0; its
+    mean and deviation are over all turns of the group (after MT-GRPO, arXiv 2505.11821, which rewards turns itself).
     """
-    outcome = _normalised(rewards(trajectories), epsilon)
-    worked = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
-    every = np.concatenate(worked)
-    credit = coefficient * _normalised(every, epsilon) if every.size >= 2 else np.zeros_like(every)
-    ends = np.cumsum([len(turns) for turns in worked])[:-1]
+    outcome = _normalise(rewards(trajectories), epsilon)
+    accepted = [np.array([turn.observation.ok for turn in t.turns], np.float64) for t in trajectories]
+    every = np.concatenate(accepted)
+    credit = coefficient * _normalise(every, epsilon) if every.size >= 2 else np.zeros_like(every)
+    ends = np.cumsum([len(turns) for turns in accepted])[:-1]
     return [value + turns for value, turns in zip(outcome, np.split(credit, ends), strict=True)]
 
 
 def spread(values: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What an advantage returned, for all tokens of each trajectory: float64[n], and bool[n], false where masked.
+    """Spreads what an advantage returned over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
 
-    A number stands for a whole trajectory or turn, prompt included; numbers of tokens leave the prompt at 0. Raises
-    ValueError.
+    One number for a trajectory or a turn holds for all of its tokens, the prompt included; with one number for each
+    action token the prompt has 0. Raises ValueError for another number of entries, and for one that is not finite.
     """
     if len(values) != len(trajectories):
         raise ValueError(f"the advantage returned {len(values)} entries for {len(trajectories)} trajectories")
-    return [_of_trajectory(value, trajectory) for value, trajectory in zip(values, trajectories, strict=True)]
+    return [_trajectory_advantages(value, trajectory) for value, trajectory in zip(values, trajectories, strict=True)]
 
 
-def _of_trajectory(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     turns = trajectory.turns
-    entries = [value] * len(turns) if _single(value) else list(value)
+    entries = [value] * len(turns) if _is_scalar(value) else list(value)
     where = f"the advantage of episode {trajectory.episode!r}"
     if len(entries) != len(turns):
         raise ValueError(f"{where} has {len(entries)} entries for {len(turns)} turns; expected a number, or one a turn")
@@ -115,31 +117,33 @@ def _of_trajectory(value: Any, trajectory: Trajectory) -> tuple[np.ndarray, np.n
     for entry, turn in zip(entries, turns, strict=True):
         prompt, action = len(turn.prompt_tokens), len(turn.action_tokens)
         numbers, masked = np.ma.getdata(entry), np.ma.getmaskarray(np.ma.asarray(entry))
-        if not _single(entry) and len(numbers) != action:
+        if not _is_scalar(entry) and len(numbers) != action:
             raise ValueError(
                 f"{where} has {len(numbers)} entries for {action} tokens of a turn; expected a number, or one a token"
             )
-        shown, shown_masked = (numbers, masked) if _single(entry) else (0.0, False)
-        credit += [np.full(prompt, shown, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
-        kept += [np.full(prompt, np.logical_not(shown_masked)), np.broadcast_to(~masked, action)]
+        prompt_number, prompt_masked = (numbers, masked) if _is_scalar(entry) else (0.0, False)
+        credit += [np.full(prompt, prompt_number, np.float64), np.broadcast_to(np.asarray(numbers, np.float64), action)]
+        kept += [np.full(prompt, np.logical_not(prompt_masked)), np.broadcast_to(~masked, action)]
     values, keep = np.concatenate(credit), np.concatenate(kept)
     if not np.isfinite(values[keep]).all():
-        raise ValueError(f"{where} is not finite: {values[keep]}; mask with numpy.ma what is not to be learned from")
+        raise ValueError(
+            f"{where} is not finite: {values[keep]}; mask entries that must not be learned from with numpy.ma"
+        )
     return np.where(keep, values, 0.0), keep
 
 
-def _single(value: Any) -> bool:
-    """Whether it is one number, of whichever library, or masked."""
+def _is_scalar(value: Any) -> bool:
+    """Whether the entry is one number, of any array library, or one masked number."""
     return not isinstance(value, (list, tuple)) and np.ndim(value) == 0
 
 
-def _normalised(values: np.ndarray, epsilon: float) -> np.ndarray:
-    """Of mean 0, over the deviation over n − 1 and ε."""
-    return _centred(values) / (values.std(ddof=1) + epsilon)
+def _normalise(values: np.ndarray, epsilon: float) -> np.ndarray:
+    """(x − mean x) / (std x + ε), with the standard deviation over n − 1."""
+    return _centre(values) / (values.std(ddof=1) + epsilon)
 
 
-def _centred(values: np.ndarray) -> np.ndarray:
-    """What sums to 0; exactly 0 where all are alike, which the rounding of a mean does not grant."""
+def _centre(values: np.ndarray) -> np.ndarray:
+    """x − mean x. Exactly 0 where all values are equal, which the rounded mean alone would not give."""
     return np.zeros_like(values) if (values == values[0]).all() else values - values.mean()
 
 

@@ -1,4 +1,4 @@
-"""Groups of episodes → packed arrays. The loss's normalisation travels with them as weights.
+"""Packs groups of trajectories into a `TrainBatch`: rows of tokens with the loss's normalisation as weights.
 
 All arrays made here are NumPy's, on the host.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from cojax.learner.advantages import spread
 from cojax.learner.packing import Segment, assign_rows
 from cojax.learner.routing import routes_of
-from cojax.learner.weightings import group_token_mean, weighed
+from cojax.learner.weightings import check_weights, group_token_mean
 from cojax.policy.routes import RouteShape
 from cojax.types import Group, Trajectory
 
@@ -25,22 +25,22 @@ from cojax.types import Group, Trajectory
 class TrainBatch:
     """B rows of T tokens, NumPy on the host and JAX arrays inside jit. Any leading axes are allowed.
 
-    tokens: int32[B, T], 0 where there is none.
-    segment_ids: int32[B, T]; 1, 2, … for the sequences of a row, 0 = padding, which only ends a row.
-    positions: int32[B, T], the place of a token in its own sequence.
+    tokens: int32[B, T], 0 at padding.
+    segment_ids: int32[B, T], 1, 2, … for the sequences of a row; 0 at padding, which is only at the end of a row.
+    positions: int32[B, T], the index of a token in its own sequence.
     advantages: float32[B, T], as the advantage gave them; in a batch of pairs 1 for the better, -1 for the worse.
-    sampler_logprobs: float32[B, T], log π of the sampler where it acted, 0 elsewhere.
-    versions: int32[B, T], the weights that sampled the token, -1 where none did.
+    sampler_logprobs: float32[B, T], log π of the sampler for the tokens that it sampled, 0 elsewhere.
+    versions: int32[B, T], the version of the weights that sampled the token; -1 for tokens that were not sampled.
     reference_logprobs, old_logprobs: float32[B, T], filled by the learner where the loss needs them.
     weights: float32[B, T], > 0 exactly at the tokens that are learned from; loss = Σ weights · per-token loss.
-    sequences, tasks, groups: int32[B, T], which of the batch's trajectories, tasks and groups a token is of, from 0 on;
-        in a batch of pairs a group is a pair. -1 at padding.
-    turns: int32[B, T], the turn of its sequence that a token is of, from 0 on; -1 at padding.
-    lengths: int32[B, T], learned tokens of the token's sequence.
-    group_sizes: int32[B, T], trajectories of the token's group.
-    rewards: float32[B, T], of the token's trajectory.
-    routes: int8 or int16[B, T, L, k], the experts that the token went through in the sampler, -1 where it did not tell;
-        None for a learner that does not read them.
+    sequences, tasks, groups: int32[B, T], the number of the token's trajectory, task and group in the batch, from 0 on;
+        -1 at padding. In a batch of pairs a group is a pair.
+    turns: int32[B, T], the number of the token's turn in its sequence, from 0 on; -1 at padding.
+    lengths: int32[B, T], number of learned tokens in the token's sequence.
+    group_sizes: int32[B, T], number of trajectories in the token's group.
+    rewards: float32[B, T], reward of the token's trajectory.
+    routes: int8 or int16[B, T, L, k], the experts that the token went through in the sampler, -1 where they are not
+        known; None for a learner that does not read them.
     """
 
     tokens: Any
@@ -64,7 +64,7 @@ class TrainBatch:
 
 _INTEGERS = ("tokens", "segment_ids", "positions", "versions", "sequences", "tasks", "groups", "turns", "lengths",
              "group_sizes")  # fmt: skip
-_NONE = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where there is none
+_IDS = ("versions", "sequences", "tasks", "groups", "turns")  # -1 where a token has none
 DTYPES = {
     field.name: np.dtype(np.int32 if field.name in _INTEGERS else np.float32)
     for field in dataclasses.fields(TrainBatch)
@@ -84,44 +84,42 @@ def pack(
     rows: int | None = None,
     routes: RouteShape | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
-    """The batch of one step, and what went into it.
+    """Packs the batch of one step, and counts what went into it.
 
-    Only valid trajectories count, and only groups with two or more of them. `weighting` weighs their tokens, as its
-    module says. Groups whose advantages are all 0 are weighed as the others; with `skip_flat` they are left out of the
-    arrays (right only for a loss without a term of its own at advantage 0). With `together` the trajectories of a group
+    Only valid trajectories count, and only groups with two or more of them. `weighting` gives their tokens weights, as
+    its module says. Groups whose advantages are all 0 get weights like the others; with `skip_flat` they are left out
+    of the arrays, which is right only for a loss that is 0 at advantage 0. With `together` the trajectories of a group
     share a micro-batch.
 
-    B is `rows`, None the number of trajectories given, rounded up to `rows_multiple`: it depends on nothing that was
-    sampled, so that one compiled update serves every step. Live rows come first. `routes` is the shape of those that
-    the batch is to hold, None for none.
+    B is `rows`, or without it the number of trajectories given, rounded up to `rows_multiple`. It does not depend on
+    what was sampled, so that one compiled update serves every step. Live rows come first. `routes` is the shape of the
+    routes that the batch holds; None for a batch without routes.
 
     Raises ValueError for a trajectory longer than a row, for one whose log-probs and tokens differ in number, and for
-    an advantage or a weighting that returns what it should not.
+    an advantage or a weighting that returns values of a wrong shape or values that are not finite.
     """
     capacity = sum(len(group.trajectories) for group in groups)
     usable = _usable(groups)
-    drawn = [_credited(group.valid, advantage) for group in usable]
-    lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in drawn]
-    weights = weighed(weighting(lengths), lengths)
+    credits = [_token_credits(group.valid, advantage) for group in usable]
+    lengths = [np.array([int(learned.sum()) for _, learned in group], np.int64) for group in credits]
+    weights = check_weights(weighting(lengths), lengths)
     tasks = {id: number for number, id in enumerate(dict.fromkeys(group.task.id for group in usable))}
     segments: list[Segment] = []
     for number, group in enumerate(usable):
-        if skip_flat and not any(credit[learned].any() for credit, learned in drawn[number]):
+        if skip_flat and not any(credit[learned].any() for credit, learned in credits[number]):
             continue
-        for place_in, trajectory in enumerate(group.valid):
-            credit, learned = drawn[number][place_in]
+        for trajectory, (credit, learned), weight in zip(group.valid, credits[number], weights[number], strict=True):
             if learned.any():
                 ids = {"tasks": tasks[group.task.id], "groups": number, "group_sizes": len(group.valid)}
-                each = weights[number][place_in]
-                segment = sequence(trajectory, learned, each, credit, len(segments), routes, **ids)
+                segment = segment_of(trajectory, learned, weight, credit, len(segments), routes, **ids)
                 segments.append(dataclasses.replace(segment, unit=number) if together else segment)
     count = round_up(capacity if rows is None else rows, rows_multiple)
-    batch = arrays(segments, row_length, rows_multiple, count, routes)
-    return batch, {**counted(groups), **describe(batch)}
+    batch = pack_segments(segments, row_length, rows_multiple, count, routes)
+    return batch, {**count_groups(groups), **describe(batch)}
 
 
-def counted(groups: Sequence[Group]) -> dict[str, float]:
-    """How many groups count, how many of these are live, that is, their rewards differ, and what does not count."""
+def count_groups(groups: Sequence[Group]) -> dict[str, float]:
+    """Counts groups with two valid trajectories, those of them whose rewards differ (live), and what does not count."""
     usable = _usable(groups)
     facts = {
         "groups": len(usable),
@@ -132,40 +130,42 @@ def counted(groups: Sequence[Group]) -> dict[str, float]:
     return {name: float(count) for name, count in facts.items()}
 
 
-def skipped(groups: Sequence[Group]) -> dict[str, float]:
-    """What is told of a step that learns nothing from its groups."""
-    nothing = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
-    return {**counted(groups), **dict.fromkeys(nothing, 0.0), "skipped": 1.0}
+def skipped_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The metrics of a step that learns nothing from its groups."""
+    names = ("tokens_trained", "tokens_processed", "rows", "fill", "updates")
+    return {**count_groups(groups), **dict.fromkeys(names, 0.0), "skipped": 1.0}
 
 
 def pack_sequences(
     sequences: Sequence[tuple[Sequence[int], Sequence[bool]]], row_length: int, rows_multiple: int = 1
 ) -> TrainBatch:
-    """The batch of (tokens, mask) demonstrations, each learned token weighing 1 / total of learned tokens.
+    """Packs demonstrations, each (tokens, mask); every learned token weighs 1 / number of learned tokens in all.
 
     B is the number of sequences rounded up to `rows_multiple`. Raises ValueError for a sequence longer than a row.
     """
     total = sum(sum(map(bool, mask[1:])) for _, mask in sequences)
     if not total:
-        raise ValueError(f"{len(sequences)} sequences with no token to learn; give at least one mask with a true entry")
+        raise ValueError(
+            f"none of {len(sequences)} sequences has a token to learn; give at least one mask with a true entry"
+        )
     rows = []
     for index, (tokens, mask) in enumerate(sequences):
-        learned = _predicted(np.asarray(mask, bool))
+        learned = _predictable(np.asarray(mask, bool))
         fields = {
             "sequences": index, "tasks": index, "groups": index, "turns": 0, "lengths": int(learned.sum()),
             "group_sizes": 1,
         }  # fmt: skip
         rows.append(Segment(f"sequence {index}", tokens, np.multiply(learned, 1.0 / total), fields, index))
-    return arrays(rows, row_length, rows_multiple, round_up(len(rows), rows_multiple))
+    return pack_segments(rows, row_length, rows_multiple, round_up(len(rows), rows_multiple))
 
 
 def live_rows(batch: TrainBatch) -> int:
-    """How many of the rows, from the first, there are to the last that holds tokens."""
+    """The number of rows up to the last one that holds tokens."""
     return int(np.max(np.flatnonzero(batch.segment_ids[:, 0] > 0), initial=-1)) + 1
 
 
 def describe(batch: TrainBatch) -> dict[str, float]:
-    """Tokens learned from, tokens processed, and the share of the live rows they fill."""
+    """Counts tokens learned from, tokens processed, live rows, and the share of these that tokens fill."""
     processed, space = int((batch.segment_ids > 0).sum()), live_rows(batch) * batch.tokens.shape[1]
     return {
         "tokens_trained": float((batch.weights > 0).sum()),
@@ -176,19 +176,19 @@ def describe(batch: TrainBatch) -> dict[str, float]:
 
 
 def staleness(batch: TrainBatch, version: int) -> dict[str, float]:
-    """By how many updates the weights that sampled are behind `version`, over the learned tokens of a batch of `pack`:
-    their mean and the largest."""
+    """How many versions the sampling weights are behind `version`: mean and maximum over the learned tokens of a batch
+    of `pack`; empty where no token is learned."""
     behind = (version - batch.versions)[batch.weights > 0]
     return {"staleness": float(behind.mean()), "staleness_max": float(behind.max())} if behind.size else {}
 
 
-def sampled(trajectory: Trajectory) -> np.ndarray:
-    """bool[n]: where the policy acted and something predicts the token; token in, token out."""
+def sampled_mask(trajectory: Trajectory) -> np.ndarray:
+    """bool[n]: true for the tokens that the policy sampled, but for the first of the sequence: nothing predicts it."""
     sides = [side for turn in trajectory.turns for side in ((turn.prompt_tokens, False), (turn.action_tokens, True))]
-    return _predicted(np.array([acted for tokens, acted in sides for _ in tokens], bool))
+    return _predictable(np.array([acted for tokens, acted in sides for _ in tokens], bool))
 
 
-def sequence(
+def segment_of(
     trajectory: Trajectory,
     learned: np.ndarray,
     weight: np.ndarray,
@@ -197,8 +197,11 @@ def sequence(
     routes: RouteShape | None = None,
     **ids: float,
 ) -> Segment:
-    """Exactly what was shown and sampled, in order. `weight` is one for all learned tokens, or one for each; `ids` are
-    further columns."""
+    """The trajectory's tokens exactly as they were shown and sampled, in order, as one segment.
+
+    `weight` is one number for all learned tokens, or one for each; `ids` are further columns. Raises ValueError where
+    tokens, log-probs and versions differ in number.
+    """
     tokens: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
@@ -210,9 +213,9 @@ def sequence(
                 f"{len(turn.action_logprobs)} log-probs; the engine must return one for each sampled token"
             )
         tokens += [*turn.prompt_tokens, *turn.action_tokens]
-        logprobs += [*_none(turn.prompt_tokens, 0.0), *turn.action_logprobs]
+        logprobs += [*[0.0] * len(turn.prompt_tokens), *turn.action_logprobs]
         spans = turn.spans or ((turn.weights_version, len(turn.action_tokens)),)
-        versions += [*_none(turn.prompt_tokens, -1), *(version for version, count in spans for _ in range(count))]
+        versions += [*[-1] * len(turn.prompt_tokens), *(version for version, count in spans for _ in range(count))]
         turns += [number] * (len(turn.prompt_tokens) + len(turn.action_tokens))
     if len(versions) != len(tokens):
         raise ValueError(
@@ -230,11 +233,11 @@ def sequence(
     return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
 
 
-def arrays(
+def pack_segments(
     segments: Sequence[Segment], row_length: int, micro_rows: int, rows: int, routes: RouteShape | None = None
 ) -> TrainBatch:
-    """The segments packed into `rows` rows. Raises what `assign_rows` raises."""
-    columns = {name: np.full((rows, row_length), -1 if name in _NONE else 0, dtype) for name, dtype in DTYPES.items()}
+    """Packs the segments into `rows` rows. Raises what `assign_rows` raises."""
+    columns = {name: np.full((rows, row_length), -1 if name in _IDS else 0, dtype) for name, dtype in DTYPES.items()}
     if routes is not None:
         columns["routes"] = routes.unknown(rows, row_length)
     for row, indices in enumerate(assign_rows(segments, row_length, micro_rows)):
@@ -253,22 +256,18 @@ def round_up(count: int, multiple: int) -> int:
 
 
 def _usable(groups: Sequence[Group]) -> list[Group]:
-    """Those that an advantage can compare anything in."""
+    """The groups with at least two valid trajectories: an advantage compares them."""
     return [group for group in groups if len(group.valid) >= 2]
 
 
-def _credited(
+def _token_credits(
     trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each trajectory its tokens' advantages, float64[n], and which of them are learned from, bool[n]."""
-    credited = spread(advantage(trajectories), trajectories)
-    return [(credit, kept & sampled(t)) for (credit, kept), t in zip(credited, trajectories, strict=True)]
+    credits = spread(advantage(trajectories), trajectories)
+    return [(credit, kept & sampled_mask(t)) for (credit, kept), t in zip(credits, trajectories, strict=True)]
 
 
-def _predicted(mask: np.ndarray) -> np.ndarray:
-    """The mask without a sequence's first token, which nothing predicts."""
+def _predictable(mask: np.ndarray) -> np.ndarray:
+    """The mask without the sequence's first token, which nothing predicts."""
     return mask & (np.arange(len(mask)) > 0)
-
-
-def _none(tokens: Sequence[int], value: Any) -> list[Any]:
-    return [value] * len(tokens)

@@ -1,6 +1,6 @@
-"""A step of learning: `Learner` binds the one jitted update to a model, an objective and an optimiser.
+"""`Learner`: one step of learning, the jitted update bound to a model, an objective and an optimiser.
 
-State is explicit: a TrainState goes in, is donated, and the next one comes out.
+State is explicit: a TrainState goes in and is donated; the next one comes out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from cojax.learner.batch import TrainBatch, describe, live_rows, skipped
+from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.placement import Placement, Shardings
-from cojax.learner.rounding import kept_exactly
+from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import ROUTES, shape_read
-from cojax.learner.update import Metrics, NonFiniteUpdate, Params, TrainState, averaged, micro_batch, train_step
+from cojax.learner.train_state import Params, TrainState
+from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics, micro_batch, train_step
 from cojax.policy.adapters import Lora, adapted, adapted_rows, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
@@ -33,25 +34,25 @@ from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group
 
-# What each of a step's updates sees.
+# Which groups each update of a step learns from: all of the step's, or its own part of them.
 _EACH_UPDATE = ("whole", "part")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Learner:
-    """Stage 1's learner: groups in, the next TrainState and figures out.
+    """Stage 1's learner: takes a state and groups, returns the next state and metrics.
 
     `micro_rows` rows of `row_length` tokens go through the model at a time. `loss`, `advantage` and `weighting` name
-    entries of LOSSES, ADVANTAGES and WEIGHTINGS, or `package.module:function`; their settings are those functions'
-    keywords. `temperature` is the one sampled with. `remat` names what the backward pass keeps of a layer (REMAT).
+    entries of LOSSES, ADVANTAGES and WEIGHTINGS, or `package.module:function`; their settings are keywords of those
+    functions. `temperature` is the sampler's. `remat` names an entry of REMAT: what the backward pass keeps of a layer.
 
-    A step makes `updates_per_batch` updates: each of the whole batch, or with `each_update="part"` each of its own part
-    of the groups, dealt out by `seed` (PPO's mini-batches). Steps listed in `skip_steps` make none.
-    `routes` is one of ROUTES, by whose experts all log-probs are: current, old and reference.
+    A step makes `updates_per_batch` updates: each from the whole batch, or with `each_update="part"` each from its own
+    part of the groups, drawn by `seed` (PPO's mini-batches). Steps listed in `skip_steps` make none. `routes` is one of
+    ROUTES: it says which experts the current, the old and the reference log-probs are computed with.
 
-    `reference` is π_ref, needed where the loss reads its log-probs, and kept as it is computed with. With `lora` it is
-    also what stays frozen: the state then holds the adapters beside it alone. With a `mesh`, rows are split over its
-    data and fsdp axes, and the reference like the parameters.
+    `reference` is π_ref, stored in the dtype it is computed in; a loss that reads reference log-probs needs it. With
+    `lora` it is also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its
+    data and fsdp axes, and the reference is spread like the parameters.
     """
 
     config: ModelConfig
@@ -90,11 +91,11 @@ class Learner:
         if self.reads_reference and self.reference is None:
             raise ValueError(
                 f"loss {self.loss!r} reads reference_logprobs under its settings, but there is no reference; pass "
-                "reference=params, or set what weighs it, as kl_coefficient, to 0"
+                "reference=params, or set the coefficient of that term, such as kl_coefficient, to 0"
             )
         if self.lora is not None and self.reference is None:
-            raise ValueError("lora without a reference; pass reference=params, which the adapters are added to")
-        if self.micro_rows % (shards := self.placing.row_shards):
+            raise ValueError("lora needs a reference, which the adapters are added to; pass reference=params")
+        if self.micro_rows % (shards := self.placement.row_shards):
             raise ValueError(
                 f"micro_rows is {self.micro_rows}, the mesh splits rows {shards} ways; make it a multiple of {shards}"
             )
@@ -102,11 +103,11 @@ class Learner:
         object.__setattr__(self, "route_shape", shape)
         if self.reference is not None:
             reference = computed(self.config, self.reference)
-            object.__setattr__(self, "reference", self.placing.params(reference, parameters(self.config)))
+            object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
 
     @functools.cached_property
     def objective(self) -> Objective:
-        """Raises ValueError for an unknown name or setting, and for what does not go together."""
+        """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
         return objective(
             self.loss,
             self.loss_settings,
@@ -118,14 +119,14 @@ class Learner:
         )
 
     @functools.cached_property
-    def placing(self) -> Placement:
+    def placement(self) -> Placement:
         return Placement(self.config, self.mesh)
 
     @functools.cached_property
-    def whole_optimizer(self) -> optax.GradientTransformation:
-        """The optimiser; where parameters are stored as bfloat16, with what would be rounded away."""
+    def compensated_optimizer(self) -> optax.GradientTransformation:
+        """The optimiser; for parameters stored as bfloat16 with the bits that rounding would lose."""
         stored_half = self.lora is None and self.config.param_dtype == "bfloat16"
-        return kept_exactly(self.optimizer) if stored_half else self.optimizer
+        return compensate_rounding(self.optimizer) if stored_half else self.optimizer
 
     @property
     def reads_reference(self) -> bool:
@@ -133,30 +134,35 @@ class Learner:
 
     @property
     def on_policy(self) -> bool:
-        """Whether the policy of every update is the one whose log-probs are called old."""
+        """Whether every update starts from the policy that π_old is."""
         return self.updates_per_batch == 1
 
     def init(self, params: Params, seed: int = 0) -> TrainState:
-        """The state before the first update. Copies: the caller's arrays outlive the donated ones.
+        """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
 
-        With `lora` it holds fresh adapters, drawn by `seed`; the policy begins as the reference: `params` is not read.
+        With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
+        reference.
         """
         if self.lora is None:
             params, rows = jax.tree.map(jnp.copy, params), parameters(self.config)
         else:
             params = initialize_adapters(self.config, self.lora, seed)
             rows = tuple(factor for row in adapted_rows(self.config, self.lora) for factor in factors(row))
-        return self.placing.state(params, rows, self.whole_optimizer)
+        return self.placement.state(params, rows, self.compensated_optimizer)
 
     def update(
-        self, state: TrainState, groups: Sequence[Group], room: Sequence[int] = ()
+        self, state: TrainState, groups: Sequence[Group], sizes: Sequence[int] = ()
     ) -> tuple[TrainState, Metrics]:
-        """One step of learning; `room` are sizes of the groups it may have, if fewer. Raises as `pack` and `train`."""
+        """One step of learning from groups. Raises what `pack` and `train` raise.
+
+        `sizes` are trajectories of each group that a step may have; () means those of the given groups. The batch has
+        the shape for `sizes`, so that a step with fewer groups is not compiled anew.
+        """
         step = int(state.step)
-        if step + 1 in self.skip_steps:  # nothing is made of its groups: that may be what fails
-            return dataclasses.replace(state, step=state.step + 1), skipped(groups)
+        if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
+            return dataclasses.replace(state, step=state.step + 1), skipped_metrics(groups)
         batches, facts = self.objective.batches(
-            groups, (self.seed, step), self.row_length, self.micro_rows, room, self.route_shape
+            groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
         )
         state, metrics = self._learn(state, batches)
         return state, {**facts, **metrics}
@@ -164,15 +170,15 @@ class Learner:
     def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """One step of learning from a packed batch, whose rows are a multiple of `micro_rows`. `state` is donated.
 
-        Without a live row the parameters and the optimiser's state stay as they are. Raises NonFiniteUpdate.
+        Where no row is live, the parameters and the optimiser's state stay. Raises NonFiniteUpdate.
         """
         state, metrics = self._learn(state, [batch])
         return state, {**describe(batch), **metrics}
 
     def _learn(self, state: TrainState, batches: Sequence[TrainBatch]) -> tuple[TrainState, Metrics]:
-        """The updates of a step, on each batch in turn, or as many on the only one."""
+        """The updates of a step: one from each batch in turn, or all of them from the only batch."""
         counts = [np.int32(-(-live_rows(batch) // self.micro_rows)) for batch in batches]
-        # All of them before the first update, by the policy that is called old.
+        # All batches are prepared before the first update: their old log-probs are those of the policy before it.
         placed = [
             self.prepare(state, batch, count) if count else None for batch, count in zip(batches, counts, strict=True)
         ]
@@ -184,19 +190,15 @@ class Learner:
                 continue
             tokens = float((batches[index].weights > 0).sum())
             state, raw = self.apply(state, batch, counts[index])
-            updates.append(averaged(jax.device_get(raw), tokens))
+            updates.append(mean_metrics(jax.device_get(raw), tokens))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), jax.device_get(batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
-        metrics: Metrics = {"updates": float(len(updates))}
-        for name in updates[0] if updates else ():
-            values = [update[name] for update in updates]
-            metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
-        return dataclasses.replace(state, step=state.step + 1), metrics
+        return dataclasses.replace(state, step=state.step + 1), combine_updates(updates)
 
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
-        """[B, T] on the host → [M, b, T] on the devices, with those log-probs that are not the current ones."""
-        placed = self.placing.micro_batches(batch, self.micro_rows)
+        """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
+        placed = self.placement.micro_batches(batch, self.micro_rows)
         if self.reads_reference:
             reference = self._forward(self.reference, None, placed, count)
             placed = dataclasses.replace(placed, reference_logprobs=reference)
@@ -207,39 +209,33 @@ class Learner:
 
     def apply(self, state: TrainState, batch: TrainBatch, count: np.int32) -> tuple[TrainState, dict[str, jax.Array]]:
         """`train_step` on the first `count` micro-batches of a prepared batch. `state` is donated."""
-        return self._step(state, self._frozen, batch, count, shardings=self.placing.of(state))
+        return self._step(state, self._frozen, batch, count, shardings=self.placement.shardings(state))
 
     def programs(self, state: TrainState, batch: TrainBatch) -> list[jax.stages.Compiled]:
-        """What `prepare` and `apply` run, compiled for a batch [B, T] of this shape; later calls find it compiled."""
-        batch, count = self.placing.abstract(batch, self.micro_rows), np.int32(1)
-        lowered = [self._step.lower(state, self._frozen, batch, count, shardings=self.placing.of(state))]
+        """The programs of `prepare` and `apply`, compiled for the shape of `batch` [B, T].
+
+        Later calls of `prepare` and `apply` find them compiled.
+        """
+        batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
+        lowered = [self._step.lower(state, self._frozen, batch, count, shardings=self.placement.shardings(state))]
         if self.reads_reference:
             lowered.append(self._forward.lower(self.reference, None, batch, count))
         if not self.on_policy:
             lowered.append(self._forward.lower(self._frozen, state.params, batch, count))
         return [program.compile() for program in lowered]
 
-    @property
-    def devices(self) -> Sequence[jax.Device]:
-        """Where it computes."""
-        return self.placing.devices
-
     def policy(self, state: TrainState) -> Params:
-        """The whole policy, as the update computes with it: adapters summed in, matrices as `config.dtype`."""
+        """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""
         if self.lora is None:
             return computed(self.config, state.params)
         assert self.reference is not None
         return merge(self.config, self.lora, self.reference, state.params)
 
     def weights(self, state: TrainState, version: int) -> Weights:
-        """The policy for an engine, under its HF names. To be read before `state` is given to the next update."""
-        # Arrays of to_hf are copies of their own: the next update is given these buffers to overwrite.
+        """The policy for an engine, under Hugging Face names. Read it before the next update, which takes `state`."""
+        # to_hf copies: the next update overwrites these buffers.
         learned = (state.params, None if self.lora is None else self.reference)
-        return Weights(
-            version,
-            lambda: to_hf(self.config, self.policy(state)),
-            fingerprint=lambda: fingerprint(learned),
-        )
+        return Weights(version, lambda: to_hf(self.config, self.policy(state)), None, lambda: fingerprint(learned))
 
     @functools.cached_property
     def _step(self) -> jax.stages.Wrapped:
@@ -254,7 +250,7 @@ class Learner:
                 count,
                 score=functools.partial(self._scores, frozen, entropy=self.objective.loss.entropy),
                 loss=self.objective.loss,
-                optimizer=self.whole_optimizer,
+                optimizer=self.compensated_optimizer,
                 on_policy=self.on_policy,
                 shardings=shardings,
             )
@@ -272,31 +268,25 @@ class Learner:
 
             return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-        return jax.jit(forward, out_shardings=self.placing.batch)
+        return jax.jit(forward, out_shardings=self.placement.batch)
 
     def _scores(self, frozen: Params | None, params: Params | None, batch: TrainBatch, *, entropy: str) -> TokenScores:
-        """Of a policy, float32[b, T] each: all of it in either, or frozen with adapters as the params."""
+        """Scores float32[b, T] of a policy.
+
+        The policy is `params` or `frozen`, whichever is given; where both are, it is `frozen` with adapters `params`.
+        """
         policy = frozen if params is None else params
         if frozen is not None and params is not None:
             assert self.lora is not None
             policy = adapted(self.config, self.lora, frozen, params)
         assert policy is not None
+        rows = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(
-            self.config,
-            policy,
-            batch.tokens,
-            batch.positions,
-            batch.segment_ids,
-            wanted=batch.weights > 0,
-            temperature=self.temperature,
-            remat=self.remat,
-            mesh=self.mesh,
-            entropy=entropy,
-            routes=batch.routes,
-            replay=self.routes == "replayed",
-        )
+            self.config, policy, *rows, wanted=batch.weights > 0, temperature=self.temperature, remat=self.remat,
+            mesh=self.mesh, entropy=entropy, routes=batch.routes, replay=self.routes == "replayed",
+        )  # fmt: skip
 
     @property
     def _frozen(self) -> Params | None:
-        """What an update reads beside its state."""
+        """The parameters that an update reads and does not change: the base of adapters."""
         return None if self.lora is None else self.reference

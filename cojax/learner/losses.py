@@ -1,8 +1,8 @@
-"""Losses: functions of log-probs and of what they read of the batch, all float32[b, T], to a loss for each token.
+"""Losses: functions from log-probs and columns of the batch, arrays [b, T], to a loss for each token, float32[b, T].
 
-A loss's positional parameters name what it reads, its keyword-only ones are its settings: reading.py says what there
-is to read. It returns the per-token loss and *facts*, per-token figures worth averaging over the learned tokens. Where
-the weight is 0, both must be finite, and are ignored; so must the gradient be there.
+The positional parameters of a loss name its inputs, which reading.py lists; the keyword-only ones are its settings. A
+loss returns the per-token loss and *facts*: per-token figures that are reported as means over the learned tokens.
+Where the weight is 0, loss and facts are ignored, but they and the gradient must be finite.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Term = Callable[..., tuple[jax.Array, Facts]]
 
 
 def policy_gradient(term: Term) -> Loss:
-    """The loss of a surrogate: `term(log_ratio, logprobs, advantages, sequences, learned, *, …)` → (loss, facts).
+    """Makes a loss of a surrogate `term(log_ratio, logprobs, advantages, sequences, learned, *, …)` → (loss, facts).
 
         loss_t = M_t · min(π_old/π_sampler, importance_cap) · term_t + kl_coefficient · KL_t − entropy_coefficient · H_t
 
     log_ratio is log π_θ/π_old with `ratio="old"`, log π_θ/π_sampler with "sampler". With one update a step π_old is the
-    policy itself: "old" is then 1 and no clip binds, and at staleness 1 only the cap acts. With "sampler" clips and
-    trust regions bind, and there is no further importance (the two are decoupled or not; arXiv 2110.00641).
+    policy itself: the "old" ratio is then 1, no clip binds, and at staleness 1 only the cap acts. With "sampler" clips
+    bind, and the factor min(…) is left out (decoupled or not: arXiv 2110.00641).
 
-    The factor min(…) corrects for an engine that computes slightly differently (truncated importance sampling, arXiv
-    1802.01561 and Yao et al. 2025). M_t is 0, else 1, where π_old/π_sampler of a token leaves `token_low`, `token_high`
-    (IcePop), or its geometric mean over a sequence leaves `sequence_low`, `sequence_high`; None is no bound. KL is an
-    estimate of `parts.kl_estimate`, H the entropy. Settings that are off are not read.
+    The factor corrects for an engine that computes slightly differently (truncated importance sampling, arXiv
+    1802.01561, Yao et al. 2025). M_t is 0 where π_old/π_sampler of a token is outside `token_low`, `token_high`
+    (IcePop), or its geometric mean over a sequence outside `sequence_low`, `sequence_high`; else 1. None is no bound.
+    KL is an estimate of `parts.kl_estimate`, H the entropy. A term whose setting is off reads no input.
     """
 
     def loss(
@@ -64,18 +64,18 @@ def policy_gradient(term: Term) -> Loss:
         **own: Any,
     ) -> tuple[jax.Array, Facts]:
         learned = weights > 0
-        behind = where_learned(learned, old_logprobs - sampler_logprobs)
-        moved = where_learned(learned, logprobs - (old_logprobs if ratio == "old" else sampler_logprobs))
-        per_token, facts = term(moved, logprobs, advantages, sequences, learned, **own)
-        facts = {"ratio": bounded_exp(moved), **facts}
+        old_to_sampler = where_learned(learned, old_logprobs - sampler_logprobs)
+        log_ratio = where_learned(learned, logprobs - (old_logprobs if ratio == "old" else sampler_logprobs))
+        per_token, facts = term(log_ratio, logprobs, advantages, sequences, learned, **own)
+        facts = {"ratio": bounded_exp(log_ratio), **facts}
         if ratio == "old":
-            importance = jax.lax.stop_gradient(jnp.minimum(bounded_exp(behind), importance_cap))
+            importance = jax.lax.stop_gradient(jnp.minimum(bounded_exp(old_to_sampler), importance_cap))
             per_token, facts["importance"] = importance * per_token, importance
         if (token_low, token_high) != (None, None):
-            facts["token_masked"] = 1.0 - (mask := parts.two_sided_mask(behind, token_low, token_high))
+            facts["token_masked"] = 1.0 - (mask := parts.two_sided_mask(old_to_sampler, token_low, token_high))
             per_token = mask * per_token
         if (sequence_low, sequence_high) != (None, None):
-            mean = parts.sequence_mean(sequences, learned, behind)
+            mean = parts.sequence_mean(sequences, learned, old_to_sampler)
             facts["sequence_masked"] = 1.0 - (mask := parts.two_sided_mask(mean, sequence_low, sequence_high))
             per_token = mask * per_token
         if kl_coefficient > 0:
@@ -86,25 +86,25 @@ def policy_gradient(term: Term) -> Loss:
             per_token = per_token - entropy_coefficient * where_learned(learned, entropy)
         return per_token, facts
 
-    return learns_from(flat_groups=_regularised)(_with_settings_of(loss, term))
+    return learns_from(flat_groups=_has_regulariser)(_with_settings_of(loss, term))
 
 
-def _regularised(kl_coefficient: float = 0.0, entropy_coefficient: float = 0.0, **others: Any) -> bool:
+def _has_regulariser(kl_coefficient: float = 0.0, entropy_coefficient: float = 0.0, **others: Any) -> bool:
     return kl_coefficient > 0 or entropy_coefficient > 0
 
 
 def _with_settings_of(loss: Loss, term: Term) -> Loss:
-    """The loss under the term's name, with the term's settings before its own in the place of **own."""
-    mine = [one for one in _parameters(loss) if one.kind != one.VAR_KEYWORD]
-    theirs = [one for one in _parameters(term) if one.kind == one.KEYWORD_ONLY]
-    first = [one for one in mine if one.kind != one.KEYWORD_ONLY]
+    """Gives the loss the term's name, and a signature with the term's settings, then its own, in place of **own."""
+    parameters = [one for one in _parameters(loss) if one.kind != one.VAR_KEYWORD]
+    settings = [one for one in _parameters(term) if one.kind == one.KEYWORD_ONLY]
+    inputs = [one for one in parameters if one.kind != one.KEYWORD_ONLY]
     functools.update_wrapper(loss, term)
-    vars(loss)["__signature__"] = inspect.Signature([*first, *theirs, *mine[len(first) :]])
+    vars(loss)["__signature__"] = inspect.Signature([*inputs, *settings, *parameters[len(inputs) :]])
     return loss
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """With annotations that no longer need the names of the function's module."""
+    """The function's parameters, with annotations resolved in its own module."""
     hints = get_type_hints(function, include_extras=True)
     return [one.replace(annotation=hints.get(one.name, Any)) for one in inspect.signature(function).parameters.values()]
 
@@ -166,7 +166,7 @@ def cispo(
     clip_high: _Clip = 0.28,
 ) -> tuple[jax.Array, Facts]:
     """−sg[clip(r, 1−ε_low, 1+ε_high)] · Â · log π_θ: the clip bounds a token's weight, and no token loses its gradient
-    (CISPO, arXiv 2506.13585, Eq. 4). ε_low = 1 is no lower bound, as there; ε_high is not published."""
+    (CISPO, arXiv 2506.13585, Eq. 4). ε_low = 1 is no lower bound, as in the paper; ε_high is not published."""
     ratio = bounded_exp(log_ratio)
     clipped = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
     per_token = -clipped * advantages * where_learned(learned, logprobs)
@@ -185,8 +185,9 @@ def dual_clip(
     clip_high: _Clip = 0.28,
     clip_bad: Annotated[float, Range(1.0, low_open=True)] = 3.0,
 ) -> tuple[jax.Array, Facts]:
-    """As grpo, but where Â < 0 the gain is at least c·Â: a ratio far above 1 pulls no further; c is `clip_bad` (arXiv
-    1912.09729, Eq. 5).
+    """As grpo, but where Â < 0 the gain is at least c·Â, with c = `clip_bad` (arXiv 1912.09729, Eq. 5).
+
+    A ratio above c then has no gradient.
     """
     ratio = bounded_exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -196,7 +197,7 @@ def dual_clip(
 
 
 def sft(logprobs: jax.Array, weights: jax.Array) -> tuple[jax.Array, Facts]:
-    """−log π_θ(token): supervised learning; whatever the reward, all that is given is imitated."""
+    """−log π_θ(token): supervised learning, which imitates all trajectories, whatever their reward."""
     return -where_learned(weights > 0, logprobs), {}
 
 
@@ -212,14 +213,14 @@ def dpo(
     dpo_coefficient: Annotated[float, Range(0.0)] = 1.0,
     sft_coefficient: Annotated[float, Range(0.0)] = 0.0,
 ) -> tuple[jax.Array, Facts]:
-    """Direct preferences between the two of a pair, with imitation of the better (DPO, arXiv 2305.18290, Eq. 7; the sum
-    of both as in arXiv 2511.22254, §4.2):
+    """Direct preference optimisation plus imitation of the better trajectory of a pair (DPO, arXiv 2305.18290, Eq. 7;
+    the sum of both as in arXiv 2511.22254, §4.2):
 
         λ_DPO · −log σ(β · [log π_θ/π_ref(better) − log π_θ/π_ref(worse)]) + λ_SFT · −log π_θ(better)
 
     Log-probs are sums over action tokens. A failure of a group is compared with one of its successes, drawn by the
-    seed; every token of a pair holds the pair's loss, so that with its weights, which add up to one part a pair, the
-    sum is the mean over pairs.
+    seed. Every token of a pair has the pair's loss; the weights of a pair's tokens add up to 1 / pairs, so that the
+    weighted sum is the mean over pairs.
     """
     learned = weights > 0
     moved = where_learned(learned, (logprobs - reference_logprobs) * advantages)

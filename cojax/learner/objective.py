@@ -1,4 +1,4 @@
-"""What a learner learns from: a loss, an advantage and a weighting, each with its settings."""
+"""The objective of a learner: a loss, an advantage and a weighting with their settings; packs a step's batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADVANTAGE, WEIGHTING = "group_relative", "group_token_mean"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Objective:
-    """`parts` is how many batches the groups of a step are dealt out to."""
+    """Loss, advantage and weighting; the groups of a step are split over `parts` batches."""
 
     loss: BoundLoss
     advantage: Callable[..., Any]
@@ -40,13 +40,14 @@ class Objective:
         sizes: Sequence[int] = (),
         routes: RouteShape | None = None,
     ) -> tuple[list[TrainBatch], dict[str, float]]:
-        """The batches of a step and what went into them together; `seed` is (seed, step).
+        """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
 
-        `routes` are as in `pack`. Raises what `pack` raises.
+        `sizes` are trajectories of each group that a step may have, () those of the given groups; they decide the
+        number of rows. `routes` is as in `pack`. Raises what `pack` raises.
         """
         packed = []
         rows = self.rows(sizes or [len(group.trajectories) for group in groups], micro_rows)
-        for part in self._dealt(groups, seed):
+        for part in self._deal(groups, seed):
             if self.loss.pairs:
                 batch, facts = pack_pairs(part, seed, row_length, micro_rows, rows=rows, routes=routes)
             else:
@@ -62,18 +63,18 @@ class Objective:
                     routes=routes,
                 )
             packed.append((batch, facts | staleness(batch, seed[1])))
-        return [batch for batch, _ in packed], _together([facts for _, facts in packed], row_length)
+        return [batch for batch, _ in packed], _sum_facts([facts for _, facts in packed], row_length)
 
     def rows(self, sizes: Sequence[int], micro_rows: int) -> int:
-        """Rows of each batch of a step, whose groups have so many trajectories."""
+        """Rows of each batch of a step whose groups have `sizes` trajectories."""
         each = -(-len(sizes) // self.parts)
         if self.loss.together:
             return capacity(each, max(sizes, default=1), micro_rows)
         most = sum(sorted(sizes, reverse=True)[:each])
         return capacity(most, 2, micro_rows) if self.loss.pairs else round_up(most, micro_rows)
 
-    def _dealt(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
-        """Whole groups, in an order drawn by the seed where there is more than one part."""
+    def _deal(self, groups: Sequence[Group], seed: tuple[int, int]) -> list[list[Group]]:
+        """Splits the groups over the parts: whole groups, drawn by the seed where there is more than one part."""
         if self.parts == 1:
             return [list(groups)]
         order = list(range(len(groups)))
@@ -90,33 +91,36 @@ def objective(
     weighting_settings: Mapping[str, Any],
     parts: int,
 ) -> Objective:
-    """Raises ValueError for an unknown name or setting, and for what a loss of pairs cannot be combined with."""
+    """The objective of these names and settings.
+
+    Raises ValueError for an unknown name or setting, and for an advantage or a weighting beside a loss of pairs.
+    """
     bound = bind(loss, LOSSES, loss_settings)
     if bound.pairs and (advantage != ADVANTAGE or advantage_settings):
         raise ValueError(
-            f"loss {loss!r} learns from pairs, 1 for the better and -1 for the worse, whatever the advantage; take "
-            f"back advantage={advantage!r} and its settings"
+            f"loss {loss!r} learns from pairs, whose advantages are 1 and -1; remove advantage={advantage!r} and its "
+            "settings"
         )
     if bound.pairs and (weighting != WEIGHTING or weighting_settings):
         raise ValueError(
-            f"loss {loss!r} weighs every pair the same; take back weighting={weighting!r} and its settings"
+            f"loss {loss!r} gives every pair the same weight; remove weighting={weighting!r} and its settings"
         )
     return Objective(
         bound,
-        _with("advantage", advantage, ADVANTAGES, advantage_settings),
-        _with("weighting", weighting, WEIGHTINGS, weighting_settings),
+        _bind_settings("advantage", advantage, ADVANTAGES, advantage_settings),
+        _bind_settings("weighting", weighting, WEIGHTINGS, weighting_settings),
         parts,
     )
 
 
-def _with(kind: str, name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
-    """The entry of that name, given its settings."""
+def _bind_settings(kind: str, name: str, table: Mapping[str, Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    """The table's entry of that name, with its settings bound."""
     function = find(kind, name, table)
     return functools.partial(function, **check_settings(kind, name, function, settings))
 
 
-def _together(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
-    """Counts added up over the parts of a step; `staleness` is that of a token, `fill` that of all live rows."""
+def _sum_facts(facts: Sequence[Mapping[str, float]], row_length: int) -> dict[str, float]:
+    """Adds up counts over the parts of a step; `staleness` is the mean over tokens, `fill` that of all live rows."""
     if len(facts) == 1:
         return dict(facts[0])
     names = dict.fromkeys(name for one in facts for name in one if name not in ("fill", "staleness", "staleness_max"))

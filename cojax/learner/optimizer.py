@@ -25,11 +25,11 @@ def adamw(
 ) -> optax.GradientTransformation:
     """AdamW behind a clip of the global gradient norm.
 
-    The rate rises linearly over `warmup_steps` updates, falls linearly to `decay_to` of itself until update
-    `decay_steps`, and stays there; with 0 it does not fall. Norm scales and biases do not decay. Both moments are
-    stored as `moments_dtype` (float32 or bfloat16) and computed
-    in float32; "" stores and computes them as the parameters are stored. Raises ValueError for another dtype, and for
-    what is no schedule.
+    The rate rises linearly over `warmup_steps` updates, falls linearly to the share `decay_to` of itself until update
+    `decay_steps`, and stays there; with `decay_steps` 0 it does not fall. Weight decay leaves norm scales and biases
+    out. Both moments are stored as `moments_dtype` (float32 or bfloat16) and computed in float32; "" stores and
+    computes them in the dtype of the parameters. Raises ValueError for another dtype, and for numbers of updates below
+    0 or a share outside [0, 1].
     """
     if moments_dtype not in ("", "float32", "bfloat16"):
         # The squares in float16 would be 0 for gradients below 2e-4.

@@ -1,4 +1,4 @@
-"""Where a learner's arrays lie: on one device, or spread over a mesh."""
+"""`Placement`: puts a learner's arrays on one device, or spreads them over a mesh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.update import Params, TrainState
+from cojax.learner.train_state import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter
 from cojax.policy.sharding import ROWS, shard
@@ -21,24 +21,24 @@ Shardings = tuple[jax.sharding.Sharding, ...] | None
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """`mesh` is None for one device."""
+    """How batches, parameters and states are laid out; `mesh` is None for one device."""
 
     config: ModelConfig
     mesh: Mesh | None
 
     @property
     def devices(self) -> Sequence[jax.Device]:
-        """Where it computes."""
+        """The devices that are computed on."""
         return jax.local_devices()[:1] if self.mesh is None else list(self.mesh.devices.flat)
 
     @property
     def row_shards(self) -> int:
-        """How many ways the rows of a micro-batch are split."""
+        """Into how many parts the rows of a micro-batch are split."""
         return 1 if self.mesh is None else self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
     @property
     def batch(self) -> jax.sharding.Sharding:
-        """Of arrays [M, b, T]."""
+        """The sharding of arrays [M, b, T]."""
         if self.mesh is None:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(None, ROWS))
@@ -48,22 +48,24 @@ class Placement:
         return jax.device_put(jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch), self.batch)
 
     def abstract(self, batch: TrainBatch, rows: int) -> TrainBatch:
-        """What `micro_batches` makes, as ShapeDtypeStructs."""
+        """The result of `micro_batches` as ShapeDtypeStructs."""
         lead = len(batch.tokens) // rows, rows
         return jax.tree.map(
             lambda array: jax.ShapeDtypeStruct((*lead, *array.shape[1:]), array.dtype, sharding=self.batch), batch
         )
 
     def params(self, params: Params, rows: Sequence[Parameter]) -> Params:
-        """Leaves of these rows over the mesh."""
+        """The parameters, whose leaves `rows` describes, spread over the mesh."""
         return (
-            params if self.mesh is None else jax.tree.map(self._canonical, shard(self.config, params, self.mesh, rows))
+            params
+            if self.mesh is None
+            else jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
         )
 
     def state(self, params: Params, rows: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
-        """The state before the first update; moments lie as what they are the moments of."""
+        """The state before the first update; moments are laid out like their parameters."""
         if self.mesh is None:
-            # All of it bound to the device, as an update leaves it: a mixture would compile twice.
+            # Every leaf is committed to the device, as after an update: a mixture would compile twice.
             return jax.device_put(TrainState(jnp.int32(0), params, optimizer.init(params)), self.devices[0])
         params = self.params(params, rows)
         everywhere = NamedSharding(self.mesh, PartitionSpec())
@@ -76,12 +78,12 @@ class Placement:
         )
         return TrainState(jax.device_put(jnp.int32(0), everywhere), params, opt_state)
 
-    def of(self, state: TrainState) -> Shardings:
-        """How its leaves lie, None on one device."""
+    def shardings(self, state: TrainState) -> Shardings:
+        """The sharding of each leaf of the state; None on one device."""
         return None if self.mesh is None else tuple(leaf.sharding for leaf in jax.tree.leaves(state))
 
-    def _canonical(self, leaf: jax.Array) -> jax.Array:
-        """The same layout in the words the compiler will use for it: another spelling would compile again."""
+    def _canonicalise(self, leaf: jax.Array) -> jax.Array:
+        """The same layout, spelled as the compiler spells it: another spelling would compile again."""
         assert self.mesh is not None
         assert isinstance(leaf.sharding, NamedSharding)
         spec = [axis if axis and self.mesh.shape[axis] > 1 else None for axis in leaf.sharding.spec]

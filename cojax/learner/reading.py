@@ -1,4 +1,4 @@
-"""What a loss reads. Its signature says what it may read, a trace of it what it does read under its settings."""
+"""Binds a loss to its settings and finds out what it reads: its signature says what it may, a trace what it does."""
 
 from __future__ import annotations
 
@@ -20,39 +20,42 @@ from cojax.registry import settings as settings_of
 Facts = dict[str, jax.Array]
 Loss = Callable[..., tuple[jax.Array, Facts]]
 
-# What the policy says of each token; everything else is a column of the batch.
+# Inputs that are the policy's scores of each token; every other input is a column of the batch.
 _SCORES = ("logprobs", "entropy", "routes_differing")
-_SHAPE = (2, 8)
+_SHAPE = (2, 8)  # [b, T] of the trace
 
 
 @dataclasses.dataclass(frozen=True)
 class LearnsFrom:
-    """What a loss declares beside its parameters: `flat_groups` by its settings; see `learns_from`."""
+    """What `learns_from` declares of a loss; `flat_groups` is a function of its settings."""
 
     pairs: bool = False
     flat_groups: Callable[..., bool] = lambda **settings: False
 
 
 def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] = False) -> Callable[[Loss], Loss]:
-    """Declares that a loss learns from pairs of a success and a failure instead of from groups, or from groups whose
-    advantages are all 0 too, always or by its settings.
+    """Declares what a loss learns from, where that is not groups with advantages other than 0.
 
-    The latter goes without saying for a loss that uses no advantages, and for one that uses reference log-probs or the
-    entropy, whose terms act whatever the advantage is.
+    `pairs`: it learns from pairs of a success and a failure instead of groups. `flat_groups`: it also learns from
+    groups whose advantages are all 0, always or as a function of its settings says. The latter need not be declared for
+    a loss that uses no advantages, or one that uses reference log-probs or the entropy: their terms do not depend on
+    advantages.
     """
-    when = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
+    by_settings = flat_groups if callable(flat_groups) else (lambda **settings: bool(flat_groups))
 
-    def declared(loss: Loss) -> Loss:
-        vars(loss)["learns_from"] = LearnsFrom(pairs, when)
+    def declare(loss: Loss) -> Loss:
+        vars(loss)["learns_from"] = LearnsFrom(pairs, by_settings)
         return loss
 
-    return declared
+    return declare
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BoundLoss:
-    """A loss with its settings. Of what it reads, all that it returns depends on `uses`, and the loss itself, without
-    its facts, on `learns`."""
+    """A loss with its settings.
+
+    `reads` are its inputs, in order. Loss and facts together depend on the inputs `uses`, the loss alone on `learns`.
+    """
 
     name: str
     function: Loss
@@ -81,68 +84,68 @@ class BoundLoss:
 
     @property
     def entropy(self) -> str:
-        """What it needs of the entropy, for `token_scores`: the metric is told of the value alone."""
+        """The `entropy` asked of `token_scores`: its value is always a metric, but only a loss needs its gradient."""
         return "gradient" if "entropy" in self.learns else "value"
 
 
 def bind(name: str, table: Mapping[str, Loss], settings: Mapping[str, Any]) -> BoundLoss:
     """The loss of that name with its settings.
 
-    Raises RegistryError for an unknown loss, setting or value; ValueError for a loss that reads what there is not, that
-    fails, that returns other than it should, and for one without a gradient.
+    Raises RegistryError for an unknown loss, setting or value; ValueError for a loss with an unknown input, one that
+    fails, one that returns other shapes or dtypes than a loss has, and one without a gradient.
     """
     function = find("loss", name, table)
     settings = check_settings("loss", name, function, settings)
-    reads = _reads(name, function)
-    uses, learns = _uses(name, function, settings, reads)
+    reads = _inputs(name, function)
+    uses, learns = _used_inputs(name, function, settings, reads)
     if not learns & {"logprobs", "entropy"}:
-        raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so that nothing could be learned")
-    declared = _declared(function)
+        raise ValueError(f"loss {name!r} depends on neither logprobs nor entropy, so it has no gradient")
+    declared = _declaration(function)
     flat = not declared.pairs and ("advantages" not in learns or bool(learns & {"reference_logprobs", "entropy"}))
-    flat = flat or declared.flat_groups(**_asked(declared.flat_groups, function, settings))
+    flat = flat or declared.flat_groups(**_settings_for(declared.flat_groups, function, settings))
     return BoundLoss(name, function, settings, reads, uses, learns, declared.pairs, flat)
 
 
-def _declared(function: Loss) -> LearnsFrom:
-    """What `learns_from` noted of a loss, or of the one that a partial calls."""
+def _declaration(function: Loss) -> LearnsFrom:
+    """What `learns_from` declared of a loss, or of the function that a partial calls."""
     while isinstance(function, functools.partial):
         function = function.func
     return function.learns_from if hasattr(function, "learns_from") else LearnsFrom()
 
 
-def _asked(asks: Callable[..., bool], function: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a loss's settings, defaults included, that `asks` takes."""
+def _settings_for(condition: Callable[..., bool], function: Loss, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a loss, defaults included, that are parameters of `condition`."""
     whole = {name: setting.default for name, setting in settings_of(function).items()} | dict(given)
-    parameters = inspect.signature(asks).parameters
+    parameters = inspect.signature(condition).parameters
     everything = any(one.kind == one.VAR_KEYWORD for one in parameters.values())
     return {name: value for name, value in whole.items() if everything or name in parameters}
 
 
-def _reads(name: str, function: Loss) -> tuple[str, ...]:
-    """Names of the positional parameters."""
-    there = (*_SCORES, *DTYPES)
+def _inputs(name: str, function: Loss) -> tuple[str, ...]:
+    """Names of the positional parameters. Raises ValueError for one that is no input."""
+    known = (*_SCORES, *DTYPES)
     given = [one for one in inspect.signature(function).parameters.values() if one.kind != one.KEYWORD_ONLY]
     for one in given:
-        if one.name not in there or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+        if one.name not in known or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             raise ValueError(
-                f"loss {name!r} reads {one.name!r}, which there is not; there are {', '.join(there)}. "
-                "Settings are keyword-only: they stand after a *"
+                f"loss {name!r} reads {one.name!r}, which is no input; inputs are {', '.join(known)}. "
+                "Settings are keyword-only: write them after a *"
             )
     return tuple(one.name for one in given)
 
 
-def _uses(
+def _used_inputs(
     name: str, function: Loss, settings: Mapping[str, Any], reads: tuple[str, ...]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """Which of its inputs all that a loss returns depends on, and which the loss alone."""
+    """The inputs that loss and facts depend on, and those that the loss alone depends on, from a trace."""
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
     try:
-        traced, made = jax.make_jaxpr(lambda *arrays: function(*arrays, **settings), return_shape=True)(*inputs)
-        per_token, facts = made
+        traced, returned = jax.make_jaxpr(lambda *arrays: function(*arrays, **settings), return_shape=True)(*inputs)
+        per_token, facts = returned
         shapes = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
-    except Exception as error:  # whatever a loss does when it is called
-        told = " ".join(str(error).split())[:300]
-        raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {told}") from error
+    except Exception as error:  # a user's loss may raise anything
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
     for what, array in shapes.items():
         if array.shape != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(
@@ -151,11 +154,11 @@ def _uses(
             )
     inputs_read = dict(zip(traced.jaxpr.invars, reads, strict=True))
 
-    def behind(results: Sequence[Any]) -> frozenset[str]:
+    def inputs_of(results: Sequence[Any]) -> frozenset[str]:
         needed = {out for out in results if not isinstance(out, Literal)}
         for equation in reversed(traced.jaxpr.eqns):
             if needed & set(equation.outvars):
                 needed |= {one for one in equation.invars if not isinstance(one, Literal)}
         return frozenset(read for variable, read in inputs_read.items() if variable in needed)
 
-    return behind(traced.jaxpr.outvars), behind(traced.jaxpr.outvars[:1])
+    return inputs_of(traced.jaxpr.outvars), inputs_of(traced.jaxpr.outvars[:1])

@@ -1,7 +1,7 @@
-"""Memory rehearsal: the longest batch goes through the real update before the first step, and is thrown away.
+"""Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
-So a run that cannot fit ends in its first minute, with advice, instead of in its ninth hour. What the backward pass
-keeps may be chosen the same way: the most that fits.
+A run that does not fit into memory so ends in its first minute, with advice, instead of in its ninth hour.
+`fastest_that_fits` chooses in the same way what the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.device_memory import OutOfMemory, check_fits, free, needed
+from cojax.learner.device_memory import OutOfMemory, check_fits, free_bytes, needed_bytes
 from cojax.learner.learner import Learner
-from cojax.learner.update import TrainState
+from cojax.learner.train_state import TrainState
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import REMAT
 
@@ -24,20 +24,20 @@ _FASTEST_FIRST = tuple(REMAT)
 
 
 def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
-    """The same state, bit for bit, once full rows have gone through everything that a step does to them.
+    """Runs everything that a step runs on full rows, and returns the same state, bit for bit.
 
-    `sizes` are the trajectories of each group of a step, which say what it packs; one micro-batch of that is computed,
-    as memory is that of one. Nothing is compiled that the first step would not compile. `state` is donated. Raises
-    OutOfMemory.
+    `sizes` are the trajectories of each group of a step, which decide the shape of its batch. Only one micro-batch is
+    computed, as they follow one another in the same memory. Nothing is compiled that the first step would not compile.
+    `state` is donated. Raises OutOfMemory.
     """
     rows = learner.objective.rows(sizes, learner.micro_rows)
-    full = _full(rows, learner.row_length, learner.route_shape)
+    full = full_batch(rows, learner.row_length, learner.route_shape)
     advice, count = _advice(learner), np.int32(1)
     try:
-        if all(device.platform == "cpu" for device in learner.devices):
-            check_fits(learner.programs(state, full), len(learner.devices), _batches(full), advice)
+        if all(device.platform == "cpu" for device in learner.placement.devices):
+            check_fits(learner.programs(state, full), len(learner.placement.devices), _batch_bytes(full), advice)
         batch = learner.prepare(state, full, count)
-        # A step keeps its state where loss or gradient is not finite, and here neither is.
+        # The state stays as it is: an update keeps it where loss or gradient is not finite, and here neither is.
         state, _ = learner.apply(state, batch, count)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
@@ -47,33 +47,37 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
 
 
 def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int], beside: int = 0) -> Learner:
-    """The learner with the first entry of REMAT under which an update takes no more memory than is free, the last of
-    them where none does.
+    """The learner with the first entry of REMAT whose update fits into free memory; with the last one if none fits.
 
-    `sizes` are as in `rehearse`; `beside` bytes are left for what is yet to be loaded. Programs are compiled and none
-    is run. Where it is not told what is free, it is the last.
+    `sizes` is as in `rehearse`; `beside` bytes are left free for arrays that are loaded later. Programs are compiled
+    but not run. Where free memory is not known, the last entry is taken.
     """
-    there = free(learner.devices)
+    there = free_bytes(learner.placement.devices)
     if there is not None:
-        full = _full(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
+        full = full_batch(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            if needed(candidate.programs(state, full), len(learner.devices), _batches(full) + beside) <= there:
+            if (
+                needed_bytes(
+                    candidate.programs(state, full), len(learner.placement.devices), _batch_bytes(full) + beside
+                )
+                <= there
+            ):
                 return candidate
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
 
 
-def _batches(full: TrainBatch) -> int:
-    """Bytes of a batch, which stands in memory twice: as the host packs it, and where it is computed with."""
+def _batch_bytes(full: TrainBatch) -> int:
+    """Bytes of a batch, which is in memory twice: as the host packed it, and on the devices."""
     return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
 
 
-def _full(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
-    """Rows that are as full as rows can be, with infinite weights: no loss or gradient of them is finite.
+def full_batch(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
+    """A batch of completely full rows with infinite weights, so that neither loss nor gradient is finite.
 
-    Views of one row, which take no memory.
+    Its arrays are views of one row, which take no memory.
     """
-    places = np.arange(length, dtype=np.int32)
+    positions = np.arange(length, dtype=np.int32)
 
     def repeated(row: np.ndarray | np.generic) -> np.ndarray:
         return np.broadcast_to(row, (rows, length))
@@ -82,13 +86,13 @@ def _full(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
     return TrainBatch(
         tokens=repeated(np.int32(0)),
         segment_ids=repeated(np.int32(1)),
-        positions=repeated(places),
+        positions=repeated(positions),
         advantages=one,
         sampler_logprobs=zero,
         versions=repeated(np.int32(0)),
         reference_logprobs=zero,
         old_logprobs=zero,
-        weights=repeated(np.where(places > 0, np.float32(np.inf), np.float32(0))),
+        weights=repeated(np.where(positions > 0, np.float32(np.inf), np.float32(0))),
         sequences=repeated(np.int32(0)),
         tasks=repeated(np.int32(0)),
         groups=repeated(np.int32(0)),
@@ -101,7 +105,7 @@ def _full(rows: int, length: int, routes: RouteShape | None) -> TrainBatch:
 
 
 def _advice(learner: Learner) -> str:
-    """The settings that would make an update smaller, and are not used."""
+    """The settings that would make an update smaller and are not used yet."""
     ways = [f"lower learner.micro_rows ({learner.micro_rows}) or learner.row_length ({learner.row_length})"]
     ways += ["set learner.remat=layers"] if learner.remat != "layers" else []
     ways += ["set model.dtype=bfloat16"] if learner.config.dtype == "float32" else []

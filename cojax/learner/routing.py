@@ -1,4 +1,4 @@
-"""Routing replay: an update goes through the experts that the sampler went through (R3, arXiv 2510.11370)."""
+"""Routing replay: the routes of trajectories, so that updates use the sampler's experts (R3, arXiv 2510.11370)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.types import Trajectory
 
-# The experts of a sparse model's update: the router's own; those, and how far the sampler's were others; the sampler's.
+# Experts that an update of a sparse model uses. "own": the router's; "compared": the same, and the sampler's are
+# compared with them; "replayed": the sampler's.
 ROUTES = ("own", "compared", "replayed")
 
 
 def shape_read(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
-    """The shape of the routes that batches hold, None where they hold none; `reads`: whether the loss reads them.
+    """The shape of the routes that batches hold; None where they hold none. `reads`: whether the loss reads routes.
 
-    Raises ValueError for routes of a dense model, and for a loss that reads what nobody asked for.
+    Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
     """
     if routes != "own":
         return RouteShape.of(config)
@@ -28,19 +29,20 @@ def shape_read(routes: str, config: ModelConfig, loss: str, reads: bool) -> Rout
 
 
 def routes_of(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
-    """[n, L, k]: the routes of its tokens, -1 for those that were not told.
+    """Decodes the routes of a trajectory's n tokens, [n, L, k]; -1 for tokens whose routes are not known.
 
-    Those of a turn are of the tokens before its last. Of a token that a later turn told again the first stay: by those
-    the tokens after it were sampled. Raises ValueError for routes that are not of this shape or of so many tokens.
+    The routes of a turn are of the tokens before its last one. Where a later turn has routes of an earlier token again,
+    the first ones stay: the tokens after it were sampled with those. Raises ValueError for routes of another shape, and
+    for routes of more tokens than were fed to the model.
     """
     ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
     found = shape.unknown(int(ends[-1]))
     for number in reversed(range(len(ends))):
         try:
-            told = shape.decode(trajectory.turns[number].routes)
-            if len(told) >= max(1, ends[number]):
-                raise ValueError(f"routes of {len(told)} tokens, where {ends[number] - 1} were fed")
+            routes = shape.decode(trajectory.turns[number].routes)
+            if len(routes) >= max(1, ends[number]):
+                raise ValueError(f"routes of {len(routes)} tokens, but only {ends[number] - 1} were fed to the model")
         except ValueError as error:
             raise ValueError(f"episode {trajectory.episode!r}, turn {number}: {error}") from error
-        found[ends[number] - 1 - len(told) : ends[number] - 1] = told
+        found[ends[number] - 1 - len(routes) : ends[number] - 1] = routes
     return found

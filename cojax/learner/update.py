@@ -1,9 +1,9 @@
-"""The arithmetic of one update: `train_step` is the only one there is, written to be jitted."""
+"""The arithmetic of one optimiser update: `train_step`, a pure function to be jitted."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +14,23 @@ import optax
 
 from cojax.learner.batch import TrainBatch
 from cojax.learner.reading import Facts
+from cojax.learner.train_state import Params, TrainState
 from cojax.policy.logprobs import TokenScores
 
-Params = Any  # a nested dict of jax.Array
 Metrics = dict[str, float]
+Score = Callable[[Params, TrainBatch], TokenScores]
+BatchLoss = Callable[[TokenScores, TrainBatch], tuple[jax.Array, Facts]]
 
-# Facts whose largest value over the learned tokens is worth a line beside their mean.
+# Facts that are reported by their largest value too, not only by their mean.
 PEAKS = ("logprob_mismatch", "ratio")
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """step: int32[], batches seen; params: nested dict of arrays; opt_state: optax's."""
-
-    step: Any
-    params: Params
-    opt_state: Any
-
-
 class NonFiniteUpdate(RuntimeError):
-    """A loss or gradient was not a number. `batch` and `metrics` are its causes; `state` holds no part of that update,
-    but the `made` updates of the same step before it."""
+    """The loss or the gradient of an update was not finite, so the update was not made.
+
+    `state` is the state before that update: it holds the `made` earlier updates of the same step. `batch` is the batch
+    of the failed update, and `metrics` holds its loss and gradient norm.
+    """
 
     def __init__(self, state: TrainState, batch: TrainBatch, metrics: Metrics, made: int):
         self.state, self.batch, self.metrics = state, batch, metrics
@@ -44,12 +39,12 @@ class NonFiniteUpdate(RuntimeError):
         super().__init__(
             f"step {step}, update {made + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected "
             f"finite numbers. The update was not made: the parameters {kept}. Look at the saved batch. The same "
-            f"command meets it again, so add --config.learner.skip_steps=({step},), which makes no update in that "
-            "step, or lower optimizer.learning_rate or a cap of the loss."
+            f"command fails at this step again, so add --config.learner.skip_steps=({step},), which makes no update in "
+            "that step, or lower optimizer.learning_rate or a cap of the loss."
         )
 
     def save(self, path: Path) -> None:
-        """Writes the batch and the metrics as one .npz; `numpy.load` reads it."""
+        """Writes the batch and the metrics as one .npz file, which `numpy.load` reads."""
         arrays = {name: array for name, array in vars(self.batch).items() if array is not None}
         arrays |= {f"metric_{name}": np.float64(value) for name, value in self.metrics.items()}
         np.savez_compressed(path, allow_pickle=False, **arrays)
@@ -60,38 +55,26 @@ def train_step(
     batch: TrainBatch,
     count: jax.Array,
     *,
-    score: Callable[[Params, TrainBatch], TokenScores],
-    loss: Callable[[TokenScores, TrainBatch], tuple[jax.Array, Facts]],
+    score: Score,
+    loss: BatchLoss,
     optimizer: optax.GradientTransformation,
     on_policy: bool,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """One optimiser update on the first `count` of M micro-batches, which add up exactly to the full batch.
+    """One optimiser update from the summed gradients of the first `count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
-    `score` gives the policy's log-probs and entropies. With `on_policy`, old log-probs are the current ones without
-    gradient; else they are read from the batch. `shardings`, one for each leaf of the state, keep the new state laid
-    out as the old one.
+    `score` gives the policy's log-probs and entropies. With `on_policy` the old log-probs are the current ones without
+    gradient; without it they are read from the batch. `shardings` holds one sharding for each leaf of the state, and
+    the new state keeps them.
 
-    Returns the new state, or the old one where loss or gradient is not finite, and float32[] metrics: `loss`,
-    `grad_norm` before clipping, sums of the facts over the learned tokens, and `…_max` for those in PEAKS. Beside the
-    loss's own facts there are `entropy`, in nats, and `logprob_mismatch`, |log π_old − log π_sampler| where a sampler
-    acted, else 0; with routes in the batch, `routes_differing` and `routes_known` of `TokenScores`.
+    Returns the new state, or the old one where loss or gradient is not finite; and float32[] metrics: `loss`,
+    `grad_norm` before clipping, the sum of each fact of `loss_and_facts` over the learned tokens, and its largest value
+    as `…_max` for the facts in PEAKS.
     """
 
     def micro_loss(params: Params, micro: TrainBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        current = score(params, micro)
-        if on_policy:
-            micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(current.logprobs))
-        per_token, facts = loss(current, micro)
-        learned = micro.weights > 0
-        mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
-        facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}
-        if current.routes_differing is not None and current.routes_known is not None:
-            facts |= {"routes_differing": current.routes_differing, "routes_known": current.routes_known}
-        sums = {name: jnp.sum(jnp.where(learned, fact, 0.0)) for name, fact in facts.items()}
-        peaks = {f"{name}_max": jnp.max(jnp.where(learned, facts[name], 0.0)) for name in PEAKS if name in facts}
-        return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
+        return loss_and_facts(params, micro, score=score, loss=loss, on_policy=on_policy)
 
     gradient = jax.value_and_grad(micro_loss, has_aux=True)
 
@@ -119,14 +102,48 @@ def train_step(
     return new, {"loss": total, "grad_norm": norm, **facts}
 
 
+def loss_and_facts(
+    params: Params, micro: TrainBatch, *, score: Score, loss: BatchLoss, on_policy: bool
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of one micro-batch [b, T], and the sums and maxima of its facts over the learned tokens.
+
+    The facts are the loss's own; `entropy` in nats; `logprob_mismatch`, which is |log π_old − log π_sampler| where a
+    sampler acted and 0 elsewhere; and, where the batch holds routes, `routes_differing` and `routes_known` of
+    `TokenScores`. Only the loss has a gradient.
+    """
+    current = score(params, micro)
+    if on_policy:
+        micro = dataclasses.replace(micro, old_logprobs=jax.lax.stop_gradient(current.logprobs))
+    per_token, facts = loss(current, micro)
+    learned = micro.weights > 0
+    mismatch = jnp.where(micro.versions >= 0, jnp.abs(micro.old_logprobs - micro.sampler_logprobs), 0.0)
+    facts = {"entropy": current.entropy, "logprob_mismatch": mismatch, **facts}
+    if current.routes_differing is not None and current.routes_known is not None:
+        facts |= {"routes_differing": current.routes_differing, "routes_known": current.routes_known}
+    sums = {name: jnp.sum(jnp.where(learned, fact, 0.0)) for name, fact in facts.items()}
+    peaks = {f"{name}_max": jnp.max(jnp.where(learned, facts[name], 0.0)) for name in PEAKS if name in facts}
+    return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
+
+
 def micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
     """[M, b, T] → micro-batch `index`, [b, T]."""
     return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)
 
 
-def averaged(raw: Mapping[str, np.ndarray], tokens: float) -> Metrics:
-    """Sums over the learned tokens → means; loss, norm and maxima stay. `routes_differing` is the mean over those whose
-    routes are known."""
+def combine_updates(updates: Sequence[Metrics]) -> Metrics:
+    """The metrics of a step from those of its updates: their number as `updates`, the largest `…_max`, else means."""
+    metrics: Metrics = {"updates": float(len(updates))}
+    for name in updates[0] if updates else ():
+        values = [update[name] for update in updates]
+        metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
+    return metrics
+
+
+def mean_metrics(raw: Mapping[str, np.ndarray], tokens: float) -> Metrics:
+    """The metrics of `train_step` with means over the learned tokens in place of sums.
+
+    Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known.
+    """
     whole = {name for name in raw if name in ("loss", "grad_norm") or name.endswith("_max")}
     counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0)))}
     return {

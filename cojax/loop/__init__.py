@@ -9,7 +9,8 @@ from typing import Any
 from cojax.curriculum import Curriculum
 from cojax.environment import Environment
 from cojax.explorer import Explorer
-from cojax.learner.learner import Learner, TrainState
+from cojax.learner.learner import Learner
+from cojax.learner.train_state import TrainState
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat

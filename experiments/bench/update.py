@@ -17,7 +17,7 @@ from cojax.learner.batch import TrainBatch, pack_sequences
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.update import TrainState
+from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
 from experiments.bench import machine

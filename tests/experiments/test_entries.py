@@ -151,10 +151,10 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
         ({"environment.walls": "4"}, "environment 'desk' has no setting environment.walls; it has isolated"),
         ({"environment.name": "mine_of_entries:cellar"}, "defines no 'cellar'"),
         ({"learner.loss_settings.clip_low": "-3"}, "loss_settings.clip_low is -3; expected a number from 0 to 1"),
-        ({"learner.loss": "mine_of_entries:old"}, "loss 'mine_of_entries:old' reads 'batch', which there is not"),
+        ({"learner.loss": "mine_of_entries:old"}, "loss 'mine_of_entries:old' reads 'batch', which is no input"),
         ({"learner.weighting": "constant_length"},
          "weighting 'constant_length' needs its setting learner.weighting_settings.length: a whole number at least 1"),
-        ({"learner.loss": "dpo", "learner.weighting": "sequence_mean"}, "loss 'dpo' weighs every pair the same"),
+        ({"learner.loss": "dpo", "learner.weighting": "sequence_mean"}, "loss 'dpo' gives every pair the same weight"),
         ({"learner.advantage": "success", "learner.advantage_settings.epsilon": "1"},
          "advantage 'success' has no setting learner.advantage_settings.epsilon; it has none"),
         ({"learner.loss_settings.deep.er": "1"}, "learner.loss_settings.deep.er is not a setting"),
@@ -165,7 +165,7 @@ def test_the_settings_of_entries_of_ones_own(mine: None) -> None:
         ({"learner.weighting": "mine_of_entries:heavy"}, "was tried and failed: TypeError: 'float' object is not iter"),
         ({"curriculum": "mine_of_entries:last"}, "'mine_of_entries:last' was tried and failed: IndexError"),
         ({"learner.loss_settings.token_low": "2", "learner.loss_settings.token_high": "0.5"},
-         "the mask's bounds are 2.0 and 0.5, between which nothing lies"),
+         "the mask's lower bound 2.0 is above its upper bound 0.5"),
     ],
 )  # fmt: skip
 def test_what_an_entry_may_not_be_set_to_is_told_in_one_line(mine: None, given: dict[str, str], said: str) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import optax
 
 sys.path.insert(0, str(Path(__file__).parent))
-import test_step as here
+import tiny_learner as here
 
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.update import TrainState
+from cojax.learner.train_state import TrainState
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape

@@ -165,5 +165,5 @@ def test_demonstrations_share_one_mean():
 
 
 def test_demonstrations_without_a_learned_token_are_an_error():
-    with pytest.raises(ValueError, match="2 sequences with no token to learn"):
+    with pytest.raises(ValueError, match="none of 2 sequences has a token to learn"):
         pack_sequences([([1, 2], [False, False]), ([3], [True])], row_length=4)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_learner import CONFIG, GROUPS, PARAMS, _learner, _sampled, _trajectory
+from tiny_learner import CONFIG, GROUPS, PARAMS, make_learner, make_trajectory, sampled_logprobs
 
 from cojax.learner.advantages import group_relative
 from cojax.policy.adapters import Lora, adapted, initialize_adapters
@@ -88,7 +88,7 @@ def test_packing_and_micro_batches_change_nothing(settings):
     keywords = {name: value for name, value in settings.items() if name != "kl"}
     if kl:
         keywords |= {"loss_settings": {"kl_coefficient": kl}, "reference": REFERENCE}
-    learner = _learner(optimizer=KEEPING, **keywords)
+    learner = make_learner(optimizer=KEEPING, **keywords)
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
     value, gradient = _expected(kl)
     assert metrics["loss"] == pytest.approx(float(value), abs=1e-5 * max(1.0, abs(float(value))))
@@ -97,10 +97,10 @@ def test_packing_and_micro_batches_change_nothing(settings):
 
 def test_what_is_lost_or_dropped_changes_nothing():
     """An infrastructure loss in each group, and a group that it leaves with one trajectory."""
-    broken = _trajectory([4, 4, 4], 1.0, outcome="environment_error")
+    broken = make_trajectory([4, 4, 4], 1.0, outcome="environment_error")
     wider = [Group(g.task, (broken, *g.trajectories)) for g in GROUPS]
     alone = Group(GROUPS[0].task, (broken, GROUPS[0].trajectories[0]))
-    learner = _learner(optimizer=KEEPING)
+    learner = make_learner(optimizer=KEEPING)
     state, metrics = learner.update(learner.init(PARAMS), [*wider, alone])
     assert metrics["groups_dropped"] == 1.0
     _near(state.opt_state, _expected()[1])
@@ -109,7 +109,7 @@ def test_what_is_lost_or_dropped_changes_nothing():
 def test_flat_groups_that_are_left_out_change_nothing():
     flat = Group(GROUPS[0].task, tuple(dataclasses.replace(t, reward=1.0) for t in GROUPS[0].trajectories))
     groups = [*GROUPS[1:], flat]
-    learner = _learner(optimizer=KEEPING)
+    learner = make_learner(optimizer=KEEPING)
     state, _ = learner.update(learner.init(PARAMS), groups)
     value, gradient = jax.value_and_grad(functools.partial(_plain, groups=groups))(PARAMS)
     assert math.isfinite(float(value))
@@ -117,7 +117,7 @@ def test_flat_groups_that_are_left_out_change_nothing():
 
 
 def test_two_updates_of_a_batch_are_two_plain_steps():
-    learner = _learner(optimizer=optax.sgd(0.5), updates_per_batch=2)
+    learner = make_learner(optimizer=optax.sgd(0.5), updates_per_batch=2)
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
     expected, values = PARAMS, []
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_two_updates_of_a_batch_are_two_plain_steps():
 
 
 def test_adapters_have_the_gradient_of_the_whole_policy():
-    learner = _learner(optimizer=KEEPING, lora=LORA, reference=PARAMS)
+    learner = make_learner(optimizer=KEEPING, lora=LORA, reference=PARAMS)
     begun = learner.init(PARAMS, seed=3)
     draw = np.random.default_rng(0)
     adapters = jax.tree.map(lambda x: x + 0.1 * draw.normal(size=x.shape).astype(np.float32), begun.params)
@@ -147,5 +147,5 @@ def test_adapters_have_the_gradient_of_the_whole_policy():
 
 def test_the_rows_are_what_the_policy_gives():
     for trajectory in GROUPS[0].trajectories:
-        expected = _sampled(list(trajectory.turns[0].action_tokens))
+        expected = sampled_logprobs(list(trajectory.turns[0].action_tokens))
         np.testing.assert_allclose(_of(PARAMS, trajectory), expected, atol=2e-6)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from test_learner import GROUPS, PARAMS, _bits, _learner
+from tiny_learner import GROUPS, PARAMS, bits, make_learner
 
 from cojax.learner.batch import pack_sequences
 from cojax.learner.optimizer import adamw
@@ -12,19 +12,19 @@ from cojax.storage.checkpoint import Checkpointer
 
 
 def test_adapters_lower_the_loss_and_the_base_stays():
-    learner = _learner(loss="sft", optimizer=adamw(3e-2), micro_rows=1, lora=Lora(4), reference=PARAMS)
+    learner = make_learner(loss="sft", optimizer=adamw(3e-2), micro_rows=1, lora=Lora(4), reference=PARAMS)
     demonstrations = [([1, 2, 5, 9], [False, False, True, True]), ([1, 3, 7, 4], [False, False, True, True])]
-    batch, before = pack_sequences(demonstrations, row_length=16), _bits(PARAMS)
+    batch, before = pack_sequences(demonstrations, row_length=16), bits(PARAMS)
     state, losses = learner.init(PARAMS), []
     for _ in range(60):
         state, metrics = learner.train(state, batch)
         losses.append(metrics["loss"])
     assert losses[-1] < 0.25 * losses[0]
-    assert _bits(learner.reference) == _bits(PARAMS) == before
+    assert bits(learner.reference) == bits(PARAMS) == before
 
 
 def test_a_restored_state_continues_bit_for_bit_and_is_small(tmp_path):
-    learner = _learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS, lora=Lora(1))
+    learner = make_learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS, lora=Lora(1))
     checkpointer = Checkpointer(tmp_path)
     state, metrics = learner.update(learner.init(PARAMS), GROUPS)
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-7)  # the reference is the base that fresh adapters leave as it is
@@ -35,20 +35,22 @@ def test_a_restored_state_continues_bit_for_bit_and_is_small(tmp_path):
     assert metrics["kl"] > 1e-6
     _, restored, _ = checkpointer.restore(learner.init(PARAMS, seed=7))
     resumed, _ = learner.update(restored, GROUPS)
-    assert _bits(resumed) == _bits(ahead)
+    assert bits(resumed) == bits(ahead)
 
 
 def test_an_engine_is_given_the_sum():
-    learner = _learner(reference=PARAMS, lora=Lora(2))
+    learner = make_learner(reference=PARAMS, lora=Lora(2))
     state = learner.init(PARAMS)
     before = dict(learner.weights(state, 0).arrays())
     after = dict(learner.weights(learner.update(state, GROUPS)[0], 1).arrays())
-    plain = dict(_learner().weights(_learner().init(PARAMS), 0).arrays())
+    plain = dict(make_learner().weights(make_learner().init(PARAMS), 0).arrays())
     assert all(before[name].tobytes() == array.tobytes() for name, array in plain.items())
     changed = {name for name in plain if not np.array_equal(after[name], plain[name])}
     assert changed == {name for name in plain if "_proj" in name}
 
 
 def test_adapters_need_what_they_are_added_to():
-    with pytest.raises(ValueError, match="lora without a reference; pass reference=params"):
-        _learner(lora=Lora(2))
+    with pytest.raises(
+        ValueError, match="lora needs a reference, which the adapters are added to; pass reference=params"
+    ):
+        make_learner(lora=Lora(2))

@@ -139,10 +139,10 @@ def test_a_surrogate_has_its_own_settings_and_those_of_the_parts():
 
 def test_what_there_is_not_is_refused_with_a_list():
     with pytest.raises(
-        ValueError, match=r"loss 'mine' reads 'batch', which there is not; there are logprobs, entropy, rou"
+        ValueError, match=r"loss 'mine' reads 'batch', which is no input; inputs are logprobs, entropy, rou"
     ):
         bind("mine", {"mine": lambda logprobs, batch: (logprobs, {})}, {})
-    with pytest.raises(ValueError, match="reads 'others', which there is not"):
+    with pytest.raises(ValueError, match="reads 'others', which is no input"):
         bind("mine", {"mine": lambda logprobs, *others: (logprobs, {})}, {})
 
 

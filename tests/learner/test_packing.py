@@ -33,7 +33,7 @@ def test_a_unit_may_share_one_row():
 
 def test_a_unit_that_no_micro_batch_holds_names_the_fix():
     with pytest.raises(
-        ValueError, match=r"sequence 0 and what it is compared with have 11 tokens, .* raise micro_rows to 2"
+        ValueError, match=r"sequence 0 and those it is compared with have 11 tokens, .* raise micro_rows to 2"
     ):
         assign_rows(_segments([6, 5]), 8, 1)
 

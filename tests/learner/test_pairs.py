@@ -72,10 +72,13 @@ def test_the_shape_does_not_depend_on_rewards():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"weighting": "sequence_mean"}, "loss 'dpo' weighs every pair the same; take back weighting='sequence_mean'"),
+        (
+            {"weighting": "sequence_mean"},
+            "loss 'dpo' gives every pair the same weight; remove weighting='sequence_mean'",
+        ),
         (
             {"advantage": "success"},
-            "loss 'dpo' learns from pairs, .* whatever the advantage; take back advantage='success'",
+            "loss 'dpo' learns from pairs, whose advantages are 1 and -1; remove advantage='success'",
         ),
     ],
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_learner import GROUPS, PARAMS, _bits, _flat, _learner
+from tiny_learner import GROUPS, PARAMS, bits, flat_array, make_learner
 
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
@@ -53,9 +53,9 @@ def test_masters_move_where_bfloat16_would_stand_still():
     """Adam's first step is 1e-5 everywhere; numbers above 0.0051 lie further apart than 2e-5 in bfloat16."""
     moved = {}
     for stored in ("float32", "bfloat16"):
-        config = half(_learner().config, param_dtype=stored)
+        config = half(make_learner().config, param_dtype=stored)
         params = jax.tree.map(lambda leaf: leaf.astype(stored), PARAMS)  # noqa: B023
-        learner = _learner(optimizer=adamw(1e-5))
+        learner = make_learner(optimizer=adamw(1e-5))
         learner = dataclasses.replace(learner, config=config)
         state, metrics = learner.update(learner.init(params), GROUPS)
         assert metrics["grad_norm"] > 0
@@ -73,7 +73,7 @@ def _at(tree, path):
 
 
 def test_moments_in_bfloat16_are_half_and_learn_alike():
-    exact, halved = _learner(), _learner(optimizer=adamw(1e-2, moments_dtype="bfloat16"))
+    exact, halved = make_learner(), make_learner(optimizer=adamw(1e-2, moments_dtype="bfloat16"))
     states = [learner.init(PARAMS) for learner in (exact, halved)]
     adam = states[1].opt_state[1][0]
     assert {leaf.dtype.name for leaf in jax.tree.leaves((adam.mu, adam.nu))} == {"bfloat16"}
@@ -82,8 +82,8 @@ def test_moments_in_bfloat16_are_half_and_learn_alike():
     assert {leaf.dtype.name for leaf in jax.tree.leaves(states[1].params)} == {"float32"}
     adam = states[1].opt_state[1][0]
     assert {leaf.dtype.name for leaf in jax.tree.leaves((adam.mu, adam.nu))} == {"bfloat16"}
-    way = np.linalg.norm(_flat(states[0].params) - _flat(PARAMS))
-    assert np.linalg.norm(_flat(states[1].params) - _flat(states[0].params)) < 0.05 * way
+    way = np.linalg.norm(flat_array(states[0].params) - flat_array(PARAMS))
+    assert np.linalg.norm(flat_array(states[1].params) - flat_array(states[0].params)) < 0.05 * way
 
 
 def test_other_moments_are_refused():
@@ -109,8 +109,8 @@ def test_what_is_computed_with_is_the_policy_to_the_bit(config):
 
 
 def test_the_reference_is_kept_as_it_is_computed_with():
-    config = half(_learner().config)
-    learner = _learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS)
+    config = half(make_learner().config)
+    learner = make_learner(loss_settings={"kl_coefficient": 0.1}, reference=PARAMS)
     exact = dataclasses.replace(learner, reference=PARAMS)
     assert exact.reference["embed"]["embedding"] is PARAMS["embed"]["embedding"]  # no copy where none is needed
     learner = dataclasses.replace(learner, config=config, reference=PARAMS)
@@ -120,10 +120,10 @@ def test_the_reference_is_kept_as_it_is_computed_with():
 
 
 def test_an_engine_is_given_what_the_update_computes_with():
-    config = half(_learner().config)
-    learner = dataclasses.replace(_learner(), config=config)
+    config = half(make_learner().config)
+    learner = dataclasses.replace(make_learner(), config=config)
     arrays = dict(learner.weights(learner.init(PARAMS), 0).arrays())
     assert arrays["model.layers.0.mlp.up_proj.weight"].dtype == jnp.bfloat16
     expected = np.asarray(PARAMS["layers"]["feed_forward"]["up"]["kernel"][0].astype(jnp.bfloat16)).T
     assert arrays["model.layers.0.mlp.up_proj.weight"].tobytes() == np.ascontiguousarray(expected).tobytes()
-    assert _bits(arrays["model.norm.weight"]) == _bits(PARAMS["final_norm"]["scale"])
+    assert bits(arrays["model.norm.weight"]) == bits(PARAMS["final_norm"]["scale"])

@@ -5,13 +5,13 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from test_learner import CONFIG, GROUPS, PARAMS, _bits, _learner
+from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
 from cojax.learner import device_memory as memory
 from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.learner.device_memory import GIB, OutOfMemory, available
+from cojax.learner.device_memory import GIB, OutOfMemory, available_bytes
 from cojax.learner.rehearsal import fastest_that_fits, rehearse
 from cojax.policy.adapters import Lora
 from cojax.policy.transformer import initialize
@@ -37,19 +37,19 @@ PARTS = {"updates_per_batch": 2, "each_update": "part"}
 
 @pytest.mark.parametrize("settings", [{}, {**KL, "updates_per_batch": 2}, {**KL, "lora": Lora(2)}, {**DPO, **PARTS}])
 def test_a_run_that_fits_is_unchanged_bit_for_bit(settings):
-    learner, plain = _learner(**settings), _learner(**settings)
+    learner, plain = make_learner(**settings), make_learner(**settings)
     state = learner.init(PARAMS)
-    before = _bits(state)
+    before = bits(state)
     state = rehearse(learner, state, SIZES)
-    assert _bits(state) == before
+    assert bits(state) == before
     state, _ = learner.update(state, GROUPS)
     expected, _ = plain.update(plain.init(PARAMS), GROUPS)
-    assert _bits(state) == _bits(expected)
-    assert _bits(state) != before
+    assert bits(state) == bits(expected)
+    assert bits(state) != before
 
 
 def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
-    learner = _learner(**KL, updates_per_batch=2)
+    learner = make_learner(**KL, updates_per_batch=2)
     state = learner.init(PARAMS)
     begun = compiled()
     state = rehearse(learner, state, SIZES)
@@ -60,7 +60,7 @@ def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
 
 
 def test_what_cannot_fit_is_refused_with_advice():
-    learner = _learner(row_length=1 << 16, micro_rows=1 << 12, remat="none")
+    learner = make_learner(row_length=1 << 16, micro_rows=1 << 12, remat="none")
     with pytest.raises(
         OutOfMemory,
         match=r"the update needs \d+\.\d GiB beside what is loaded, and \d+\.\d GiB are available; lower "
@@ -72,11 +72,11 @@ def test_what_cannot_fit_is_refused_with_advice():
 
 def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
     """More tokens than the model has numbers, so that what is kept of them decides."""
-    learner = _learner(row_length=512, micro_rows=32)
+    learner = make_learner(row_length=512, micro_rows=32)
     state, asked = learner.init(PARAMS), []
 
     def needed(programs, devices, arrays):
-        asked.append(memory.needed(programs, devices, arrays))
+        asked.append(memory.needed_bytes(programs, devices, arrays))
         return asked[-1]
 
     def chosen(there, beside=0):
@@ -96,7 +96,7 @@ def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
     monkeypatch.setattr(memory, "available", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
-    learner = dataclasses.replace(_learner(micro_rows=1, row_length=1 << 22), config=config)
+    learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
     with pytest.raises(OutOfMemory, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
         rehearse(learner, learner.init(initialize(config, 0)), [1])
 
@@ -111,7 +111,7 @@ def _machine(folder, cgroup, files):
     for name, text in files.items():
         (folder / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cgroup" / name).write_text(text)
-    return available(folder / "proc", folder / "cgroup")
+    return available_bytes(folder / "proc", folder / "cgroup")
 
 
 def test_without_a_limit_it_is_what_the_machine_has(tmp_path):
@@ -134,8 +134,8 @@ def test_a_limit_of_version_1_stands_at_the_root_of_a_container(tmp_path):
 
 
 def test_where_the_system_does_not_say_nothing_is_known(tmp_path):
-    assert available(tmp_path, tmp_path) is None
+    assert available_bytes(tmp_path, tmp_path) is None
 
 
 def test_this_machine_has_some():
-    assert 0 < available() < 1 << 50
+    assert 0 < available_bytes() < 1 << 50

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_learner import CONFIG, GROUPS, PARAMS, _bits, _learner
+from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
 from cojax.learner.optimizer import adamw
-from cojax.learner.rounding import joined, kept_exactly
+from cojax.learner.rounding import compensate_rounding, exact_values
 from cojax.policy.sharding import make_mesh
 from cojax.storage.checkpoint import Checkpointer
 
@@ -33,10 +33,10 @@ def test_steps_of_a_millionth_add_up():
 
         return jax.jit(lambda: jax.lax.fori_loop(0, 5_000, step, (params, optimizer.init(params))))()
 
-    found, state = moved(kept_exactly(optax.sgd(1e-6)))
+    found, state = moved(compensate_rounding(optax.sgd(1e-6)))
     assert found.dtype == jnp.bfloat16
     assert found.tolist() == [0.99609375, -0.0250244140625]
-    assert joined(found, state.low).tolist() == pytest.approx([0.995, -0.025], abs=1e-4)
+    assert exact_values(found, state.low).tolist() == pytest.approx([0.995, -0.025], abs=1e-4)
     assert moved(optax.sgd(1e-6))[0].tolist() == params.tolist()
 
 
@@ -45,18 +45,18 @@ def test_every_value_comes_back_to_the_bit():
     bits = np.random.default_rng(0).integers(0, 1 << 32, 20_000, dtype=np.uint32)
     values = np.concatenate([bits.view(np.float32), np.float32([1.00390625, -1.00390625, 0.0, 1.01171875])])
     values = values[np.isfinite(values) & (np.abs(values) < 1e38)]
-    optimizer, params = kept_exactly(optax.identity()), jnp.zeros(len(values), jnp.bfloat16)
+    optimizer, params = compensate_rounding(optax.identity()), jnp.zeros(len(values), jnp.bfloat16)
     updates, state = jax.jit(optimizer.update)(jnp.asarray(values), optimizer.init(params), params)
     found = optax.apply_updates(params, updates)
     normal = np.abs(values) > 1e-37  # smaller ones are flushed to 0
-    assert (np.asarray(joined(found, state.low))[normal] == values[normal]).all()
+    assert (np.asarray(exact_values(found, state.low))[normal] == values[normal]).all()
     distance = np.abs(np.asarray(found, np.float32) - values)[normal]
     assert (distance <= np.abs(values[normal]) * 2**-8).all()
 
 
 def test_a_learner_of_bfloat16_parameters_learns_at_the_papers_rate():
     """Twenty updates at 1e-6: of the values that are kept, nearly all move, as far as float32 ones do."""
-    learner = _learner(optimizer=adamw(1e-6))
+    learner = make_learner(optimizer=adamw(1e-6))
     half = dataclasses.replace(learner, config=HALF)
     start = _halved(PARAMS)
     states = learner.init(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), start)), half.init(start)
@@ -64,7 +64,7 @@ def test_a_learner_of_bfloat16_parameters_learns_at_the_papers_rate():
         states = learner.update(states[0], GROUPS)[0], half.update(states[1], GROUPS)[0]
     exact, state = states
     assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"bfloat16"}
-    kept = joined(state.params, state.opt_state.low)
+    kept = exact_values(state.params, state.opt_state.low)
     ways = [
         np.concatenate([(np.asarray(a, np.float64) - np.asarray(b, np.float64)).ravel() for a, b in zip(
             jax.tree.leaves(params), jax.tree.leaves(start), strict=True)])
@@ -75,23 +75,26 @@ def test_a_learner_of_bfloat16_parameters_learns_at_the_papers_rate():
 
 
 def test_float32_parameters_have_no_part_in_it():
-    learner = _learner(optimizer=adamw(1e-6))
+    learner = make_learner(optimizer=adamw(1e-6))
     assert learner.whole_optimizer is learner.optimizer
     state = learner.init(PARAMS)
     assert jax.tree.structure(state.opt_state) == jax.tree.structure(learner.optimizer.init(PARAMS))
 
 
 def test_what_is_kept_lies_as_its_parameter_does():
-    learner = dataclasses.replace(_learner(optimizer=adamw(1e-6), mesh=make_mesh()), config=HALF)
+    learner = dataclasses.replace(make_learner(optimizer=adamw(1e-6), mesh=make_mesh()), config=HALF)
     state = learner.init(_halved(PARAMS))
     places = jax.tree.map(lambda param, low: param.sharding == low.sharding, state.params, state.opt_state.low)
     assert all(jax.tree.leaves(places))
 
 
 def test_a_checkpoint_of_it_goes_on_bit_for_bit(tmp_path):
-    learner, checkpointer = dataclasses.replace(_learner(optimizer=adamw(1e-6)), config=HALF), Checkpointer(tmp_path)
+    learner, checkpointer = (
+        dataclasses.replace(make_learner(optimizer=adamw(1e-6)), config=HALF),
+        Checkpointer(tmp_path),
+    )
     state, _ = learner.update(learner.init(_halved(PARAMS)), GROUPS)
     checkpointer.save(1, state, {})
     ahead, _ = learner.update(state, GROUPS)
     _, restored, _ = checkpointer.restore(learner.init(_halved(PARAMS)))
-    assert _bits(learner.update(restored, GROUPS)[0]) == _bits(ahead)
+    assert bits(learner.update(restored, GROUPS)[0]) == bits(ahead)

@@ -6,8 +6,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-from test_learner import _bits
 from test_learner_invariance import KEEPING
+from tiny_learner import bits
 
 from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
@@ -59,7 +59,9 @@ def test_routes_lie_at_the_tokens_that_were_fed() -> None:
 
 def test_routes_of_more_tokens_than_were_fed_are_refused() -> None:
     trajectory = Trajectory(TASK, "0-ab-1", turns=(turn((1, 2), (3,), drawn(3, 0)),))
-    with pytest.raises(ValueError, match=r"episode '0-ab-1', turn 0: routes of 3 tokens, where 2 were fed"):
+    with pytest.raises(
+        ValueError, match=r"episode '0-ab-1', turn 0: routes of 3 tokens, but only 2 were fed to the model"
+    ):
         routes_of(trajectory, SHAPE)
 
 
@@ -118,7 +120,7 @@ def test_packing_and_micro_batches_change_nothing() -> None:
 def test_compared_learns_as_own_and_tells_how_far_routes_differ() -> None:
     own, figures = learned(learner("own"), groups())
     compared, told = learned(learner("compared"), groups())
-    assert _bits(own) == _bits(compared)
+    assert bits(own) == bits(compared)
     assert told["routes_known"] == 1.0
     assert 0.1 < told["routes_differing"] < 0.9
     assert {name: told[name] for name in figures} == figures
