@@ -23,7 +23,7 @@ from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import ROUTES, shape_read
 from cojax.learner.train_state import Params, TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics, micro_batch, train_step
-from cojax.policy.adapters import Lora, adapted, adapted_rows, factors, initialize_adapters, merge
+from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.logprobs import TokenScores, token_scores
@@ -278,7 +278,7 @@ class Learner:
         policy = frozen if params is None else params
         if frozen is not None and params is not None:
             assert self.lora is not None
-            policy = adapted(self.config, self.lora, frozen, params)
+            policy = add_adapters(self.config, self.lora, frozen, params)
         assert policy is not None
         rows = batch.tokens, batch.positions, batch.segment_ids
         return token_scores(

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): what is learned beside frozen matrices, as rows of the same table.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): small matrices that learn while the model's own matrices are frozen.
 
-A matrix W of the layers becomes W + alpha / rank · A·B, with A [inputs, rank] drawn and B [rank, outputs] zero at
-first, so that the policy begins as it was. Both keep the matrix's own axes, stacked over layers and experts alike.
-The sum is made within the scan over layers, so that neither it nor its gradient ever exists for all layers at once.
+A matrix W of a layer becomes W + alpha / rank · A·B. A [inputs, rank] is random and B [rank, outputs] zero at first, so
+that the policy begins unchanged. A and B have the axes of W, those over layers and experts included, and rows of the
+parameter table. The sum is made within the scan over layers: neither it nor its gradient exists for all layers at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with
 
 @dataclasses.dataclass(frozen=True)
 class Lora:
-    """`targets` names the matrices that get adapters: query, key, value, output, gate, up, down; () is all of them."""
+    """Settings of adapters; `targets` names matrices: query, key, value, output, gate, up, down; () is all of them."""
 
     rank: int
     alpha: float = 16.0
@@ -38,10 +38,10 @@ class Lora:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-    """A matrix and its adapters, in the place of the matrix in a tree of parameters.
+    """A matrix and its adapters, as the matrix's leaf in a tree of parameters.
 
     base: [L, (E,) inputs…, outputs…]; a: float32[L, (E,) inputs…, rank]; b: float32[L, (E,) rank, outputs…]; within
-    the scan over layers without L.
+    the scan over layers they have no axis L.
     """
 
     base: jax.Array
@@ -52,7 +52,7 @@ class LowRank:
     def merged(self, dtype: jnp.dtype) -> jax.Array:
         """base + scale · A·B of one layer, summed in float32, as `dtype`."""
         a, b = self.a, self.b
-        # Experts are a batch axis. Where there are none, one of length 1: rematerialisation by "dots" would keep the
+        # Experts are a batch axis. Without experts add one of length 1: rematerialisation by "dots" would keep the
         # result of a product without batch axes, which is as large as the matrix.
         batched = a.ndim + b.ndim - 2 > self.base.ndim
         if not batched:
@@ -63,7 +63,7 @@ class LowRank:
 
 
 def merge_layer(arrays: Params, dtype: jnp.dtype) -> Params:
-    """One layer's arrays with every LowRank summed to its matrix; other leaves stay."""
+    """One layer's arrays with every LowRank summed into its matrix; other leaves stay."""
     return jax.tree.map(lambda x: x.merged(dtype) if _low_rank(x) else x, arrays, is_leaf=_low_rank)
 
 
@@ -76,7 +76,7 @@ def adapted_rows(config: ModelConfig, lora: Lora) -> tuple[Parameter, ...]:
 
 
 def factors(row: Parameter) -> tuple[Parameter, Parameter]:
-    """The rows of A and B of a matrix, for sharding: axes as the matrix has them, and `rank`, which no rule splits."""
+    """The table rows of A and B of a matrix: its axes, and the axis `rank`, which no sharding rule splits."""
     assert row.inputs
     stacked, cut = row.stacked, len(row.stacked) + row.inputs
     a = Parameter((*row.path, "a"), (*row.axes[:cut], "rank"), "")
@@ -84,7 +84,7 @@ def factors(row: Parameter) -> tuple[Parameter, Parameter]:
 
 
 def initialize_adapters(config: ModelConfig, lora: Lora, seed: int) -> Params:
-    """Adapters that change nothing yet: A of N(0, 1 / inputs), B of zeros; float32, as {path of the matrix: {a, b}}."""
+    """Adapters that change nothing yet: A from N(0, 1 / inputs), B zero; float32, as {path of the matrix: {a, b}}."""
     return _initialize(config, lora, jax.random.key(seed))
 
 
@@ -102,8 +102,8 @@ def _initialize(config: ModelConfig, lora: Lora, key: jax.Array) -> Params:
     return made
 
 
-def adapted(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
-    """The parameters of the policy: `base` with a LowRank in the place of every matrix that has adapters."""
+def add_adapters(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
+    """The parameters of the policy: `base` with a LowRank for every matrix that has adapters."""
     params = base
     for row in adapted_rows(config, lora):
         a, b = (leaf_of(adapters, factor) for factor in factors(row))
@@ -112,11 +112,11 @@ def adapted(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> 
 
 
 def merge(config: ModelConfig, lora: Lora, base: Params, adapters: Params) -> Params:
-    """The same policy without adapters, for an engine or a model folder: each sum in its matrix's dtype.
+    """The same policy without adapters, for an engine or a model folder; each sum has its matrix's dtype.
 
-    Layers are summed one after another, as in the forward.
+    Layers are summed one after another, as in the forward pass.
     """
-    params = adapted(config, lora, base, adapters)
+    params = add_adapters(config, lora, base, adapters)
     for row in adapted_rows(config, lora):
         params = with_leaf(params, row, _merged(leaf_of(params, row)))  # type: ignore[arg-type]
     return params

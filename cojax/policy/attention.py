@@ -12,10 +12,10 @@ from jax.sharding import Mesh, PartitionSpec
 from cojax.policy import flash
 from cojax.policy.sharding import ROWS, RULES
 
-# Query blocks a row is cut into; the block at place i of n reads only the first (i + 1)/n of the keys.
+# Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
 _SMALLEST = 32  # tokens a block, below which matrix products are too small to be fast
-_HIDDEN = -1e30  # a score that weighs exactly 0
+_HIDDEN = -1e30  # a score whose softmax weight is exactly 0
 
 
 def packed_attention(
@@ -31,9 +31,9 @@ def packed_attention(
     if platform not in flash.KERNELS or query.shape[1] < flash.BLOCK:
         return blockwise(query, key, value, segment_ids)
     length, kernel = query.shape[1], flash.KERNELS[platform]
-    # What is added is padding, segment 0, which no token of another segment sees.
-    room = -length % flash.BLOCK
-    arrays = [jnp.pad(x, [(0, 0), (0, room)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
+    # The row is padded with segment 0, which no token of another segment sees.
+    padding = -length % flash.BLOCK
+    arrays = [jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * (x.ndim - 2)) for x in (query, key, value, segment_ids)]
     if mesh is not None:
         # A kernel is opaque to the partitioner: each device is given its rows and heads.
         heads, rows = PartitionSpec(ROWS, None, RULES["heads"]), PartitionSpec(ROWS)
@@ -44,7 +44,7 @@ def packed_attention(
 
 
 def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """`packed_attention` in plain XLA, block by block of queries: a row's weights never exist at once."""
+    """`packed_attention` in plain XLA, one block of queries after another: all weights of a row never exist at once."""
     rows, length, heads, size = query.shape
     groups = key.shape[2]
     shared = heads // groups
@@ -52,7 +52,7 @@ def blockwise(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: j
     query = query.reshape(rows, length, groups, shared, size).transpose(0, 2, 3, 1, 4)
     query = query.reshape(rows * groups, shared, length, size)
     key, value = (x.transpose(0, 2, 1, 3).reshape(rows * groups, length, size) for x in (key, value))
-    # Without the barrier XLA would compute what leads to these anew for every block that reads them.
+    # Without the barrier XLA would compute query, key and value anew for every block that reads them.
     mixed = _mixed(*jax.lax.optimization_barrier((query, key, value)), jnp.repeat(segment_ids, groups, axis=0))
     mixed = mixed.reshape(rows, groups, shared, length, size).transpose(0, 3, 1, 2, 4)
     return mixed.reshape(rows, length, heads, size)
@@ -65,7 +65,7 @@ def _mixed(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.
 
 
 def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, tuple]:
-    """The result, and what the backward pass reads: never the weights, which it makes again block by block."""
+    """The result, and the arrays that the backward pass reads: not the weights, which it computes again by blocks."""
     mixed, sums = [], []
     for start, end in _blocks(query.shape[2]):
         scores = _scores(query, key, segment_ids, start, end)
@@ -79,22 +79,24 @@ def _forward(query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: ja
     return joined, (query, key, value, segment_ids, joined, log_sums)
 
 
-def _backward(kept: tuple, given: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+def _backward(residuals: tuple, cotangent: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
     """The gradient of FlashAttention (arXiv 2205.14135, Algorithm 4), over the blocks of `_forward`."""
-    query, key, value, segment_ids, mixed, log_sums = kept
-    given = jax.lax.optimization_barrier(given)
-    along = jnp.sum(given.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
-    of_query, of_key, of_value = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
+    query, key, value, segment_ids, mixed, log_sums = residuals
+    cotangent = jax.lax.optimization_barrier(cotangent)
+    projection = jnp.sum(cotangent.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
+    query_slopes, key_slopes, value_slopes = [], jnp.zeros(key.shape, jnp.float32), jnp.zeros(value.shape, jnp.float32)
     for start, end in _blocks(query.shape[2]):
-        part, toward, rest, log_sum = (_rows(x[:, :, start:end]) for x in (query, given, along, log_sums))
+        queries, slopes_of_mixed, shift, log_sum = (
+            _rows(x[:, :, start:end]) for x in (query, cotangent, projection, log_sums)
+        )
         weights = jnp.exp(_scores(query, key, segment_ids, start, end) - log_sum)
-        slopes = weights * (_product(toward, value[:, :end], 2) - rest) * query.shape[-1] ** -0.5
+        slopes = weights * (_product(slopes_of_mixed, value[:, :end], 2) - shift) * query.shape[-1] ** -0.5
         weights, slopes = weights.astype(value.dtype), slopes.astype(key.dtype)
-        of_query.append(_heads(_product(slopes, key[:, :end], 1), query))
-        of_key = of_key.at[:, :end].add(_transposed(slopes, part))
-        of_value = of_value.at[:, :end].add(_transposed(weights, toward))
-    joined = jnp.concatenate(of_query, axis=2)
-    return joined.astype(query.dtype), of_key.astype(key.dtype), of_value.astype(value.dtype), None
+        query_slopes.append(_heads(_product(slopes, key[:, :end], 1), query))
+        key_slopes = key_slopes.at[:, :end].add(_transposed(slopes, queries))
+        value_slopes = value_slopes.at[:, :end].add(_transposed(weights, slopes_of_mixed))
+    joined = jnp.concatenate(query_slopes, axis=2)
+    return joined.astype(query.dtype), key_slopes.astype(key.dtype), value_slopes.astype(value.dtype), None
 
 
 _mixed.defvjp(_forward, _backward)
@@ -107,7 +109,7 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
 
 
 def _scores(query: jax.Array, key: jax.Array, segment_ids: jax.Array, start: int, end: int) -> jax.Array:
-    """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where one does not see a key."""
+    """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
     scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5
     seen = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
     seen &= jnp.arange(start, end)[:, None] >= jnp.arange(end)[None]

@@ -11,21 +11,22 @@ from typing import Any
 from cojax.policy.rope import RopeScaling, read_rope, write_rope
 
 _DTYPES = ("float32", "bfloat16", "float16")
-# Fields that change the arithmetic, with the only value this decoder computes.
+# Fields that change the arithmetic, with the only value that this decoder supports.
 _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
 _FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
 _FAMILIES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-_QWEN3_HEAD_DIM = 128  # where a qwen3 file names none: its class fixes it, the others divide the width
+_QWEN3_HEAD_DIM = 128  # of a qwen3 file without head_dim; in other families it is hidden_size / heads
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """A decoder. `dtype` is computed in, `param_dtype` stored; head_dim 0 means hidden_size / heads.
+    """The shape of a decoder. `dtype` is that of computation, `param_dtype` that of stored parameters; head_dim 0 means
+    hidden_size / heads.
 
     `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
     (Qwen3). With `num_experts`, every layer sends each token through `num_experts_per_tok` experts of width
-    `moe_intermediate_size`, and intermediate_size is not used; `norm_topk_prob` makes the chosen experts' weights sum
+    `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts' weights sum
     to 1. `rope_scaling` None is plain rotary embedding.
     """
 
@@ -89,7 +90,7 @@ class ModelConfig:
         """The config of a Hugging Face model: its config.json as a mapping, or the folder that holds one.
 
         `overrides` replace fields of the result, e.g. `dtype="bfloat16"`. Raises ValueError for a field whose value
-        this decoder does not compute, FileNotFoundError where the folder has no config.json.
+        this decoder does not support, FileNotFoundError where the folder has no config.json.
         """
         hf = source if isinstance(source, Mapping) else json.loads((Path(source) / "config.json").read_text())
         family = hf.get("model_type")
@@ -141,7 +142,7 @@ class ModelConfig:
 
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the field, where a value changes what is computed and this decoder does not follow."""
+    """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     fixed = {**_FIXED, **(_FIXED_SPARSE if hf["model_type"] == "qwen3_moe" else {})}
     for name, expected in fixed.items():
         found = hf.get(name)

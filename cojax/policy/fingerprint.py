@@ -1,4 +1,4 @@
-"""A short name for the contents of arrays: another content has another name."""
+"""A fingerprint of arrays: arrays with other contents have another fingerprint."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 def fingerprint(tree: Any) -> str:
-    """Of the bits, shapes and dtypes of all leaves in order, computed where they lie, without a copy of them.
+    """32 hexadecimal digits from the bits, shapes and dtypes of all leaves in order, computed on their devices.
 
-    Two trees of one shape that differ in any bit have the same name with a chance of about 2⁻⁶⁴; it is no protection
-    against someone who looks for such a pair.
+    Two trees of one shape that differ in any bit have the same fingerprint with a probability of about 2⁻⁶⁴. It does
+    not protect against someone who looks for such a pair.
     """
     leaves = jax.tree.leaves(tree)
     digest = hashlib.sha256(repr([(leaf.shape, str(leaf.dtype)) for leaf in leaves]).encode())
@@ -26,16 +26,16 @@ def fingerprint(tree: Any) -> str:
 
 @jax.jit
 def _sums(leaves: list[jax.Array]) -> jax.Array:
-    """uint32[leaves, 2]: sums over the numbers of a leaf, each mixed with its place, of two kinds."""
+    """uint32[leaves, 2]: two different sums over the numbers of a leaf, each number mixed with its index."""
     rows = []
     for leaf in leaves:
         bits = jax.lax.bitcast_convert_type(leaf, _BITS[leaf.dtype.itemsize]).astype(jnp.uint32)
-        # The place on every axis, rather than in the flat array: reshaping one that is spread over devices gathers it.
-        place = jnp.zeros(leaf.shape, jnp.uint32)
+        # The index is computed axis by axis: flattening an array that is spread over devices would gather it.
+        index = jnp.zeros(leaf.shape, jnp.uint32)
         for axis, size in enumerate(leaf.shape):
-            place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
-        mixed = _mix(bits + _mix(place))
-        rows.append(jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ place).sum(dtype=jnp.uint32)]))
+            index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        mixed = _mix(bits + _mix(index))
+        rows.append(jnp.stack([mixed.sum(dtype=jnp.uint32), _mix(mixed ^ index).sum(dtype=jnp.uint32)]))
     return jnp.stack(rows)
 
 

@@ -18,8 +18,8 @@ BLOCK = 128
 def gpu(
     query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
-    """The Triton kernel, which wants a key head for every query head."""
-    # Imported here: a kernel's package is of no use on another platform.
+    """The Triton kernel, which needs one key head for every query head."""
+    # Imported here: the package cannot be used on another platform.
     from jax.experimental.pallas.ops.gpu.attention import BlockSizes, mha
 
     heads, size = query.shape[2:]

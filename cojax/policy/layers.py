@@ -1,7 +1,7 @@
-"""The modules of the decoder: what a layer and its surroundings compute, given their arrays.
+"""The Flax modules of the decoder: attention, feed-forward, a layer, embedding and head.
 
-The block is written once. Where its keys come from is handed in as `attend`: the row itself in training, the row and a
-cache when sampling. A merged module lives within one trace; nothing here holds arrays longer.
+Training and sampling use the same block. Its argument `attend` decides where keys come from: the row itself in
+training, the row and a cache in sampling. A module with arrays exists only within one trace.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.moe import SparseFeedForward
 from cojax.policy.parameters import Params
 from cojax.policy.rope import frequencies
-from cojax.policy.sharding import spread
+from cojax.policy.sharding import constrain
 
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]  # query, key, value → mixed values
 
@@ -41,7 +41,7 @@ class Rotation(NamedTuple):
 def rotation(config: ModelConfig, positions: jax.Array) -> Rotation:
     """Angles θ_i(p) = p · rope_theta^(−2i / head_dim) (RoFormer, arXiv 2104.09864) of positions int32[B, T].
 
-    With rope scaling the frequencies are stretched, and cos and sin carry its factor.
+    With rope scaling the frequencies are stretched, and cos and sin are multiplied by its factor.
     """
     turns, factor = frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
     angles = positions[..., None, None].astype(jnp.float32) * turns
@@ -89,11 +89,11 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         inner = jax.nn.silu(self.gate(x)) * self.up(x)
-        return self.down(spread(inner, mesh, "mlp"))
+        return self.down(constrain(inner, mesh, "mlp"))
 
 
 class Block(nnx.Module):
-    """One pre-norm layer."""
+    """One pre-norm layer: attention, then feed-forward, each added to its input."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         self.attention_norm = _norm(config, config.hidden_size, rngs)
@@ -102,28 +102,30 @@ class Block(nnx.Module):
         self.feed_forward = (SparseFeedForward if config.sparse else FeedForward)(config, rngs)
 
     def __call__(self, x: jax.Array, rotate: Rotation, attend: Attend, mesh: Mesh | None = None) -> jax.Array:
-        x = self.attended(x, rotate, attend)
+        x = self.after_attention(x, rotate, attend)
         return x + self.feed_forward(self.feed_forward_norm(x), mesh)
 
-    def attended(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
-        """The first half: the residual stream after attention."""
+    def after_attention(self, x: jax.Array, rotate: Rotation, attend: Attend) -> jax.Array:
+        """The first half of the layer: the residual stream after attention."""
         return x + self.attention(self.attention_norm(x), rotate, attend)
 
     def routed(
         self, x: jax.Array, rotate: Rotation, attend: Attend, routes: jax.Array | None = None, mesh: Mesh | None = None
     ) -> tuple[jax.Array, jax.Array]:
-        """As a call of a sparse block, and the experts that its router chooses, int32[N, k]; where `routes` int[N, k]
-        are given, tokens go through those instead (`SparseFeedForward.replayed`)."""
-        x = self.attended(x, rotate, attend)
+        """Calls a sparse block, and returns the experts that its router chooses too, int32[N, k].
+
+        With `routes` int[N, k] tokens go through those experts instead (`SparseFeedForward.replay`).
+        """
+        x = self.after_attention(x, rotate, attend)
         normed, experts = self.feed_forward_norm(x), self.feed_forward
         assert isinstance(experts, SparseFeedForward)
         own = experts.route(normed)
-        routing = own if routes is None else experts.replayed(own, routes)
+        routing = own if routes is None else experts.replay(own, routes)
         return x + experts.mixed(normed, routing, mesh), own.experts
 
 
 class Embedding(nnx.Module):
-    """Rows of a table. They are cast once taken, so that the gradient of a frequent token adds up as stored."""
+    """Looks tokens up in a table. Rows are cast after the look-up, so that gradients add up in the stored dtype."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         init, shape = nnx.initializers.normal(config.hidden_size**-0.5), (config.vocab_size, config.hidden_size)
@@ -134,8 +136,8 @@ class Embedding(nnx.Module):
         return jnp.take(self.embedding[...], tokens, axis=0).astype(self.dtype)
 
 
-class Ends(nnx.Module):
-    """What surrounds the layers: embedding, final norm, and a head unless it is tied to the embedding."""
+class EmbeddingAndHead(nnx.Module):
+    """The modules around the layers: embedding, final norm, and a head unless it is tied to the embedding."""
 
     def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
         self.embed = Embedding(config, rngs)
@@ -146,22 +148,22 @@ class Ends(nnx.Module):
             )
 
 
-def ends_of(config: ModelConfig, params: Params) -> Ends:
-    """What surrounds the layers, of these parameters."""
+def embedding_and_head(config: ModelConfig, params: Params) -> EmbeddingAndHead:
+    """Embedding, final norm and head with these parameters."""
     ends, _ = _definitions(config)
     return nnx.merge(ends, {name: arrays for name, arrays in params.items() if name != "layers"})
 
 
 def block_of(config: ModelConfig, arrays: Params) -> Block:
-    """One layer, of its own arrays; adapters among them are summed into their matrices."""
+    """One layer with its arrays; adapters among them are summed into their matrices."""
     _, block = _definitions(config)
     return nnx.merge(block, merge_layer(arrays, jnp.dtype(config.dtype)))
 
 
 @functools.cache
 def _definitions(config: ModelConfig) -> tuple[Any, Any]:
-    """The modules without arrays: what merging needs, made once per config."""
-    abstract = nnx.eval_shape(lambda: (Ends(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
+    """The definitions of the modules, without arrays, made once per config."""
+    abstract = nnx.eval_shape(lambda: (EmbeddingAndHead(config, nnx.Rngs(0)), Block(config, nnx.Rngs(0))))
     return nnx.split(abstract[0])[0], nnx.split(abstract[1])[0]
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, and entropies; the [B, T, V] array of logits never exists."""
+"""Log-probabilities of given tokens and entropies, without ever making the [B, T, V] array of logits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from cojax.policy.transformer import hidden_states, routed_hidden_states, score_
 
 
 class TokenScores(NamedTuple):
-    """What a policy says of the tokens it is given.
+    """A policy's scores of given tokens.
 
     logprobs: float32[B, T], log π(token | earlier tokens), in nats.
     entropy: float32[B, T], −Σ_v π(v) log π(v) of the distribution that the token was drawn from, in nats.
-    routes_differing, routes_known: float32[B, T], None without routes: of the pass that the token was drawn from, the
-        share of the experts that the routers choose here which are not the sampler's, and 1; 0 where that did not tell.
+    routes_differing: float32[B, T], in the pass that the token was drawn from, the share of the experts chosen by the
+        routers here that the sampler did not use; 0 where the sampler's routes are not known. None without routes.
+    routes_known: float32[B, T], 1 where the sampler's routes are known, else 0. None without routes.
     """
 
     logprobs: jax.Array
@@ -39,7 +40,7 @@ def token_logprobs(
     segment_ids: jax.Array,
     **settings: Any,
 ) -> jax.Array:
-    """The log-probs of `token_scores`, which says what its settings are."""
+    """The log-probs of `token_scores`, with its settings."""
     return token_scores(config, params, tokens, positions, segment_ids, entropy="none", **settings).logprobs
 
 
@@ -65,14 +66,16 @@ def token_scores(
     of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. `entropy` is "none" (all 0), "value"
     (no gradient) or "gradient".
 
-    Logits are made for `chunk` wanted tokens of every row at a time, as often as the row with most of them needs, and
-    made again in the backward pass: the memory is B · chunk · V, and what is not wanted costs nothing here. On a
+    Logits are computed for `chunk` wanted tokens of every row at a time, until the row with most of them is done, and
+    again in the backward pass. So the memory is B · chunk · V, and tokens that are not wanted cost nothing here. On a
     `mesh`, each device works on its own rows: the matrix is gathered once, and its gradient is reduced once. `remat`
     and `mesh` are as in `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless
     temperature > 0, and for another `entropy`.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature {temperature}; log-probabilities of greedy decoding are those at temperature 1")
+        raise ValueError(
+            f"temperature is {temperature}; expected more than 0 (for greedy decoding take log-probs at temperature 1)"
+        )
     if entropy not in ("none", "value", "gradient"):
         raise ValueError(f"entropy is {entropy!r}; expected none, value or gradient")
     row = tokens, positions, segment_ids
@@ -87,19 +90,19 @@ def token_scores(
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
         predicted &= wanted[:, 1:]
-    how = _How(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
+    settings = _Settings(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
     matrix = scoring_matrix(config, params)
-    # Cast before it is gathered, as devices need not send each other what the product does not read.
+    # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _scores(how, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
+    scores: tuple[jax.Array, ...] = _scores(settings, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
     if routes is not None and differing is not None:
         known = predicted & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(known, differing[:, :-1], 0.0), known.astype(jnp.float32)
     return TokenScores(*(jnp.pad(score, ((0, 0), (1, 0))) for score in scores))
 
 
-class _How(NamedTuple):
-    """What is fixed when the program is compiled."""
+class _Settings(NamedTuple):
+    """Settings that are fixed when the program is compiled."""
 
     config: ModelConfig
     temperature: float
@@ -110,163 +113,167 @@ class _How(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scores(
-    how: _How, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+    settings: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 where not wanted.
 
-    hidden [B, N, D], targets int32[B, N], wanted bool[B, N]. A loop of its own: how far it runs depends on the data,
-    which JAX cannot differentiate backwards.
+    hidden [B, N, D], targets int32[B, N], wanted bool[B, N]. The gradient is written by hand: the length of the loop
+    depends on the data, and JAX has no reverse mode for such loops.
     """
-    return _forward(how, matrix, hidden, targets, wanted)[0]
+    return _forward(settings, matrix, hidden, targets, wanted)[0]
 
 
 def _forward(
-    how: _How, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+    settings: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        order = _order(wanted, how.chunk)
-        states, goals = _taken(hidden, order), _taken(targets, order)
+        order = _order(wanted, settings.chunk)
+        states, goals = _gather(hidden, order), _gather(targets, order)
 
         def fill(index: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            scaled = score_tokens(how.config, matrix, _piece(states, index, how.chunk)) / how.temperature
-            log_sum = _log_sum(how, scaled)
-            goal = _is(how, _piece(goals, index, how.chunk), scaled)
-            values = [_total(how, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
-            if how.entropy != "none":
-                mean = _total(how, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
+            scaled = score_tokens(settings.config, matrix, _slice(states, index, settings.chunk)) / settings.temperature
+            log_sum = _log_sum(settings, scaled)
+            goal = _is_target(settings, _slice(goals, index, settings.chunk), scaled)
+            values = [_sum_vocabulary(settings, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
+            if settings.entropy != "none":
+                mean = _sum_vocabulary(settings, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
                 values.append(log_sum - mean)
-            return tuple(_with_piece(x, value, index, how.chunk) for x, value in zip(found, values, strict=True))
+            return tuple(_with_slice(x, value, index, settings.chunk) for x, value in zip(found, values, strict=True))
 
-        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if how.entropy == "none" else 3)
+        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if settings.entropy == "none" else 3)
         return jax.lax.fori_loop(0, rounds, fill, empty)
 
-    rounds = _rounds(wanted, how.chunk)
-    columns = 2 if how.entropy == "none" else 3
-    found = _by_rows(how, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
-    logprobs = jnp.where(wanted, _put_back(found[0], wanted), 0.0)
-    if how.entropy == "none":
+    rounds = _rounds(wanted, settings.chunk)
+    columns = 2 if settings.entropy == "none" else 3
+    found = _per_device(settings, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
+    logprobs = jnp.where(wanted, _ungather(found[0], wanted), 0.0)
+    if settings.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), (matrix, hidden, targets, wanted, *found[1:])
-    entropy = jnp.where(wanted, _put_back(found[2], wanted), 0.0)
+    entropy = jnp.where(wanted, _ungather(found[2], wanted), 0.0)
     return (logprobs, entropy), (matrix, hidden, targets, wanted, *found[1:])
 
 
-def _backward(how: _How, kept: Any, given: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
+def _backward(settings: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
-    matrix, hidden, targets, wanted, *found = kept
-    with_entropy = how.entropy == "gradient"
+    matrix, hidden, targets, wanted, *found = residuals
+    with_entropy = settings.entropy == "gradient"
 
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array, *rest: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        order = _order(wanted, how.chunk)
+        order = _order(wanted, settings.chunk)
         real = jnp.arange(order.shape[1]) < jnp.sum(wanted, axis=1, keepdims=True)
-        states, goals = _taken(hidden, order), _taken(targets, order)
+        states, goals = _gather(hidden, order), _gather(targets, order)
         log_sums, *others = rest
-        weights = jnp.where(real, _taken(others[0], order), 0.0)
+        weights = jnp.where(real, _gather(others[0], order), 0.0)
         if with_entropy:
-            entropies, of_entropy = others[1], jnp.where(real, _taken(others[2], order), 0.0)
+            entropies, of_entropy = others[1], jnp.where(real, _gather(others[2], order), 0.0)
 
         def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, goal, log_sum, weight = (_piece(x, index, how.chunk) for x in (states, goals, log_sums, weights))
-            scaled = score_tokens(how.config, matrix, state) / how.temperature
+            state, goal, log_sum, weight = (
+                _slice(x, index, settings.chunk) for x in (states, goals, log_sums, weights)
+            )
+            scaled = score_tokens(settings.config, matrix, state) / settings.temperature
             logs = scaled - log_sum[..., None]
-            slopes = (_is(how, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
+            slopes = (_is_target(settings, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
             if with_entropy:
-                entropy, strength = (_piece(x, index, how.chunk)[..., None] for x in (entropies, of_entropy))
+                entropy, strength = (_slice(x, index, settings.chunk)[..., None] for x in (entropies, of_entropy))
                 slopes -= jnp.exp(logs) * (logs + entropy) * strength
             # In the dtype of the forward's products: a product of float32 is many times slower on an accelerator.
-            slopes = (slopes / how.temperature).astype(state.dtype)
-            tied = how.config.tie_word_embeddings
+            slopes = (slopes / settings.temperature).astype(state.dtype)
+            tied = settings.config.tie_word_embeddings
             of_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
-            of_state = _total(how, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
-            return total[0] + of_matrix, _with_piece(total[1], of_state, index, how.chunk)
+            of_state = _sum_vocabulary(
+                settings, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1))
+            )
+            return total[0] + of_matrix, _with_slice(total[1], of_state, index, settings.chunk)
 
         nothing = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
         of_matrix, of_states = jax.lax.fori_loop(0, rounds, add, nothing)
-        return _reduced(how, of_matrix), of_states
+        return _reduce_gradient(settings, of_matrix), of_states
 
-    rest = [found[0], given[0], *((found[1], given[1]) if with_entropy else ())]
-    run = _by_rows(how, loop, "mrrr." + "r" * len(rest), "sr")
-    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, how.chunk), *rest)
-    of_hidden = jnp.where(wanted[..., None], _put_back(of_states, wanted), 0)
+    rest = [found[0], cotangents[0], *((found[1], cotangents[1]) if with_entropy else ())]
+    run = _per_device(settings, loop, "mrrr." + "r" * len(rest), "sr")
+    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, settings.chunk), *rest)
+    of_hidden = jnp.where(wanted[..., None], _ungather(of_states, wanted), 0)
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
 
 _scores.defvjp(_forward, _backward)
 
 
-def _by_rows(how: _How, loop: Callable[..., Any], given: str, made: str) -> Callable[..., Any]:
-    """The loop on each device's own rows and part of the vocabulary, where there is a mesh.
+def _per_device(settings: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
+    """Runs the loop on each device, on its own rows and its part of the vocabulary; without a mesh just the loop.
 
-    Letters say how an argument or a result is laid out: r by rows, m the matrix with its whole width on each device,
-    s the matrix as parameters are spread, . the same everywhere.
+    One letter for each argument and result gives its layout: r by rows, m the matrix with its whole width on each
+    device, s the matrix spread like the parameters, . replicated.
     """
-    if how.mesh is None:
+    if settings.mesh is None:
         return loop
-    axes = _matrix_axes(how)
+    axes = _matrix_axes(settings)
     vocabulary = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
-    spread = PartitionSpec(*(RULES[axis] for axis in axes))
-    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": spread, ".": PartitionSpec()}
+    as_stored = PartitionSpec(*(RULES[axis] for axis in axes))
+    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": as_stored, ".": PartitionSpec()}
     return jax.shard_map(
         loop,
-        mesh=how.mesh,
-        in_specs=tuple(specs[letter] for letter in given),
-        out_specs=tuple(specs[letter] for letter in made),
+        mesh=settings.mesh,
+        in_specs=tuple(specs[letter] for letter in arguments),
+        out_specs=tuple(specs[letter] for letter in results),
         check_vma=False,
     )
 
 
-def _matrix_axes(how: _How) -> tuple[str, str]:
+def _matrix_axes(settings: _Settings) -> tuple[str, str]:
     """Logical axes of `scoring_matrix`."""
-    return ("vocabulary", "embed") if how.config.tie_word_embeddings else ("embed", "vocabulary")
+    return ("vocabulary", "embed") if settings.config.tie_word_embeddings else ("embed", "vocabulary")
 
 
-def _parts(how: _How, axis: str) -> int:
-    return 1 if how.mesh is None else how.mesh.shape[axis]
+def _parts(settings: _Settings, axis: str) -> int:
+    return 1 if settings.mesh is None else settings.mesh.shape[axis]
 
 
-def _reduced(how: _How, gradient: jax.Array) -> jax.Array:
-    """The matrix's gradient summed over all rows, of which each device keeps its part."""
-    if _parts(how, "fsdp") > 1:
-        embed = _matrix_axes(how).index("embed")
+def _reduce_gradient(settings: _Settings, gradient: jax.Array) -> jax.Array:
+    """The matrix's gradient summed over all rows; each device keeps its part."""
+    if _parts(settings, "fsdp") > 1:
+        embed = _matrix_axes(settings).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
-    return jax.lax.psum(gradient, "data") if _parts(how, "data") > 1 else gradient
+    return jax.lax.psum(gradient, "data") if _parts(settings, "data") > 1 else gradient
 
 
-def _total(how: _How, x: jax.Array) -> jax.Array:
+def _sum_vocabulary(settings: _Settings, x: jax.Array) -> jax.Array:
     """Sums over parts of the vocabulary → sums over all of it."""
-    return jax.lax.psum(x, "tensor") if _parts(how, "tensor") > 1 else x
+    return jax.lax.psum(x, "tensor") if _parts(settings, "tensor") > 1 else x
 
 
-def _log_sum(how: _How, scaled: jax.Array) -> jax.Array:
+def _log_sum(settings: _Settings, scaled: jax.Array) -> jax.Array:
     """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
     own = jax.nn.logsumexp(scaled, axis=-1)
-    if _parts(how, "tensor") == 1:
+    if _parts(settings, "tensor") == 1:
         return own
     largest = jax.lax.pmax(own, "tensor")
     return largest + jnp.log(jax.lax.psum(jnp.exp(own - largest), "tensor"))
 
 
 def _rounds(wanted: jax.Array, chunk: int) -> jax.Array:
-    """How many chunks hold the wanted entries of every row."""
+    """The number of chunks that hold the wanted entries of every row."""
     return (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
 
 
 def _order(wanted: jax.Array, chunk: int) -> jax.Array:
-    """int32[B, N']: the places in the order of visiting, wanted ones first; N' is N rounded up to whole chunks."""
+    """int32[B, N']: the indices of a row, wanted ones first; N' is N rounded up to whole chunks."""
     order = jnp.argsort(~wanted, axis=1, stable=True)
     return jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
 
 
-def _taken(x: jax.Array, order: jax.Array) -> jax.Array:
+def _gather(x: jax.Array, order: jax.Array) -> jax.Array:
     return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
 
 
-def _put_back(x: jax.Array, wanted: jax.Array) -> jax.Array:
-    """Inverse of `_taken` where wanted."""
-    return _taken(x, jnp.maximum(jnp.cumsum(wanted, axis=1) - 1, 0))
+def _ungather(x: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The inverse of `_gather`, where wanted."""
+    return _gather(x, jnp.maximum(jnp.cumsum(wanted, axis=1) - 1, 0))
 
 
 def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
@@ -275,15 +282,15 @@ def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
     return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _is(how: _How, targets: jax.Array, scores: jax.Array) -> jax.Array:
-    """bool[..., V]: where a score is the target's, of the part of the vocabulary that this device scores."""
-    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(how, "tensor") > 1 else 0
+def _is_target(settings: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
+    """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
+    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(settings, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 
-def _piece(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+def _slice(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
 
 
-def _with_piece(x: jax.Array, piece: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
+def _with_slice(x: jax.Array, piece: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
     return jax.lax.dynamic_update_slice_in_dim(x, piece, index * chunk, axis=1)

@@ -60,10 +60,10 @@ class SparseFeedForward(nnx.Module):
         weights, experts = jax.lax.top_k(probabilities, self.chosen)
         return Routing(experts, self._shares(weights), probabilities)
 
-    def replayed(self, own: Routing, routes: jax.Array) -> Routing:
+    def replay(self, own: Routing, routes: jax.Array) -> Routing:
         """The routing to the experts `routes` int[N, k] instead, weighed by the router's own probabilities of them.
 
-        A token whose routes are -1 keeps its own. Who is chosen has no gradient, in either case; the weights have.
+        A token whose routes are -1 keeps its own. Weights have a gradient; the choice of experts has none.
         """
         experts = jnp.where(routes < 0, own.experts, routes)
         weights = jnp.take_along_axis(own.probabilities, experts, axis=-1)
@@ -73,11 +73,11 @@ class SparseFeedForward(nnx.Module):
         return weights / jnp.sum(weights, axis=-1, keepdims=True) if self.normalised else weights
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
-        """[..., D] → [..., D]; over a mesh each expert shard computes its own experts, and the sum is over shards."""
+        """[..., D] → [..., D]; over a mesh each device computes its own experts, and the results are summed."""
         return self.mixed(x, self.route(x), mesh)
 
     def mixed(self, x: jax.Array, routing: Routing, mesh: Mesh | None = None) -> jax.Array:
-        """[..., D] → [..., D] by a routing of these tokens."""
+        """[..., D] → [..., D] with a given routing of these tokens."""
         kernels = Kernels(*(matrix[...].astype(self.dtype) for matrix in (self.gate, self.up, self.down)))
         flat = x.reshape(-1, x.shape[-1])
         mixed = mix(flat, routing, kernels) if mesh is None else _mix_over(mesh, flat, routing, kernels)
@@ -87,8 +87,8 @@ class SparseFeedForward(nnx.Module):
 def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int = 0) -> jax.Array:
     """The part of tokens [N, D] that the experts `first`, `first` + 1, … of these kernels contribute.
 
-    XLA for CPU writes ragged_dot as one product over all experts with every token copied k times, so there the products
-    go over all experts without the copies.
+    XLA for CPU computes ragged_dot as one product over all experts with every token copied k times. On CPU the products
+    here are over all experts without the copies.
     """
     return jax.lax.platform_dependent(
         x, routing.experts, routing.weights, kernels, jnp.asarray(first, jnp.int32), cpu=mix_dense, default=mix_grouped
@@ -96,14 +96,14 @@ def mix(x: jax.Array, routing: Routing, kernels: Kernels, first: jax.Array | int
 
 
 def mix_grouped(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Kernels, first: jax.Array) -> jax.Array:
-    """`mix` by grouped products: the N · k visits sorted by expert, each through its own matrices."""
+    """`mix` by grouped products: the N · k visits, sorted by expert, times the matrices of their expert."""
     tokens, chosen = experts.shape
     count = kernels.gate.shape[0]
     local = experts.reshape(-1) - first
     local = jnp.where((local >= 0) & (local < count), local, count)
     order = jnp.argsort(local, stable=True)
     sizes = jnp.bincount(local, length=count).astype(jnp.int32)
-    # Rows past the last group belong to other shards: what a grouped product leaves there is not defined.
+    # Rows after the last group belong to other devices: a grouped product leaves them undefined.
     here = (jnp.arange(tokens * chosen) < jnp.sum(sizes))[:, None]
     visits = jnp.where(here, _permuted(jnp.repeat(x, chosen, axis=0), order), 0)
     inner = jax.nn.silu(jax.lax.ragged_dot(visits, kernels.gate, sizes))
@@ -120,7 +120,7 @@ def mix_dense(x: jax.Array, experts: jax.Array, weights: jax.Array, kernels: Ker
     share = jnp.sum(jnp.where(experts[:, :, None] == slots, weights[:, :, None], 0.0), axis=1)
     product = functools.partial(jnp.einsum, "nd,edf->nef", x)
     inner = jax.nn.silu(product(kernels.gate)) * product(kernels.up)
-    # Selected, not only multiplied: what an expert not chosen makes of a token need not be finite.
+    # Selected, not only multiplied: the output of an expert that was not chosen need not be finite.
     inner = jnp.where(share[..., None] > 0, inner * share[..., None].astype(inner.dtype), 0)
     return inner.reshape(x.shape[0], -1) @ kernels.down.reshape(-1, width)
 
@@ -130,7 +130,7 @@ def _mix_over(mesh: Mesh, x: jax.Array, routing: Routing, kernels: Kernels) -> j
 
     def part(x: jax.Array, routing: Routing, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         first = jax.lax.axis_index(_EXPERT) * gate.shape[0]
-        # Partial sums meet in float32, as they do within one device.
+        # Partial sums are added in float32, as they are within one device.
         mixed = mix(x, routing, Kernels(gate, up, down), first).astype(jnp.float32)
         return jax.lax.psum(mixed, (_EXPERT, _TENSOR)).astype(x.dtype)
 
@@ -145,9 +145,11 @@ def _permuted(rows: jax.Array, order: jax.Array) -> jax.Array:
     return rows.at[order].get(unique_indices=True, mode="promise_in_bounds")
 
 
-def differing(own: jax.Array, routes: jax.Array) -> jax.Array:
-    """float32[N]: the share of a token's own experts int[N, k] that are not among its routes int[N, k]; 0 where those
-    are -1. The order of experts does not count."""
+def differing_share(own: jax.Array, routes: jax.Array) -> jax.Array:
+    """float32[N]: the share of a token's own experts int[N, k] that are not in its routes int[N, k].
+
+    It is 0 where the routes are -1. The order of experts does not matter.
+    """
     among = jnp.any(own[:, :, None] == routes[:, None, :], axis=-1)
     share = 1.0 - jnp.mean(among.astype(jnp.float32), axis=-1)
     return jnp.where(routes[:, 0] < 0, 0.0, share)
@@ -160,8 +162,8 @@ class RouterFacts(NamedTuple):
     entropy: jax.Array
 
 
-def facts(routing: Routing, real: jax.Array) -> RouterFacts:
-    """Of one layer; `real` bool[N] leaves padding out."""
+def layer_facts(routing: Routing, real: jax.Array) -> RouterFacts:
+    """The facts of one layer; `real` bool[N] is false at padding, which does not count."""
     counted = real.astype(jnp.float32)
     tokens = jnp.maximum(jnp.sum(counted), 1.0)
     chosen = jax.nn.one_hot(routing.experts, routing.probabilities.shape[-1]).sum(1)

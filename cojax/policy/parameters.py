@@ -1,4 +1,4 @@
-"""One table of parameters: where each lies in our tree, what its axes mean, and how Hugging Face names and shapes it.
+"""The table of parameters: each one's path in our tree, its logical axes, and its Hugging Face name and layout.
 
 Loading, export, shapes and sharding all read this table and nothing else.
 """
@@ -22,11 +22,11 @@ Params = dict[str, Any]  # a nested dict of arrays, layer leaves stacked [L, ...
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One leaf. `axes` are logical; leading "layers" and "experts" are stacked: Hugging Face has an array for each.
+    """One leaf. `axes` are logical; leading "layers" and "experts" are stacked: Hugging Face has one array for each.
 
     `hf` then holds a {layer} and an {expert}. `inputs` counts the axes, after the stacked ones, that a matrix product
-    sums over: Hugging Face stores (out, in) matrices, so those axes are flattened and moved last. None means stored as
-    it is, 0 a flattened vector.
+    sums over: Hugging Face stores (out, in) matrices, so those axes are flattened and moved last. None means stored
+    unchanged, 0 a flattened vector.
     """
 
     path: tuple[str, ...]
@@ -148,13 +148,13 @@ def axis_sizes(config: ModelConfig) -> dict[str, int]:
 
 
 def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray]]:
-    """Every array under its Hugging Face name and in its layout, in the table's order.
+    """Yields every array with its Hugging Face name, in that layout and in the table's order.
 
     Arrays on an accelerator or a mesh are fetched to the host one at a time; bfloat16 stays bfloat16 (ml_dtypes).
     """
     for row in parameters(config):
         leaf = leaf_of(params, row)
-        # On one CPU device this is a view, and much cheaper to cut than an array of JAX.
+        # On one CPU device this is a view, which is much cheaper to index than a JAX array.
         near = len(leaf.devices()) == 1 and next(iter(leaf.devices())).platform == "cpu"
         source = np.asarray(leaf) if near or not row.stacked else leaf
         for index, name in row.pieces(config):
@@ -162,7 +162,7 @@ def to_hf(config: ModelConfig, params: Params) -> Iterator[tuple[str, np.ndarray
 
 
 def stored_dtype(config: ModelConfig, row: Parameter) -> str:
-    """`config.param_dtype`, of every row."""
+    """`config.param_dtype`, for every row."""
     return config.param_dtype
 
 
@@ -171,9 +171,9 @@ def from_hf(
     arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
     dtype_of: Callable[[ModelConfig, Parameter], str] = stored_dtype,
 ) -> Params:
-    """Parameters from Hugging Face arrays, cast to what `dtype_of` says of their row.
+    """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
 
-    Only the pieces of unfinished leaves are held besides the leaves. Raises ValueError that names every missing,
+    Beside the leaves only pieces of unfinished leaves are in memory. Raises ValueError that names every missing,
     unexpected and misshapen array. A tied `lm_head.weight` is ignored.
     """
     wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}

@@ -1,4 +1,4 @@
-"""Parameters in the dtype they are computed with, for who only reads them: a reference, a frozen base, an engine."""
+"""Casts parameters to the dtype of computation, where they are only read: a reference, a frozen base, an engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with
 
 
 def is_matrix(row: Parameter) -> bool:
-    """Whether the forward casts the parameter to `config.dtype` before it multiplies; a router's product is float32."""
+    """Whether the forward casts the parameter to `config.dtype` before a product; a router's product is float32."""
     return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
 
 
 def computed_dtype(config: ModelConfig, row: Parameter) -> str:
-    """What a parameter is computed with."""
+    """The dtype that a parameter is computed with."""
     return config.dtype if is_matrix(row) else config.param_dtype
 
 
 def computed(config: ModelConfig, params: Params) -> Params:
-    """The same policy, to the bit: matrices as `config.dtype`, small vectors and routers as they are stored.
+    """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
 
-    Leaves that have their dtype already are not copied; layouts over a mesh stay.
+    Leaves that already have their dtype are not copied; layouts over a mesh stay.
     """
     cast: Params = {}
     for row in parameters(config):

@@ -1,4 +1,4 @@
-"""A policy as a user holds it: a config and its parameters, from a model folder or the Hugging Face hub."""
+"""`load` and `Policy`: a model's config and parameters, from a model folder or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from cojax.policy.sharding import ROWS, batch_sharding
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-    """π_θ. `params` is the pytree that training and export know; `mesh` is where it lies, None for one device."""
+    """π_θ. `params` is the pytree that training and export use, spread over `mesh`; None is one device."""
 
     config: ModelConfig
     params: Params
     mesh: Mesh | None = None
 
     def logits(self, tokens: ArrayLike) -> jax.Array:
-        """float32[B, T, V]: scores of the token after each, of rows int32[B, T] that are one text each.
+        """float32[B, T, V]: scores of the token after each one, for rows int32[B, T] of one text each.
 
         Compiled once per shape. Raises ValueError for tokens of another shape or outside the vocabulary.
         """
         return self._rows(_logits, tokens)
 
     def logprobs(self, tokens: ArrayLike) -> jax.Array:
-        """float32[B, T]: log π of each token given those before it, 0 for the first; [B, T, V] never exists."""
+        """float32[B, T]: log π of each token given those before it, 0 for the first; no [B, T, V] array is made."""
         return self._rows(_logprobs, tokens)
 
     def save(self, folder: str | Path) -> None:
@@ -53,7 +53,7 @@ class Policy:
                 f"tokens span {given.min()}–{given.max()}; the vocabulary has 0–{self.config.vocab_size - 1}"
             )
         rows, length = given.shape
-        # Rows are split over devices evenly, so a few of padding may be needed.
+        # Devices get equally many rows, so padding rows may be needed.
         parts = 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in ROWS)
         padded = np.pad(given.astype(np.int32), ((0, -rows % parts), (0, 0)))
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded.shape)
@@ -66,9 +66,9 @@ class Policy:
 def load(folder_or_hub_id: str | Path, mesh: Mesh | None = None, dtype: str | None = None) -> Policy:
     """The policy of a model folder in HF format, or of a hub id such as "Qwen/Qwen3-0.6B", which is downloaded once.
 
-    With a `mesh` every tensor goes straight to its devices. `dtype` ("float32", "bfloat16", "float16") is stored and
-    computed in; None means the model's own. No tokenizer is needed. Raises FileNotFoundError for what is neither folder
-    nor reachable on the hub, ValueError for a config this decoder does not compute and for weights that do not fit.
+    With a `mesh` every tensor goes straight to its devices. `dtype` ("float32", "bfloat16", "float16") is that of
+    parameters and computation; None means the model's own. No tokenizer is needed. Raises FileNotFoundError for a name
+    that is neither a folder nor on the hub, ValueError for an unsupported config and for weights that do not fit it.
     """
     folder = resolve(folder_or_hub_id)
     overrides = {} if dtype is None else {"dtype": jnp.dtype(dtype).name, "param_dtype": jnp.dtype(dtype).name}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-# What a scaling's entry may hold; another name would change the arithmetic unseen.
+# Names that an entry of each type may hold; an unknown name could change the arithmetic unnoticed.
 _KNOWN: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -25,11 +25,11 @@ _NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """How frequencies are stretched to reach beyond the positions seen in pretraining.
+    """How frequencies are stretched for positions beyond those of pretraining.
 
     `kind` "linear" divides all of them by `factor`. "yarn" (arXiv 2309.00071, §3) keeps those that turn more than
     `beta_fast` times within `original_max_position_embeddings` positions, divides those that turn less than `beta_slow`
-    times, blends between, and multiplies cos and sin by `attention_factor`.
+    times, interpolates between the two, and multiplies cos and sin by `attention_factor`.
     """
 
     kind: str
@@ -52,7 +52,7 @@ class RopeScaling:
 def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
     """Angle per position of each pair, float32[size / 2], and the factor on cos and sin.
 
-    Rounded to float32 where Hugging Face rounds: at position 30,000 one last bit more is an angle of 0.002.
+    It rounds to float32 where Hugging Face does: at position 30,000 a difference in the last bit is an angle of 0.002.
     """
     exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
     periods = np.power(float(theta), exponents.astype(np.float64)).astype(np.float32)
@@ -91,7 +91,7 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     entry = hf.get(name) or {}
     if not isinstance(entry, Mapping):
         raise ValueError(f"config.json has {name}={entry!r}; expected an object")
-    # An inner theta counts for more; files of the change-over have both.
+    # The theta within the entry wins; files written while the format changed have both.
     theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind not in _KNOWN:
@@ -130,20 +130,21 @@ def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, An
 
 
 def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:
-    """As given, else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or a ratio of two such where both `mscale` are given."""
+    """`attention_factor` where it is given; else 0.1 · ln(factor) + 1 (YaRN, eq. 22), or a ratio of two such values
+    where both `mscale` are given."""
     if entry.get("attention_factor") is not None:
         return float(entry["attention_factor"])
 
-    def grown(scale: float) -> float:
+    def scale_factor(scale: float) -> float:
         return 0.1 * scale * math.log(factor) + 1.0
 
     if entry.get("mscale") and entry.get("mscale_all_dim"):
-        return grown(entry["mscale"]) / grown(entry["mscale_all_dim"])
-    return grown(1.0)
+        return scale_factor(entry["mscale"]) / scale_factor(entry["mscale_all_dim"])
+    return scale_factor(1.0)
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """What `read_rope` reads, for readers of `rope_parameters` and of `rope_theta` with `rope_scaling` alike."""
+    """The fields that `read_rope` reads, both as `rope_parameters` and as `rope_theta` with `rope_scaling`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     values = dataclasses.asdict(scaling)

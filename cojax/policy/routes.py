@@ -1,4 +1,4 @@
-"""Routes: which experts a token went through when it was sampled, as arrays and as the text that a turn carries."""
+"""Routes: the experts that a token went through when it was sampled, as arrays and as the text stored in a turn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from cojax.policy.config import ModelConfig
 
-# Experts whose numbers, and -1, a byte holds.
+# The most experts whose numbers, and -1, fit into one byte.
 _BYTE = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class RouteShape:
-    """Of a sparse model: `chosen` (k) of `experts` in each of `layers` (L); routes are arrays [..., L, k].
+    """The shape of routes of a sparse model, [..., L, k]: `chosen` (k) of `experts` in each of `layers` (L).
 
     A token whose routes are not known has -1 throughout: the learner's own router then chooses for it.
     """
@@ -38,19 +38,19 @@ class RouteShape:
         return np.dtype("<i1" if self.experts <= _BYTE else "<i2")
 
     def unknown(self, *leading: int) -> np.ndarray:
-        """-1 throughout, [*leading, L, k]."""
+        """Routes that are not known: -1 throughout, [*leading, L, k]."""
         return np.full((*leading, self.layers, self.chosen), -1, self.dtype)
 
     def encode(self, routes: np.ndarray) -> str:
-        """Base64 of [N, L, k] in `dtype`, so L · k bytes a token, or twice as many."""
+        """Base64 of [N, L, k] in `dtype`: L · k bytes a token, or twice as many."""
         return base64.b64encode(np.ascontiguousarray(routes, self.dtype).tobytes()).decode("ascii")
 
     def decode(self, text: str) -> np.ndarray:
-        """[N, L, k] in `dtype`. Raises ValueError for what `encode` did not write for this shape."""
+        """[N, L, k] in `dtype`. Raises ValueError for text that `encode` cannot have written for this shape."""
         return self.read(text, self.dtype)
 
     def read(self, text: str, dtype: np.dtype) -> np.ndarray:
-        """As `decode`, of numbers written in another dtype."""
+        """Like `decode`, for numbers written in another dtype."""
         try:
             content = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -66,5 +66,5 @@ class RouteShape:
             raise ValueError(f"routes name experts {routes.min()}–{routes.max()}; the model has 0–{self.experts - 1}")
         ordered = np.sort(routes, axis=-1)
         if (ordered[..., 1:] == ordered[..., :-1]).any():
-            raise ValueError("routes name an expert twice for a token and layer; expected each at most once")
+            raise ValueError("routes name an expert twice for one token and layer; expected each at most once")
         return routes.astype(self.dtype)

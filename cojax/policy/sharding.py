@@ -14,7 +14,7 @@ from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, para
 AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
 
-# Logical axis → mesh axis. What is not listed is replicated.
+# Logical axis → mesh axis. Axes that are not listed are replicated.
 RULES: Mapping[str, str] = {
     "vocabulary": "tensor",
     "embed": "fsdp",
@@ -66,7 +66,7 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
 
 
 def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parameter] = ()) -> Params:
-    """The parameters laid out over the mesh; `rows` are those of the leaves, () the model's own.
+    """Spreads the parameters over the mesh; `rows` describe the leaves, () means the model's own rows.
 
     Raises ValueError for an axis that its mesh axis does not divide.
     """
@@ -82,10 +82,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
-def spread(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
-    """An activation held to its place: axis 0 over the rows' mesh axes, each further one by its logical name's rule.
+def constrain(x: jax.Array, mesh: Mesh | None, *axes: str | None) -> jax.Array:
+    """Constrains an activation's layout: axis 0 over the mesh axes of rows, each further axis by the rule of its name.
 
-    Without a mesh it is returned as it is.
+    Without a mesh it is returned unchanged.
     """
     if mesh is None:
         return x

@@ -1,7 +1,7 @@
 """The decoder: Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE (pre-norm, RMSNorm, grouped-query attention, rotary, SwiGLU).
 
-Flax NNX only defines its modules (layers.py). What travels is `Params`, a nested dict of arrays whose layer leaves are
-stacked [L, ...], and pure functions of it: training jits those, never a module. Layers run under one `lax.scan`.
+Flax NNX only defines the modules (layers.py). Parameters are `Params`, a nested dict of arrays whose layer leaves are
+stacked [L, ...]. Training jits pure functions of them, never a module. Layers run under one `lax.scan`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from jax.sharding import Mesh
 
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig
-from cojax.policy.layers import Attend, Block, Ends, Rotation, block_of, ends_of, rotation
-from cojax.policy.moe import RouterFacts, SparseFeedForward, differing, facts
+from cojax.policy.layers import Attend, Block, EmbeddingAndHead, Rotation, block_of, embedding_and_head, rotation
+from cojax.policy.moe import RouterFacts, SparseFeedForward, differing_share, layer_facts
 from cojax.policy.parameters import Params
 from cojax.policy.routes import RouteShape
-from cojax.policy.sharding import spread
+from cojax.policy.sharding import constrain
 
-# What of a layer the backward pass finds again; it computes the rest a second time. From fastest to smallest: all;
-# the matrix products' results; the layer's input alone.
+# What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;
+# results of matrix products; only the layer's input.
 REMAT: Mapping[str, Callable[[Any], Any]] = {
     "none": lambda layer: layer,
     "dots": functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
@@ -33,9 +33,11 @@ REMAT: Mapping[str, Callable[[Any], Any]] = {
 
 
 def initialize(config: ModelConfig, seed: int) -> Params:
-    """Fresh parameters: embedding N(0, 1 / D), so that logits of a tied head begin with variance 1, kernels
-    N(0, 1 / inputs), and those that write to the residual stream smaller by √(2L), so that its variance does not grow
-    with depth (GPT-2)."""
+    """Fresh parameters.
+
+    The embedding is N(0, 1 / D), so that logits of a tied head begin with variance 1. Kernels are N(0, 1 / inputs);
+    those that write to the residual stream are smaller by √(2L), so that its variance does not grow with depth (GPT-2).
+    """
     return _initialize(config, jax.random.key(seed))
 
 
@@ -44,7 +46,7 @@ def _initialize(config: ModelConfig, key: jax.Array) -> Params:
     """One compiled program for all seeds of a shape."""
     rngs = nnx.Rngs(key)
     stack = nnx.split_rngs(splits=config.num_hidden_layers)(nnx.vmap(functools.partial(Block, config)))
-    ends, layers = nnx.state(Ends(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
+    ends, layers = nnx.state(EmbeddingAndHead(config, rngs), nnx.Param), nnx.state(stack(rngs), nnx.Param)
     return {**nnx.to_pure_dict(ends), "layers": nnx.to_pure_dict(layers)}
 
 
@@ -62,12 +64,12 @@ def hidden_states(
 
     tokens, positions, segment_ids are int32[B, T]; a token sees the earlier tokens of its own segment and itself;
     segment 0 is padding. `remat` names an entry of REMAT: what is kept for the backward pass. With a `mesh`,
-    activations are held to it and experts are computed where they lie; B must be a multiple of data × fsdp.
+    activations are constrain over it and each device computes its own experts; B must be a multiple of data × fsdp.
     """
-    ends, x, rotate, attend = _entered(config, params, tokens, positions, segment_ids, mesh)
+    ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
 
     def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, None]:
-        return spread(block_of(config, arrays)(x, rotate, attend, mesh), mesh, None), None
+        return constrain(block_of(config, arrays)(x, rotate, attend, mesh), mesh, None), None
 
     x, _ = jax.lax.scan(REMAT[remat](layer), x, params["layers"])
     x = x.reshape(*tokens.shape, -1)
@@ -86,18 +88,18 @@ def routed_hidden_states(
     remat: str = "none",
     mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`hidden_states` of a sparse model whose sampler told its `routes` int[B, T, L, k], -1 where it did not, and
-    float32[B, T]: the share of the experts that the routers here choose which are not among them.
+    """`hidden_states` of a sparse model, and float32[B, T]: the share of experts chosen here that are not in `routes`.
 
-    With `replay` tokens go through the experts of their routes, and a layer's router sees what came of it before.
+    `routes` int[B, T, L, k] are the sampler's, -1 where they are not known. With `replay` tokens go through the experts
+    of their routes, and each router scores the states that result.
     """
-    ends, x, rotate, attend = _entered(config, params, tokens, positions, segment_ids, mesh)
+    ends, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, mesh)
     by_layer = jnp.moveaxis(routes.reshape(tokens.size, *routes.shape[2:]), 1, 0)
 
     def layer(x: jax.Array, given: tuple[Params, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        arrays, told = given[0], given[1].astype(jnp.int32)
-        x, own = block_of(config, arrays).routed(x, rotate, attend, told if replay else None, mesh)
-        return spread(x, mesh, None), differing(own, told)
+        arrays, sampler_routes = given[0], given[1].astype(jnp.int32)
+        x, own = block_of(config, arrays).routed(x, rotate, attend, sampler_routes if replay else None, mesh)
+        return constrain(x, mesh, None), differing_share(own, sampler_routes)
 
     x, shares = jax.lax.scan(REMAT[remat](layer), x, (params["layers"], by_layer))
     x = x.reshape(*tokens.shape, -1)
@@ -107,44 +109,44 @@ def routed_hidden_states(
 def router_facts(
     config: ModelConfig, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
 ) -> RouterFacts:
-    """How the routers of a sparse model spread the tokens of packed rows; padding does not count.
+    """How the routers of a sparse model constrain the tokens of packed rows; padding does not count.
 
-    A forward of its own, so that training pays nothing for it. Raises ValueError for a dense model.
+    It runs a forward pass of its own, so that it costs nothing in training. Raises ValueError for a dense model.
     """
     if not config.sparse:
-        raise ValueError("the model has num_experts 0, so no router; router facts are those of a sparse one")
-    _, x, rotate, attend = _entered(config, params, tokens, positions, segment_ids, None)
+        raise ValueError("the model has num_experts 0, so no router; only a sparse model has router facts")
+    _, x, rotate, attend = _embed_inputs(config, params, tokens, positions, segment_ids, None)
     real = segment_ids.reshape(-1) != 0
 
     def layer(x: jax.Array, arrays: Params) -> tuple[jax.Array, RouterFacts]:
         block = block_of(config, arrays)
-        x = block.attended(x, rotate, attend)
+        x = block.after_attention(x, rotate, attend)
         normed, experts = block.feed_forward_norm(x), block.feed_forward
         assert isinstance(experts, SparseFeedForward)
-        return x + experts(normed), facts(experts.route(normed), real)
+        return x + experts(normed), layer_facts(experts.route(normed), real)
 
     return jax.lax.scan(layer, x, params["layers"])[1]
 
 
-def _entered(
+def _embed_inputs(
     config: ModelConfig,
     params: Params,
     tokens: jax.Array,
     positions: jax.Array,
     segment_ids: jax.Array,
     mesh: Mesh | None,
-) -> tuple[Ends, jax.Array, Rotation, Attend]:
-    """What the layers start from: the ends, the embedded tokens [B · T, D], their rotation, attention within rows."""
+) -> tuple[EmbeddingAndHead, jax.Array, Rotation, Attend]:
+    """Inputs of the layers: embedding and head, embedded tokens [B · T, D], their rotation, attention within rows."""
     shape, count = tokens.shape, tokens.size
-    ends, rotate = ends_of(config, params), rotation(config, positions.reshape(count))
+    ends, rotate = embedding_and_head(config, params), rotation(config, positions.reshape(count))
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         query, key, value = (x.reshape(*shape, *x.shape[1:]) for x in (query, key, value))
         mixed = packed_attention(query, key, value, segment_ids, mesh)
         return mixed.reshape(count, *mixed.shape[2:])
 
-    # Tokens stand in one axis between attentions: a kernel's gradient that sums over two is slow on CPU.
-    return ends, spread(ends.embed(tokens.reshape(count)), mesh, None), rotate, attend
+    # Tokens are one axis between attentions: a kernel's gradient that sums over two axes is slow on CPU.
+    return ends, constrain(ends.embed(tokens.reshape(count)), mesh, None), rotate, attend
 
 
 class Cache(NamedTuple):
@@ -158,7 +160,7 @@ class Cache(NamedTuple):
 
 
 def make_cache(config: ModelConfig, slots: int, length: int) -> tuple[Cache, ...]:
-    """An empty cache per layer. Stale entries are never seen, but must be finite: 0 · NaN is not 0."""
+    """An empty cache per layer. Stale entries have weight 0, but must be finite: 0 · NaN is not 0."""
     heads, size = config.num_key_value_heads, config.head_dim
     dtype = jnp.dtype(config.dtype)
     return tuple(
@@ -185,17 +187,17 @@ def cached_hidden_states(
     *,
     routed: bool = False,
 ) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it; where `routed`, of a
-    sparse model, the tokens' routes too, int[R, C, L, k].
+    """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
 
-    tokens, positions are int32[R, C], slots int32[R] says whose cache each row continues; None means one row per slot,
-    in order. A position ≥ the cache's length or a slot ≥ S is padding: nothing is written and the state means nothing.
-    `span` bounds how far a row of `slots` looks, and must exceed its positions.
+    With `routed`, for a sparse model, the tokens' routes too, int[R, C, L, k]; else None. tokens and positions are
+    int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot, in order. A
+    position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A row of
+    `slots` attends to the first `span` positions, which must be more than its own positions.
     `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every step.
     """
     rows = jnp.arange(tokens.shape[0]) if slots is None else slots
     rotate = rotation(config, positions)
-    ends = ends_of(config, params)
+    ends = embedding_and_head(config, params)
     x = ends.embed(tokens)
     written, chosen = [], []
     for old, arrays in zip(cache, params["layers"], strict=True):
@@ -222,7 +224,7 @@ def cached_hidden_states(
 
 
 def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:
-    """Softmax over the cache's whole fixed length; what lies after a query's position gets weight exactly 0."""
+    """Softmax over the cache's whole fixed length; positions after the query's have weight exactly 0."""
     rows, chunk, heads, size = query.shape
     kv_heads, length = cache.key.shape[1], cache.key.shape[-1]
     query = query.reshape(rows, chunk, kv_heads, -1, size) * size**-0.5
@@ -241,7 +243,7 @@ def logits(config: ModelConfig, params: Params, hidden: jax.Array) -> jax.Array:
 
 
 def scoring_matrix(config: ModelConfig, params: Params) -> jax.Array:
-    """What scores tokens: the embedding [V, D] where it is tied, else the head's kernel [D, V]."""
+    """The matrix that scores tokens: the embedding [V, D] where it is tied, else the head's kernel [D, V]."""
     return params["embed"]["embedding"] if config.tie_word_embeddings else params["head"]["kernel"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from tiny_learner import CONFIG, GROUPS, PARAMS, make_learner, make_trajectory, sampled_logprobs
 
 from cojax.learner.advantages import group_relative
-from cojax.policy.adapters import Lora, adapted, initialize_adapters
+from cojax.policy.adapters import Lora, add_adapters, initialize_adapters
 from cojax.policy.transformer import hidden_states, initialize, logits
 from cojax.types import Group
 
@@ -137,7 +137,7 @@ def test_adapters_have_the_gradient_of_the_whole_policy():
     state, metrics = learner.update(dataclasses.replace(begun, params=jax.tree.map(jnp.copy, adapters)), GROUPS)
 
     def plain(adapters):
-        return _plain(adapted(CONFIG, LORA, PARAMS, adapters), GROUPS)
+        return _plain(add_adapters(CONFIG, LORA, PARAMS, adapters), GROUPS)
 
     value, gradient = jax.jit(jax.value_and_grad(plain))(adapters)
     assert jax.tree.structure(initialize_adapters(CONFIG, LORA, 3)) == jax.tree.structure(gradient)

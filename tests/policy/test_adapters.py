@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cojax.policy.adapters import Lora, adapted, adapted_rows, factors, initialize_adapters, merge
+from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import leaf_of, parameters
@@ -47,8 +47,8 @@ def test_fresh_adapters_change_nothing_and_merged_ones_are_the_policy(kind):
     config = CONFIGS[kind]
     plain = logprobs(config, base(config))
     fresh = initialize_adapters(config, LORA, 1)
-    assert (logprobs(config, adapted(config, LORA, base(config), fresh)) == plain).all()
-    own = logprobs(config, adapted(config, LORA, base(config), moved(config)))
+    assert (logprobs(config, add_adapters(config, LORA, base(config), fresh)) == plain).all()
+    own = logprobs(config, add_adapters(config, LORA, base(config), moved(config)))
     assert float(jnp.abs(own - plain).max()) > 0.5
     assert (logprobs(config, merge(config, LORA, base(config), moved(config))) == own).all()
 
@@ -61,7 +61,7 @@ def test_the_gradient_is_the_dense_gradient_projected(kind, remat):
     @jax.jit
     def gradients(params, adapters):
         dense = jax.grad(lambda p: logprobs(config, p).mean())(params)
-        own = jax.grad(lambda a: logprobs(config, adapted(config, LORA, base(config), a), remat=remat).mean())
+        own = jax.grad(lambda a: logprobs(config, add_adapters(config, LORA, base(config), a), remat=remat).mean())
         return dense, own(adapters)
 
     dense, own = gradients(merge(config, LORA, base(config), adapters), adapters)
@@ -88,7 +88,7 @@ def test_what_the_backward_pass_keeps_holds_no_merged_matrix():
     for remat in ("dots", "layers"):
 
         def policy(adapters, remat=remat):
-            return logprobs(DENSE, adapted(DENSE, LORA, base(DENSE), adapters), remat=remat)
+            return logprobs(DENSE, add_adapters(DENSE, LORA, base(DENSE), adapters), remat=remat)
 
         kept = jax.tree.leaves(jax.eval_shape(lambda a, policy=policy: jax.vjp(policy, a)[1], moved(DENSE)))
         assert sorted(leaf.shape for leaf in kept if leaf.shape in matrices) == matrices, remat

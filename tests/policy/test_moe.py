@@ -10,7 +10,7 @@ import pytest
 from references import hidden_states, initialize, one_segment
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.moe import Kernels, Routing, facts, mix_dense, mix_grouped
+from cojax.policy.moe import Kernels, Routing, layer_facts, mix_dense, mix_grouped
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import router_facts
 from cojax.rollout.engine import Completion, Sampling, Weights
@@ -113,7 +113,7 @@ def test_facts_by_hand() -> None:
     """Two real tokens of three: experts 0, 1 and 0, 2; probabilities uniform (ln 4) and certain (0 nats)."""
     probabilities = jnp.array([[0.25] * 4, [1.0, 0, 0, 0], [0, 0, 0, 1.0]])
     routing = Routing(jnp.array([[0, 1], [0, 2], [3, 1]]), jnp.ones((3, 2)), probabilities)
-    found = facts(routing, jnp.array([True, True, False]))
+    found = layer_facts(routing, jnp.array([True, True, False]))
     np.testing.assert_allclose(found.load, [0.5, 0.25, 0.25, 0.0])
     np.testing.assert_allclose(found.entropy, np.log(4) / 2, rtol=1e-6)
 

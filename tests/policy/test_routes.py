@@ -11,7 +11,7 @@ from references import initialize, one_segment
 from cojax.policy import transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
-from cojax.policy.moe import differing
+from cojax.policy.moe import differing_share
 from cojax.policy.routes import RouteShape
 
 CONFIG = ModelConfig(
@@ -58,7 +58,7 @@ def test_differing_by_hand() -> None:
     """Both, in another order; one of two; none; and a token whose routes are not known."""
     own = jnp.array([[3, 5], [3, 5], [3, 5], [3, 5]])
     routes = jnp.array([[5, 3], [5, 1], [0, 1], [-1, -1]])
-    assert differing(own, routes).tolist() == [0.0, 0.5, 1.0, 0.0]
+    assert differing_share(own, routes).tolist() == [0.0, 0.5, 1.0, 0.0]
 
 
 def rms(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
