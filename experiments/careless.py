@@ -1,4 +1,4 @@
-"""An explorer that mistakes names at a rate that is known: what validation by execution is measured against."""
+"""An explorer that confuses names at a known rate: the study measures with it what validation by execution refuses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cojax.types import Action, Call, ExplorationContext, Origin, Signal, Task, 
 
 @dataclasses.dataclass(frozen=True)
 class CarelessExplorer:
-    """`careful`, but with chance `mistakes` a draft takes one name for another, where it has one to take it for.
+    """The explorer `careful`, except that with probability `mistakes` a draft has one name confused with another.
 
-    A name that the query tells gives way, in the query and the solution, to one that the exploration used in another
-    place. So, unlike an explorer's should be, these drafts are of actions that nobody carried out, and most cannot be;
-    two may be the same. Query and solution agree still: where they did not, no execution could tell. Raises
-    ValueError for `mistakes` outside [0, 1].
+    A name in the query is replaced, in query and solution, by one that the exploration used as another argument. So
+    such a draft describes actions that nobody carried out, and most of them fail; two drafts may be the same. Query and
+    solution still agree: an execution could not detect that they do not. Raises ValueError for `mistakes` outside
+    [0, 1].
     """
 
     careful: ScriptedExplorer
@@ -30,7 +30,7 @@ class CarelessExplorer:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.mistakes <= 1.0:
-            raise ValueError(f"mistakes is {self.mistakes}; expected a chance in [0, 1]")
+            raise ValueError(f"mistakes is {self.mistakes}; expected a probability in [0, 1]")
 
     @property
     def ending(self) -> str:
@@ -63,47 +63,47 @@ class CarelessExplorer:
         limit: int,
     ) -> Iterator[TaskDraft]:
         rng = random.Random(repr(("careless", seed)))
-        seen = [used for triplet in triplets for used in _used(triplet.action)]
+        seen = [used for triplet in triplets for used in _arguments(triplet.action)]
         for draft in self.careful.abstract(triplets, environment, task, context, seed, limit):
-            yield mistaken(draft, seen, rng) if rng.random() < self.mistakes else draft
+            yield confuse_name(draft, seen, rng) if rng.random() < self.mistakes else draft
 
 
-def mistaken(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
-    """The draft with one of the names that its query tells taken for another of those `seen`, as (parameter, value),
-    under no parameter that the right one stands under; as it is, where there is none to take it for.
+def confuse_name(draft: TaskDraft, seen: Sequence[tuple[str, Any]], rng: random.Random) -> TaskDraft:
+    """Replaces one name of the draft's query by a value of `seen`, which holds (parameter, value) pairs.
 
-    A name is a whole argument that is text: what stands within a longer one, a list or a mapping stays.
+    The value is one that was seen with none of the parameters of the right name; without such a value the draft is
+    returned unchanged. A name is a whole argument that is text: parts of longer texts, lists and mappings stay.
     """
-    used = [pair for action in draft.solution for pair in _used(action)]
-    there = {value for _, value in used if isinstance(value, str)} - {""}
-    told = sorted(value for value in there if _whole(value).search(draft.query))
-    if not told:
+    used = [pair for action in draft.solution for pair in _arguments(action)]
+    names = {value for _, value in used if isinstance(value, str)} - {""}
+    in_query = sorted(value for value in names if _whole_word(value).search(draft.query))
+    if not in_query:
         return draft
-    right = rng.choice(told)
+    right = rng.choice(in_query)
     parameters = {parameter for parameter, value in used if value == right}
     elsewhere = {value for parameter, value in seen if parameter not in parameters and isinstance(value, str)}
-    if not (others := sorted(elsewhere - there - {""})):
+    if not (others := sorted(elsewhere - names - {""})):
         return draft
     wrong = rng.choice(others)
     return dataclasses.replace(
         draft,
-        query=_whole(right).sub(lambda _: wrong, draft.query),
-        solution=tuple(_renamed(action, right, wrong) for action in draft.solution),
+        query=_whole_word(right).sub(lambda _: wrong, draft.query),
+        solution=tuple(_replace_name(action, right, wrong) for action in draft.solution),
     )
 
 
-def _used(action: Action) -> list[tuple[str, Any]]:
+def _arguments(action: Action) -> list[tuple[str, Any]]:
     return [pair for call in action.calls for pair in call.arguments.items()]
 
 
-def _renamed(action: Action, right: str, wrong: str) -> Action:
+def _replace_name(action: Action, right: str, wrong: str) -> Action:
     calls = tuple(
         Call(call.name, {key: wrong if value == right else value for key, value in call.arguments.items()})
         for call in action.calls
     )
-    # Where actions are code, the calls stand in the text as well.
-    return dataclasses.replace(action, text=_whole(right).sub(lambda _: wrong, action.text), calls=calls)
+    # Where actions are code, the text holds the calls as well.
+    return dataclasses.replace(action, text=_whole_word(right).sub(lambda _: wrong, action.text), calls=calls)
 
 
-def _whole(value: str) -> re.Pattern[str]:
+def _whole_word(value: str) -> re.Pattern[str]:
     return re.compile(rf"(?<!\w){re.escape(value)}(?!\w)")

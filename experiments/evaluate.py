@@ -1,4 +1,4 @@
-"""One evaluation: success by split, avg@k and pass@k with 95 % intervals, and what a benchmark itself reports.
+"""The command for one evaluation: success by split, avg@k, pass@k with 95 % intervals, and a benchmark's own measures.
 
     python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk   # the newest checkpoint
     python -m experiments.evaluate --config=experiments/desk.py --checkpoint=runs/desk/checkpoints/80 --splits=dev,eval
@@ -6,9 +6,9 @@
     python -m experiments.evaluate --config=experiments/bfcl.py --endpoint=http://HOST:8000/v1 --endpoint_model=NAME \\
         --samples=4 --config.evaluation.temperature=0.7
 
-The configuration says which environment, how many tasks of a split (evaluation.tasks, .dev_tasks, .challenge_tasks) and
-how they are played; a checkpoint's own run says which policy. Episodes are kept as they end, so that the same command
-goes on where it was stopped and plays what was lost to the machinery again. An endpoint's key is OPENAI_API_KEY.
+The configuration names the environment, the number of tasks of a split (evaluation.tasks, .dev_tasks,
+.challenge_tasks) and how they are played; a checkpoint's run decides the policy. Episodes are stored as they end. The
+same command goes on where it was stopped, and plays invalid episodes again. An endpoint's key is OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -81,18 +81,18 @@ def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
-    """The benchmark's accuracy: tasks solved of those with a valid episode, in per cent."""
+    """The benchmark's accuracy: the share of tasks with a valid episode that are solved, in per cent."""
     found = describe(groups, 1)["avg_at_k"]
     return {"accuracy": {name: value if name == "count" else 100 * value for name, value in found.items()}}
 
 
-# Environment → what its benchmark reports of a split, in per cent, and the kinds of task that it tells success by.
+# Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
 MEASURES: dict[str, Measure] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
 KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("scenario", lambda t: (scenario(t),))}
 
 
 def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
-    """Plays what is missing in `out`, and writes and returns the result."""
+    """Plays the episodes that are missing in `out`, then writes and returns the result."""
     with EvaluationDirectory(out) as directory:
         environment = entry(config, "environment.name").bound()()
         tasks = {split: tasks_of(config, environment, split) for split in splits}
@@ -128,14 +128,14 @@ def play(
     samples: int,
     directory: EvaluationDirectory,
 ) -> dict[str, list[Group]]:
-    """The groups of each split; those episodes that the directory knows are not played again."""
+    """The groups of each split; episodes that are stored in the directory are not played again."""
     known = directory.known()
     wanted = {f"{split}-{task.id}-{k}" for split, found in tasks.items() for task in found for k in range(samples)}
     have = len(wanted & known.keys())
     if have:
         CONSOLE.print(f"{have} of {len(wanted)} episodes are there already", soft_wrap=True)
 
-    def played(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
+    def play_split(actors: Any, split: str, found: Sequence[Task], advance: Callable[[], None]) -> list[Group]:
         def ended(trajectory: Trajectory) -> None:
             directory.add(split, trajectory)
             advance()
@@ -153,21 +153,21 @@ def play(
         )
 
     if have == len(wanted):
-        return {split: played(None, split, found, lambda: None) for split, found in tasks.items()}
+        return {split: play_split(None, split, found, lambda: None) for split, found in tasks.items()}
     groups = {}
     with subjects.playing(subject, config, directory.folder) as actors:
         for split, found in tasks.items():
             missing = sum(f"{split}-{task.id}-{k}" not in known for task in found for k in range(samples))
             with bar(f"episodes of {split}", missing) as advance:
-                groups[split] = played(actors, split, found, advance)
+                groups[split] = play_split(actors, split, found, advance)
     return groups
 
 
 def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[Task, ...]:
-    """The tasks of a split, as many as the configuration says. Raises ValueError for a split without any."""
+    """The tasks of a split, as many as the configuration says. Raises ValueError for a split without tasks."""
     held_out = config.evaluation
     counts = {
-        # The names that every environment has for them, then the configuration's own.
+        # First the split names of every environment, then those of the configuration.
         "challenge": held_out.challenge_tasks or held_out.tasks,
         "dev": held_out.dev_tasks,
         held_out.challenge_split: held_out.challenge_tasks or held_out.tasks,
@@ -182,8 +182,8 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[
 
 
 def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
-    """The splits to evaluate, each once. "all" are those that the environment names for evaluation (EVALUATION in its
-    module), or else the configuration's own three."""
+    """The splits to evaluate, each once. "all" means those in EVALUATION of the environment's module, or, without it,
+    the configuration's three. Raises ValueError for an empty list."""
     held_out = config.evaluation
     if not named:
         return [held_out.split]
@@ -192,12 +192,15 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
         named = vars(module).get("EVALUATION", (held_out.split, held_out.dev_split, held_out.challenge_split))
     found = list(dict.fromkeys(name.strip() for name in named if name.strip()))
     if not found:
-        raise ValueError("--splits names none; leave it out for evaluation.split, or name some, parted by commas")
+        raise ValueError(
+            "--splits is empty; leave it out for evaluation.split, or name splits with commas between them"
+        )
     return found
 
 
 def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
-    """What decides the result: another one is another evaluation. Of the tasks of each split, their ids."""
+    """The settings that decide the result, with hashes of the task ids of each split: another identity is another
+    evaluation."""
     plain = json.loads(json.dumps(config.to_dict()))
     splits = {split: content_hash([task.id for task in found]) for split, found in tasks.items()}
     kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}
@@ -213,14 +216,14 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
 def subject_of(
     config: ConfigDict, checkpoint: str | None, model: str | None, endpoint: str | None, endpoint_model: str | None
 ) -> tuple[Subject, Path]:
-    """Whom to evaluate, and where evaluations of it lie by default. Raises ValueError for none or several."""
+    """The policy to evaluate, and the default folder of its evaluations. Raises ValueError unless one is named."""
     named = [name for name in (checkpoint, model, endpoint) if name]
     if len(named) != 1:
-        raise ValueError(f"{len(named)} policies are named; name one by --checkpoint, --model or --endpoint")
+        raise ValueError(f"{len(named)} policies are named; name one with --checkpoint, --model or --endpoint")
     if checkpoint:
-        place = Path(checkpoint)
-        workdir = place.parent.parent if place.parent.name == "checkpoints" and place.name.isdigit() else place
-        return subjects.of_checkpoint(config, place), workdir / "evaluations"
+        folder = Path(checkpoint)
+        workdir = folder.parent.parent if folder.parent.name == "checkpoints" and folder.name.isdigit() else folder
+        return subjects.of_checkpoint(config, folder), workdir / "evaluations"
     if model:
         return subjects.of_folder(config, Path(model)), Path("runs/evaluations")
     return subjects.of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
@@ -236,12 +239,12 @@ def _check(config: ConfigDict, samples: int) -> None:
     temperature = config.evaluation.temperature
     if config.evaluation.trials > 1:
         raise ValueError(
-            f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once a sample; set it "
-            "to 1, or run with it (experiments.run), whose final evaluation tries again what failed"
+            f"evaluation.trials is {config.evaluation.trials}, but this command plays every task once for each sample; "
+            "set it to 1, or use it in a run (experiments.run), whose final evaluation tries failed tasks again"
         )
     if samples > 1 and temperature == 0:
         raise ValueError(
-            f"--samples={samples} at evaluation.temperature=0 would play one and the same episode {samples} times; "
+            f"--samples={samples} at evaluation.temperature=0 would play the same episode {samples} times; "
             f"add --config.evaluation.temperature={config.sampling.temperature:g}, or leave --samples out"
         )
 
@@ -274,7 +277,7 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(1)
     except KeyboardInterrupt as signalled:
         CONSOLE.print("stopped; run the same command again to go on")
-        # Threads at work in an environment or an engine are not waited for.
+        # Exit without waiting for threads that still work in an environment or an engine.
         end_all()
         os._exit(128 + (signalled.args[0] if signalled.args else signal.SIGINT))
 

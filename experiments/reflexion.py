@@ -1,7 +1,7 @@
-"""Reflexion: who fails a task notes why, and tries again with the notes in view (Shinn et al. 2023, Algorithm 1).
+"""Reflexion: a policy that failed a task writes why, and tries again with its notes (Shinn et al. 2023, Algorithm 1).
 
-A way to spend more on an evaluation instead of on training: no weight changes. It needs to be told after each trial
-whether the task is solved, which an evaluation of one trial is not.
+It spends more on an evaluation instead of on training: no weight changes. After each trial it must be known whether
+the task is solved, which an evaluation of one trial does not need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cojax.types import Action, Evaluation, Group, Message, Observation, Task, T
 
 # Plays one episode of each task in an environment; the label names the episodes, and keeps their seeds apart.
 Play = Callable[[Environment, Sequence[Task], str], list[Group]]
-# Notes that are kept in view, the newest, and the characters of one.
+# How many of the newest notes are shown, and the characters of one note.
 _NOTES, _NOTE = 3, 1_000
 
 _REQUEST = """You worked on a task and did not solve it. You will try it again from the start.
@@ -31,14 +31,14 @@ What you did, and what came of it:
 
 In a few sentences: what went wrong, and what will you do differently? Write for yourself; call no tool now."""
 _REMINDER = "You tried what follows before and did not solve it. What you noted then:"
-# What stands before a message of the record; → before what came of an action.
+# Role of a message in the record → words before it; "→" for other roles, such as the result of an action.
 _SPEAKERS = {"user": "The user said:"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """`success`: share of all tasks that are solved after this trial; of this trial alone its `episodes`, their
-    `turns`, the `notes` that were written before it, and the `tokens` sampled for both."""
+    """`success` is the share of all tasks that are solved after this trial. The rest counts this trial alone: its
+    `episodes`, their `turns`, the `notes` written before it, and the `tokens` sampled for episodes and notes."""
 
     success: float
     episodes: int
@@ -50,15 +50,15 @@ class Trial:
 def retried(
     play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int
 ) -> tuple[list[Group], list[Trial]]:
-    """Each task's last trial, and what each of at most `trials` trials came to; `groups` are the first.
+    """Tries failed tasks again; returns each task's last trial, and a record of each of at most `trials` trials.
 
-    A task is tried until an episode earns full reward. Where the policy `reflects`, it writes a note about each failure
-    before, from about `room` characters; otherwise it tries again without a hint. A task whose episode was lost to
-    the machinery is not tried again: nobody knows that it failed. Raises what `play` raises.
+    `groups` are the first trial. A task is tried until an episode earns full reward. If the policy `reflects`, it first
+    writes a note about each failure, from about `room` characters of it; otherwise it tries again without a note. A
+    task without a valid episode is not tried again: it is not known to have failed. Raises what `play` raises.
     """
     last = {group.task.id: group for group in groups}
     notes: dict[str, tuple[str, ...]] = {}
-    told = [_trial(last, groups, ())]
+    record = [_trial(last, groups, ())]
     for number in range(2, trials + 1):
         failed = [group for group in last.values() if group.valid and not _solved(group)]
         if not failed:
@@ -72,10 +72,10 @@ def retried(
                 if text := _note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), text)[-_NOTES:]
         again = play(reminded(environment, notes), tasks, f"trial{number}")
-        # A trial that was lost says nothing: what came before it stands.
+        # A trial without a valid episode leaves the result of the trial before it.
         last |= {group.task.id: group for group in again if group.valid}
-        told.append(_trial(last, again, written))
-    return list(last.values()), told
+        record.append(_trial(last, again, written))
+    return list(last.values()), record
 
 
 def _solved(group: Group) -> bool:
@@ -96,20 +96,20 @@ def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence
 
 
 def _note(group: Group) -> str:
-    """What was written, without what was thought before; empty where nothing came."""
-    said = [_said(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
-    return shortened(said[0], _NOTE) if said else ""
+    """The note that the policy wrote, without its thought; empty where there is none."""
+    replies = [_without_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
+    return shortened(replies[0], _NOTE) if replies else ""
 
 
-def _said(text: str) -> str:
-    """A reply without the thought before it; nothing where the thought did not come to its end."""
+def _without_thought(text: str) -> str:
+    """A reply without the thought before it; empty where the thought did not end."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 class Notebook:
-    """Where notes are written: the episode of a task asks about its failed trajectory, and ends with the reply.
+    """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
-    An environment like any other, so that notes are sampled as actions are: with deadlines, seeds and retries.
+    Being an environment, it has notes sampled as actions are: with deadlines, seeds and retries.
     """
 
     def __init__(self, name: str, failures: Mapping[str, Trajectory], room: int) -> None:
@@ -129,7 +129,7 @@ class Notebook:
 
 
 class _Entry:
-    """One request, one reply."""
+    """An episode of one request and one reply."""
 
     def __init__(self, text: str) -> None:
         self.text, self.reply = text, ""
@@ -154,16 +154,18 @@ class _Entry:
         return Evaluation(0.0)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
 
 def request(failure: Trajectory, room: int) -> str:
-    """What the policy is asked after a failure: the task, its own actions and what it saw, in about `room`
-    characters; the oldest actions are left out first."""
+    """The request for a note after a failure: the task, the actions and their results, in about `room` characters.
+
+    The oldest actions are left out first.
+    """
     task = shortened("\n".join(message.content for message in failure.opening), room // 2)
     steps = [
         "\n".join((
-            _said(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
+            _without_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
             *(f"{_SPEAKERS.get(message.role, '→')} {message.content}" for message in turn.observation.messages),
         ))
         for turn in failure.turns
@@ -175,9 +177,10 @@ def request(failure: Trajectory, room: int) -> str:
 
 
 def reminded(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
-    """The environment, whose tasks open with the notes about them: task id → notes, oldest first.
+    """The environment with the notes of a task in its opening; `notes` maps a task id to notes, oldest first.
 
-    They begin the last opening message: a template may not take one message more, and a long one is cut at its end.
+    The notes come first in the last opening message: a template may not allow another message, and a long message is
+    cut at its end.
     """
 
     def start(task: Task) -> Episode:

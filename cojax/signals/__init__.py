@@ -1,10 +1,9 @@
 """Signals: where the policy's own rollouts show that it is weak (CoEvolve §3.1).
 
-A signal is one object: how it is detected, what it is about, what it asks of an explorer, how far it is to be trusted,
-its name and its colour. A detector is a pair init/update with explicit memory: a flat dict of JSON values. `update`
-never touches the memory it is given; it returns the new values of the changed keys, so that a step costs the same at
-100 or 1,000,000 tasks seen and the memory is what its log of changes folds to. Trajectories lost to the machinery are
-ignored everywhere.
+A kind of signal is one object: its detector, its guidance for explorers, its confidence, its name and its colour. A
+detector is a pair init/update with explicit memory, a flat dict of JSON values. `update` does not change the memory
+that it is given. It returns the new values of the changed keys: so a step costs the same at 100 or 1,000,000 tasks
+seen, and the log of changes, applied in order, gives the memory. Invalid trajectories are ignored everywhere.
 """
 
 from __future__ import annotations
@@ -18,26 +17,44 @@ from cojax.signals.boundary import Boundary
 from cojax.signals.forgetting import Forgetting
 from cojax.signals.kinds import TRAJECTORY, Guidance, Visit, above
 from cojax.signals.rare import Rare
-from cojax.signals.tools import focus, telling_tools, tools_called, tools_of
+from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools_of
 from cojax.types import Group, Signal
 
 __all__ = [
-    "SIGNALS", "TRAJECTORY", "Boundary", "Detector", "Forgetting", "Guidance", "Memory", "Rare", "SignalKind", "Visit",
-    "above", "apply", "check", "detect", "focus", "guidance", "init", "named", "telling_tools", "tools_called",
+    "SIGNALS",
+    "TRAJECTORY",
+    "Boundary",
+    "Detector",
+    "Forgetting",
+    "Guidance",
+    "Memory",
+    "Rare",
+    "SignalKind",
+    "Visit",
+    "above",
+    "apply",
+    "check",
+    "detect",
+    "distinguishing_tools",
+    "focus",
+    "guidance",
+    "init",
+    "named",
+    "tools_called",
     "tools_of",
 ]  # fmt: skip
 
-Memory = dict[str, dict[str, Any]]  # kind → what its detector remembers
+Memory = dict[str, dict[str, Any]]  # kind → the memory of its detector
 
 
 class Detector(Protocol):
-    """What remembers rollouts, and marks some of them."""
+    """Remembers rollouts, and raises signals on some of them."""
 
     def init(self) -> dict[str, Any]:
         """The memory before the first step."""
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        """New values of the changed keys, and the signals of this step's groups, of the kind that it is called by."""
+        """The new values of changed keys, and the signals of this step's groups, whose kind is the detector's name."""
 
 
 class SignalKind(Detector, Protocol):
@@ -45,31 +62,31 @@ class SignalKind(Detector, Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of its signals, and the origin of the tasks that come of them."""
+        """The kind of its signals, and the origin of tasks made from them."""
 
     @property
     def colour(self) -> str:
-        """In charts, as #rrggbb."""
+        """Its colour in charts, as #rrggbb."""
 
     @property
     def guidance(self) -> Guidance:
-        """What it asks of an explorer."""
+        """What an explorer is asked to do with such a signal."""
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """Probability of what a signal claims, by the visits of its task, oldest first; there is at least one."""
+        """The probability that the signal is right, given the visits of its task, oldest first, at least one."""
 
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
-# Origins of tasks that no signal may be called by.
+# Origins of tasks, which no signal may have as its name.
 _TAKEN = {"seed", "unguided", "uniform", "trajectory", "visits", "played"}
 
 
 def check(kind: Any) -> SignalKind:
-    """The object, once it has all that a signal has. Raises ValueError, which names what is missing."""
+    """Returns the object if it is a kind of signal. Raises ValueError that names what is missing or wrong."""
     parts = ("name", "colour", "guidance", "confidence", "init", "update")
     if missing := [part for part in parts if not hasattr(kind, part)]:
         raise ValueError(
-            f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; one has {', '.join(parts)}"
+            f"a {type(kind).__name__} is no signal: it has no {', '.join(missing)}; a signal has {', '.join(parts)}"
         )
     if not re.fullmatch(r"[a-z]\w*", str(kind.name)) or kind.name in _TAKEN:
         raise ValueError(
@@ -83,17 +100,17 @@ def check(kind: Any) -> SignalKind:
 
 
 def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
-    """What contexts ask of an explorer, by their kind: those of signals, and of trajectories that none points at."""
+    """Guidance by kind of context: the kinds of signals, and \"trajectory\" for a trajectory without a signal."""
     return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY}
 
 
 def named(kinds: Iterable[str]) -> list[str]:
-    """Our own kinds, whether they are used or not, and the others after them."""
+    """The names of all kinds: first our own, used or not, then the others."""
     return [*sorted(SIGNALS), *(kind for kind in kinds if kind not in SIGNALS)]
 
 
 def init(detectors: Mapping[str, Detector]) -> Memory:
-    """The memory of all detectors before the first step. Raises ValueError where JSON would not give it back."""
+    """The memory of all detectors before the first step. Raises ValueError for a value that JSON changes."""
     memory = {kind: detector.init() for kind, detector in detectors.items()}
     _check_kept(memory)
     return memory
@@ -102,10 +119,10 @@ def init(detectors: Mapping[str, Detector]) -> Memory:
 def detect(
     detectors: Mapping[str, Detector], memory: Mapping[str, Mapping[str, Any]], groups: Sequence[Group]
 ) -> tuple[Memory, list[Signal]]:
-    """Judges a step's groups by every detector on its own; one trajectory may carry several signals.
+    """Runs every detector on a step's groups; one trajectory may get several signals.
 
     Returns the changes to the memory, for `apply` and for the log, and the signals by kind, then task, then sample.
-    Raises ValueError for a signal of another kind than its detector's, and for a memory that JSON would not give back.
+    Raises ValueError for a signal of another kind than its detector's, and for a memory with a value that JSON changes.
     """
     changes: Memory = {}
     signals: list[Signal] = []
@@ -113,7 +130,7 @@ def detect(
         changes[kind], found = detector.update(memory[kind], groups)
         if strange := next((signal.kind for signal in found if signal.kind != kind), None):
             raise ValueError(
-                f"the detector of {kind!r} raised a signal of kind {strange!r}; give it the detector's name"
+                f"the detector of {kind!r} raised a signal of kind {strange!r}; give the signal the detector's name"
             )
         signals += found
     _check_kept(changes)
@@ -121,7 +138,7 @@ def detect(
 
 
 def _check_kept(memory: Mapping[str, Mapping[str, Any]]) -> None:
-    """That a resumed run remembers what this one does: the memory is written as JSON. Raises ValueError."""
+    """Raises ValueError for a value that JSON changes: a resumed run reads the memory from JSON."""
     for kind, values in memory.items():
         for key, value in values.items():
             try:
@@ -130,7 +147,7 @@ def _check_kept(memory: Mapping[str, Mapping[str, Any]]) -> None:
                 same = False
             if not same:
                 raise ValueError(
-                    f"signal {kind!r} remembers {key!r}: {str(value)[:80]}, which JSON does not give back; expected "
+                    f"signal {kind!r} remembers {key!r}: {str(value)[:80]}, which JSON changes; expected "
                     "text as keys, and lists, dicts, text, finite numbers, booleans and None as values"
                 )
 

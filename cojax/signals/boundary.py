@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above
-from cojax.signals.tools import focus, telling_tools
+from cojax.signals.tools import distinguishing_tools, focus
 from cojax.types import Group, Signal
 
-# A task whose success rate is outside of these is at no boundary.
+# A task is at the boundary while its success rate is between these.
 _LOW, _HIGH = 0.1, 0.9
 GUIDANCE = Guidance(
     rehearse=0.5,
@@ -41,26 +41,26 @@ class Boundary:
         return {}
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        """No changes, and the signals of these groups."""
+        """The signals of these groups, and no changes."""
         signals: list[Signal] = []
         for group in groups:
             solved = sum(trajectory.reward > self.threshold for trajectory in group.valid)
             failed = sum(trajectory.reward < self.threshold for trajectory in group.valid)
             if not solved or not failed:
                 continue
-            telling = telling_tools(group, self.threshold)
+            distinguishing = distinguishing_tools(group, self.threshold)
             signals += [
                 Signal(
                     self.name,
                     group.task.id,
                     trajectory.episode,
                     f"{solved} of {len(group.valid)} solved, {failed} failed, this one at {trajectory.reward:.2f}",
-                    focus(telling, trajectory),
+                    focus(distinguishing, trajectory),
                 )
                 for trajectory in group.valid
             ]
         return {}, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """P(0.1 < p < 0.9)."""
+        """P(0.1 < p < 0.9), with p the task's success rate."""
         return above(_LOW, visits) - above(_HIGH, visits)

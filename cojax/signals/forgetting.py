@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import Guidance, Visit, above, step_of
-from cojax.signals.tools import focus, telling_tools
+from cojax.signals.tools import distinguishing_tools, focus
 from cojax.types import Group, Signal
 
 Scores = dict[str, list[float]]  # task id → score of each of its last visits, oldest first
@@ -32,8 +32,8 @@ GUIDANCE = Guidance(
 class Forgetting:
     """Signals the failing trajectories of a task with  ∃ sᵢ ∈ H: sᵢ ≥ ½  and  s_now < ½.
 
-    H holds the task's scores of its last `window` visits; the score of a visit is the mean reward of its valid
-    trajectories, and a trajectory fails below `threshold`. W is not published: 10 visits here.
+    H holds the scores of the task's last `window` visits. The score of a visit is the mean reward of its valid
+    trajectories. A trajectory fails below `threshold`. The paper's W is not published: 10 visits here.
     """
 
     name: ClassVar[str] = "forgetting"
@@ -64,21 +64,21 @@ class Forgetting:
                 signals += self._mark(
                     group, f"solved {_visits(solved[0])} ago at {recent[-solved[0]]:.2f}, now {now:.2f}"
                 )
-            # Recorded last, so a task cannot be forgotten on the visit that solves it.
+            # Recorded last: the visit that solves a task is not compared with itself.
             changes[name] = [*recent, now][-self.window :]
         return changes, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """P(p ≥ ½) before the signal's visit × P(p < ½) since then."""
+        """P(p ≥ ½) by the visits before the signal's × P(p < ½) by that one and those after it."""
         at = step_of(signal.episode)
         before = [visit for visit in visits if visit.step < at]
         since = [visit for visit in visits if visit.step >= at]
         return above(0.5, before) * (1.0 - above(0.5, since))
 
     def _mark(self, group: Group, evidence: str) -> list[Signal]:
-        telling = telling_tools(group, self.threshold)
+        distinguishing = distinguishing_tools(group, self.threshold)
         return [
-            Signal(self.name, group.task.id, trajectory.episode, evidence, focus(telling, trajectory))
+            Signal(self.name, group.task.id, trajectory.episode, evidence, focus(distinguishing, trajectory))
             for trajectory in group.valid
             if trajectory.reward < self.threshold
         ]

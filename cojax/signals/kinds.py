@@ -1,7 +1,7 @@
-"""What a kind of signal is made of beside its detector: what it asks of an explorer, and how far it is to be trusted.
+"""Guidance for explorers and confidence in signals: what every kind of signal has beside its detector.
 
-A signal of one visit may be luck: of eight attempts at a task that is all but mastered one may fail. How far to trust
-it follows from the Beta posterior over the task's success rate p after s successes and f failures,
+A signal of one visit may be chance: of eight attempts at a task that is almost mastered one may fail. Confidence
+follows from the Beta posterior over the task's success rate p after s successes and f failures,
 
     p ~ Beta(1 + s, 1 + f).
 """
@@ -16,12 +16,12 @@ from scipy.special import betainc
 
 @dataclasses.dataclass(frozen=True)
 class Guidance:
-    """What a kind of context asks of an explorer.
+    """What an explorer is asked to do with a kind of context.
 
-    `rehearse` is the share of runs that follow the task's solution, the others wander about the focus; `change` is the
-    chance that a rehearsed step is dropped or replaced. `objectives` are worded around {tools}. An explorer with a
-    model is also told the `reason` why a record was chosen, before it reflects on it, and the `purpose` of going back.
-    Raises ValueError for a share outside [0, 1] and for an objective that names anything else than {tools}.
+    `rehearse` is the share of expeditions that follow the task's solution; the others try actions around the focus.
+    `change` is the probability that a rehearsed step is dropped or replaced. `objectives` are texts with the field
+    {tools}. An explorer with a model also reads the `reason` why a record was chosen, before it reflects on it, and the
+    `purpose` of going back. Raises ValueError for a share outside [0, 1] and for an objective with another field.
     """
 
     objectives: tuple[str, ...]
@@ -37,14 +37,14 @@ class Guidance:
         self.worded("")
 
     def worded(self, tools: str) -> tuple[str, ...]:
-        """The objectives about these tools."""
+        """The objectives with `tools` filled in."""
         try:
             return tuple(objective.format(tools=tools) for objective in self.objectives)
         except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(f"guidance: an objective may name {{tools}} alone, found {error}") from error
+            raise ValueError(f"guidance: the only field of an objective is {{tools}}, found {error}") from error
 
 
-# What is asked where no signal points at a trajectory.
+# The guidance for a trajectory without a signal.
 TRAJECTORY = Guidance(
     objectives=("make near variations of this trajectory", "vary {tools} and the tools beside them"),
     reason="The record was picked at random. Find what in it is worth practising.",
@@ -54,7 +54,7 @@ TRAJECTORY = Guidance(
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """One visit of a task: the step, and how many of its valid trajectories succeeded and failed (may be shares)."""
+    """One visit of a task: its step, and how many valid trajectories succeeded and failed; fractions are allowed."""
 
     step: int
     solved: float
@@ -62,12 +62,12 @@ class Visit:
 
 
 def above(rate: float, visits: Sequence[Visit]) -> float:
-    """P(p ≥ rate) by these visits."""
+    """P(p ≥ rate) given these visits, with p the task's success rate."""
     solved, failed = sum(visit.solved for visit in visits), sum(visit.failed for visit in visits)
     return float(1.0 - betainc(1.0 + solved, 1.0 + failed, rate))
 
 
 def step_of(episode: str) -> int:
-    """The step of an episode id STEP-TASK-SAMPLE; 0 for another one."""
+    """The step of an episode id STEP-TASK-SAMPLE; 0 for an id of another form."""
     head = episode.partition("-")[0]
     return int(head) if head.isdigit() else 0

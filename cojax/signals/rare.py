@@ -12,12 +12,12 @@ from cojax.signals.kinds import Guidance, Visit, above
 from cojax.signals.tools import tools_called
 from cojax.types import Group, Signal, Trajectory
 
-# Where the memory keeps N; no tool name has brackets.
+# The memory's key of N; no tool name has brackets.
 TOTAL = "(all)"
 _THEN = " > "
 
 
-# Below this success rate a task is not within reach.
+# The least success rate at which a task counts as solvable.
 _LOW = 0.1
 GUIDANCE = Guidance(
     rehearse=0.25,
@@ -37,10 +37,10 @@ GUIDANCE = Guidance(
 class Rare:
     """Signals every trajectory that contains a pattern p with  c_p > 0  and  c_p / N < θ / 100,  once N ≥ N_min.
 
-    A pattern is the whole sequence of tool names (`pattern="sequence"`) or each run of n of them (`pattern=n`; of a
-    shorter trajectory, all it has). Calls of failed actions are left out unless `failed`. c_p and N count occurrences
-    over the whole training, this step's included, so that c_p > 0 holds for whatever a trajectory contains and the
-    order within a step does not matter. One signal a trajectory, on its rarest pattern.
+    A pattern is the whole sequence of tool names (`pattern="sequence"`), or each run of n names (`pattern=n`; the whole
+    sequence of a shorter trajectory). Calls of failed actions are left out unless `failed`. c_p and N count occurrences
+    over the whole training, this step included: so c_p > 0 for every pattern of a trajectory, and the order within a
+    step does not matter. A trajectory gets at most one signal, on its rarest pattern.
     """
 
     name: ClassVar[str] = "rare"
@@ -80,7 +80,7 @@ class Rare:
         return counts, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """P(p ≥ 0.1): a way of using tools that never succeeds is noise of an immature policy."""
+        """P(p ≥ 0.1): a rare pattern of a task that is never solved is noise of an untrained policy."""
         return above(_LOW, visits)
 
     def patterns(self, trajectory: Trajectory) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which tools a trajectory called, and which of them tell success from failure."""
+"""The tools that a trajectory called, and those that distinguish successes from failures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable
 
 from cojax.types import Action, Group, Trajectory
 
-# How code names a tool, as `apis.APP.TOOL`.
+# A tool named in code, as `apis.APP.TOOL`.
 _IN_CODE = re.compile(r"\bapis\.(\w+\.\w+)")
-# A tool tells success from failure when its use differs by at least this share of trajectories.
-_TELLING = 0.25
+# A tool distinguishes success from failure if the shares of trajectories that use it differ by at least this.
+_LEAST_DIFFERENCE = 0.25
 
 
 def tools_called(trajectory: Trajectory, failed: bool = True) -> tuple[str, ...]:
@@ -24,22 +24,25 @@ def tools_of(action: Action) -> tuple[str, ...]:
     return tuple(call.name for call in action.calls) or tuple(_IN_CODE.findall(action.text))
 
 
-def telling_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...]:
-    """Tools that successes of the group use more or less often than its failures, the most telling first."""
-    won = [trajectory for trajectory in group.valid if trajectory.reward > threshold]
-    lost = [trajectory for trajectory in group.valid if trajectory.reward <= threshold]
-    if not won or not lost:
+def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...]:
+    """Tools that successes of the group use more or less often than failures, the greatest difference first."""
+    successes = [trajectory for trajectory in group.valid if trajectory.reward > threshold]
+    failures = [trajectory for trajectory in group.valid if trajectory.reward <= threshold]
+    if not successes or not failures:
         return ()
-    in_won, in_lost = _users(won), _users(lost)
+    in_successes, in_failures = _users(successes), _users(failures)
     difference = {
-        tool: abs(in_won[tool] / len(won) - in_lost[tool] / len(lost)) for tool in in_won.keys() | in_lost.keys()
+        tool: abs(in_successes[tool] / len(successes) - in_failures[tool] / len(failures))
+        for tool in in_successes.keys() | in_failures.keys()
     }
-    return tuple(sorted((t for t in difference if difference[t] >= _TELLING), key=lambda t: (-difference[t], t)))
+    return tuple(
+        sorted((t for t in difference if difference[t] >= _LEAST_DIFFERENCE), key=lambda t: (-difference[t], t))
+    )
 
 
-def focus(telling: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:
-    """What a signal on this trajectory is about: the telling tools of its group, or all the tools it called."""
-    return telling or tuple(dict.fromkeys(tools_called(trajectory)))
+def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:
+    """The tools a signal on this trajectory is about: its group's distinguishing tools, or all that it called."""
+    return distinguishing or tuple(dict.fromkeys(tools_called(trajectory)))
 
 
 def _users(trajectories: Iterable[Trajectory]) -> Counter[str]:

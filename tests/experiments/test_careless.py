@@ -9,7 +9,7 @@ import environments
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.types import Action, Call, TaskDraft
 from cojax.validation import Validation
-from experiments.careless import CarelessExplorer, mistaken
+from experiments.careless import CarelessExplorer, confuse_name
 
 ENVIRONMENT = environments.load("desk")
 CAREFUL = ScriptedExplorer(neighbours=ENVIRONMENT.neighbours)
@@ -25,7 +25,7 @@ def drafts(explorer: CarelessExplorer | ScriptedExplorer, count: int = 40) -> It
 
 
 def test_one_name_is_taken_for_another_in_the_query_and_the_solution() -> None:
-    wrong = mistaken(DRAFT, [("file", "report"), ("person", "ben"), ("lines", 3)], random.Random(0))
+    wrong = confuse_name(DRAFT, [("file", "report"), ("person", "ben"), ("lines", 3)], random.Random(0))
     assert wrong.query in ("mail report to ana, not to anastasia", "mail amber to report, not to anastasia")
     right = "amber" if wrong.query.startswith("mail report") else "ana"
     expected = [
@@ -42,34 +42,35 @@ def test_one_name_is_taken_for_another_in_the_query_and_the_solution() -> None:
     ids=["nothing seen", "in the solution already", "no name", "empty"],
 )
 def test_where_there_is_nothing_to_mistake_it_for_a_draft_stays(seen: list) -> None:
-    assert mistaken(DRAFT, seen, random.Random(0)) == DRAFT
+    assert confuse_name(DRAFT, seen, random.Random(0)) == DRAFT
 
 
 def test_a_name_is_mistaken_for_one_of_another_parameter() -> None:
     draft = dataclasses.replace(DRAFT, query="mail something to ana")
-    assert mistaken(draft, [("person", "ben")], random.Random(0)) == draft
+    assert confuse_name(draft, [("person", "ben")], random.Random(0)) == draft
     assert (
-        mistaken(draft, [("person", "ben"), ("file", "report")], random.Random(0)).query == "mail something to report"
+        confuse_name(draft, [("person", "ben"), ("file", "report")], random.Random(0)).query
+        == "mail something to report"
     )
 
 
 def test_an_empty_argument_is_no_name() -> None:
     draft = dataclasses.replace(DRAFT, query="mail (…), now", solution=(call("mail", text=""),))
-    assert mistaken(draft, [("file", "report")], random.Random(0)) == draft
+    assert confuse_name(draft, [("file", "report")], random.Random(0)) == draft
 
 
 def test_code_and_its_calls_agree() -> None:
     draft = dataclasses.replace(DRAFT, solution=(Action("mail('amber')", (Call("mail", {"text": "amber"}),)),))
-    wrong = mistaken(draft, [("file", "report")], random.Random(0)).solution
+    wrong = confuse_name(draft, [("file", "report")], random.Random(0)).solution
     assert wrong == (Action("mail('report')", (Call("mail", {"text": "report"}),)),)
 
 
 def test_hostile_names_are_taken_literally() -> None:
     draft = dataclasses.replace(DRAFT, query=r"mail a.b(*) to \1", solution=(call("mail", text="a.b(*)"),))
-    wrong = mistaken(draft, [("file", r"\g<0>\n")], random.Random(0))
+    wrong = confuse_name(draft, [("file", r"\g<0>\n")], random.Random(0))
     assert (wrong.query, wrong.solution) == (r"mail \g<0>\n to \1", (call("mail", text=r"\g<0>\n"),))
     coded = dataclasses.replace(DRAFT, solution=(Action(text="send('amber')"),))
-    assert mistaken(coded, [("file", "report")], random.Random(0)) == coded
+    assert confuse_name(coded, [("file", "report")], random.Random(0)) == coded
 
 
 def test_without_mistakes_it_is_the_careful_one() -> None:
@@ -96,7 +97,7 @@ def _accepted(drafts: Sequence[TaskDraft]) -> int:
 
 @pytest.mark.parametrize("mistakes", [-0.1, 1.1, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(mistakes: float) -> None:
-    with pytest.raises(ValueError, match="expected a chance"):
+    with pytest.raises(ValueError, match="expected a probability"):
         CarelessExplorer(CAREFUL, mistakes)
 
 

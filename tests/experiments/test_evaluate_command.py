@@ -4,7 +4,7 @@ import json
 import os
 import re
 import signal
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -150,7 +150,7 @@ def test_the_preset_of_a_run_is_named_and_what_it_does_not_set(tmp_path):
 
 def test_whom_to_ask_must_be_one_and_there(workdir, tmp_path):
     for named in ((None,) * 4, (str(workdir), "m", None, None)):
-        with pytest.raises(ValueError, match="name one by --checkpoint, --model or --endpoint"):
+        with pytest.raises(ValueError, match="name one with --checkpoint, --model or --endpoint"):
             subject_of(config(), *named)
     with pytest.raises(CheckpointError, match="no step 9 in"):
         subject_of(config(), str(workdir / "checkpoints/9"), None, None, None)
@@ -216,26 +216,27 @@ def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp
 
 def test_a_killed_command_goes_on_where_it_was(commands, tmp_path):
     tasks = load("desk").tasks("eval", 8)
-    solve = solver(tasks)
+    solve, log = solver(tasks), tmp_path / "out/episodes.jsonl"
+    two_stored, killed = threading.Event(), threading.Event()
 
-    def slow(request, number):
-        time.sleep(0.1)
+    def hold_the_third(request, number):
+        """Answers until two episodes are stored, then not before the command was killed."""
+        if log.exists() and log.read_bytes().count(b"\n") >= 2:
+            two_stored.set()
+            killed.wait(120)
         return solve(request, number)
 
-    with serving(slow) as server:
+    with serving(hold_the_third) as server:
         arguments = (
             "experiments.evaluate", "--config=experiments/desk.py", f"--endpoint={server.url}", "--endpoint_model=m",
             f"--out={tmp_path / 'out'}", "--config.evaluation.tasks=8", "--config.limits.concurrency=1",
         )  # fmt: skip
         environment = {**os.environ, "COJAX_CACHE": str(tmp_path / "cache")}
         begun = commands.start(*arguments, environment=environment)
-        log, deadline = tmp_path / "out/episodes.jsonl", time.monotonic() + 120
-        while not (log.exists() and log.read_bytes().count(b"\n") >= 2):
-            assert begun.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert two_stored.wait(120)
         begun.send_signal(signal.SIGKILL)
         begun.wait(timeout=60)
+        killed.set()
         have = log.read_bytes().count(b"\n")
         assert not (tmp_path / "out/result.json").exists()
         done = commands.run(*arguments, environment=environment)

@@ -145,7 +145,7 @@ def test_what_is_masked_is_kept_out():
             [1.0, [[1.0], 2.0]],
             r"of episode '0.0' has 1 entries for 2 tokens of a turn; expected a number, or one a token",
         ),
-        ([float("nan"), 1.0], r"of episode '1.0' is not finite: .*; mask with numpy.ma"),
+        ([float("nan"), 1.0], r"of episode '1.0' is not finite: .*; mask .* with numpy.ma"),
     ],
 )
 def test_what_is_no_advantage_is_an_error(values, message):
