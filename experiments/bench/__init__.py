@@ -1,4 +1,4 @@
-"""What costs how much: python -m experiments.bench [SUITE ...] [--json] [settings].
+"""Benchmarks of speed and memory: python -m experiments.bench [SUITE ...] [--json] [settings].
 
     step      one step of GRPO end to end: generation, reference, update, weights to the engine
     update    the learner's update alone, on full packed rows; with --depths, its cost for each number of layers
@@ -14,5 +14,5 @@
 
 The last two launch a server and run only when named; `make sglang` installs one for the CPU, --python names another.
 Every figure is the median of repetitions after a warm-up, with the smallest and the largest. Machines are shared and
-noisy: compare figures of one run only.
+noisy: compare only figures of one run.
 """

@@ -1,4 +1,4 @@
-"""The command: which suites with which settings, and their figures as tables or as one JSON object."""
+"""The command: runs suites with settings, and prints their figures as tables or as one JSON object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# Of an accelerator's memory JAX takes three quarters unless told otherwise; read when JAX first looks for one.
+# By default JAX takes three quarters of an accelerator's memory; it reads this when it first looks for one.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
 
 import jax
@@ -44,7 +44,7 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "conversations": servers.conversations,
     "worlds": worlds,
 }
-# These want an installed server, or an environment of their own, and run when they are named.
+# These need an installed server, or an environment's data, and run only when they are named.
 ASKED = frozenset({"sync", "conversations", "worlds"})
 
 
@@ -72,7 +72,7 @@ def _words(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-# Setting → what argparse is told of it; a suite that has a keyword of that name takes it.
+# Setting → arguments for argparse. A suite takes a setting if it has a keyword of that name.
 _NUMBER: Mapping[str, Any] = {"type": _count, "metavar": "N"}
 _DTYPE: Mapping[str, Any] = {"choices": ("float32", "bfloat16", "float16")}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
@@ -83,7 +83,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dtype": {**_DTYPE, "help": "computed in"},
     "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
     "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
-    "remat": {"choices": ("none", "dots", "layers", "auto"), "help": "what of a layer is computed again, not kept"},
+    "remat": {
+        "choices": ("none", "dots", "layers", "auto"),
+        "help": "which results of a layer are computed again, not kept",
+    },
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_NUMBER, "help": "packed rows an update"},
     "row-length": {**_NUMBER, "help": "tokens a row"},
@@ -118,11 +121,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         runs = [(name, *_keywords(name, given)) for name in chosen]
         _refuse_unused(given, chosen)
-        # Times of compilation should not depend on what was compiled here before.
+        # Compilation must take the same time whatever was compiled here before.
         jax.config.update("jax_enable_compilation_cache", False)
         results = {}
         for name, suite, keywords in runs:
-            # Whatever a library prints belongs beside the figures, not among them.
+            # What a library prints goes to standard error, not among the figures.
             with contextlib.redirect_stdout(sys.stderr):
                 results[name] = suite(**keywords)
             if not as_object:
@@ -131,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
-        # The words of XLA, which the engine's own error carries too: the first on accelerators, the second on CPU.
+        # XLA's words, which the engine's error contains too: the first on accelerators, the second on CPU.
         if isinstance(error, RuntimeError) and not re.search("RESOURCE_EXHAUSTED|Out of memory", str(error)):
             raise
         print(f"error: it does not fit into memory: {str(error)[:500]}\n{_SMALLER}", file=sys.stderr)
@@ -158,11 +161,11 @@ def _parser() -> argparse.ArgumentParser:
         "suite", nargs="*", metavar="SUITE", help=f"which; if none is named, all but {', '.join(sorted(ASKED))}"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    for name, told in SETTINGS.items():
+    for name, options in SETTINGS.items():
         key = name.replace("-", "_")
         used = {suite: keywords[key].default for suite, run in SUITES.items() if key in (keywords := _takes(run))}
         defaults = ", ".join(f"{suite} {_shown(default)}" for suite, default in used.items())
-        parser.add_argument(f"--{name}", **{**told, "default": None, "help": f"{told['help']} ({defaults})"})
+        parser.add_argument(f"--{name}", **{**options, "default": None, "help": f"{options['help']} ({defaults})"})
     return parser
 
 
@@ -175,13 +178,13 @@ def _takes(suite: Callable[..., list[Row]]) -> Mapping[str, inspect.Parameter]:
 
 
 def _keywords(name: str, given: Mapping[str, Any]) -> tuple[Callable[..., list[Row]], dict[str, Any]]:
-    """The suite, and which of the given settings it takes."""
+    """The suite, and those of the given settings that it takes."""
     suite = choose(SUITES, name, "suite")
     return suite, {key: given[key] for key in _takes(suite) if given[key] is not None}
 
 
 def _refuse_unused(given: Mapping[str, Any], chosen: Sequence[str]) -> None:
-    """Raises ValueError for a setting that no chosen suite takes: it would change nothing."""
+    """Raises ValueError for a setting that no chosen suite takes: it would have no effect."""
     for key, value in given.items():
         takers = [name for name, suite in SUITES.items() if key in _takes(suite)]
         if value is not None and not set(takers) & set(chosen):
@@ -191,7 +194,7 @@ def _refuse_unused(given: Mapping[str, Any], chosen: Sequence[str]) -> None:
 
 
 def _object(results: Mapping[str, Sequence[Row]]) -> dict[str, Any]:
-    """What --json prints: the machine, and each suite's rows; a lone row of a lone suite stands at the top as well."""
+    """The object of --json: the machine and each suite's rows; a single row of a single suite is at the top too."""
     machine = facts()
     about = {"device": jax.devices()[0].device_kind, "jax": machine["versions"]["jax"], "machine": machine}
     suites: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""What a model has to compute and to read, whatever program does it: the numerators of MFU and of bandwidth shares."""
+"""The operations and bytes that a model needs, whatever program runs it: numerators of MFU and bandwidth shares."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cojax.policy.parameters import parameters
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """All numbers of the model, every expert's."""
+    """The number of parameters of the model, with every expert's."""
     return sum(math.prod(row.shape(config)) for row in parameters(config))
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """N: weights of all layers that one token is multiplied with, so of its own experts only.
+    """N: the weights of all layers that one token is multiplied with; of experts only its own.
 
     L · (D·S·(2H + 2K) + 3·D·F); for a sparse layer D·E + 3·D·F·k in place of 3·D·F.
     """
@@ -45,7 +45,7 @@ def forward_flops(config: ModelConfig, lengths: Sequence[int], scored: int) -> i
 def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool) -> int:
     """Operations of one update: a forward, a backward of twice as much, and the reference's forward where there is one.
 
-    What is computed again in the backward pass to save memory does not count. Every token is scored.
+    Recomputation in the backward pass, which saves memory, does not count. Every token is scored.
     """
     return (4 if reference else 3) * forward_flops(config, lengths, sum(lengths))
 
@@ -53,8 +53,8 @@ def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool
 def decode_bytes(config: ModelConfig, batch: int, context: float) -> float:
     """Bytes that one decode step must read: weights once, and keys and values of `context` tokens for each of `batch`.
 
-    Of an embedding that is not the head too, only the batch's rows count. Of E experts, with k a token, those that
-    an even routing is expected to visit: E · (1 − (1 − k/E)^batch).
+    Of an embedding that is not the head too, only the rows of the batch count. Of E experts, with k a token, those
+    count that an even routing is expected to visit: E · (1 − (1 − k/E)^batch).
     """
     numbers = 0.0
     for row in parameters(config):

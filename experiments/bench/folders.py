@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face format: loading and saving one, against reading and writing the same bytes."""
+"""Suites `load` and `export`: loading and saving a model folder, against reading and writing the same bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PIECE = 64 * 2**20  # bytes that the plain copies read or write at a time
 def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """cojax.load of a random model of about `gigabytes` (10⁹ bytes); its files come from the page cache."""
     config = model_of(gigabytes, dtype)
-    with room_for(size_of(config)) as parent:
+    with temporary_folder(size_of(config)) as parent:
         folder = parent / "model"
         write_random(folder, config)
         before = machine.resident()
@@ -44,10 +44,10 @@ def load(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -
 def export(*, gigabytes: float = 0.5, dtype: str = "bfloat16", repeats: int = 3) -> list[Row]:
     """Policy.save of a random model of about `gigabytes` (10⁹ bytes), durable on disk, each time into a new folder."""
     config = model_of(gigabytes, dtype)
-    with room_for(3 * size_of(config)) as folder:
+    with temporary_folder(3 * size_of(config)) as folder:
         source, model, copy = folder / "source", folder / "model", folder / "copy"
         write_random(source, config)
-        # Loaded, for making it in place would take more memory than saving it.
+        # Loaded, as making it in memory would take more memory than saving it.
         policy = cojax.load(source)
         before = machine.resident()
         _, seconds = timed(lambda: policy.save(model), repeats, lambda: shutil.rmtree(model, ignore_errors=True))
@@ -89,20 +89,20 @@ def size_of(config: ModelConfig) -> int:
 
 
 @contextlib.contextmanager
-def room_for(needed: int) -> Iterator[Path]:
-    """A folder for the block. Raises ValueError where its disk has no room for `needed` bytes."""
+def temporary_folder(needed: int) -> Iterator[Path]:
+    """A folder for the block. Raises ValueError where its disk has less than 1.1 · `needed` bytes free."""
     with tempfile.TemporaryDirectory(prefix="cojax-bench-") as name:
         free = shutil.disk_usage(name).free
         if free < 1.1 * needed:
             raise ValueError(
                 f"{tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {1.1 * needed / 1e9:.1f} are needed; "
-                "lower --gigabytes, or set TMPDIR to a folder with more room"
+                "lower --gigabytes, or set TMPDIR to a folder with more space"
             )
         yield Path(name)
 
 
 def write_random(folder: Path, config: ModelConfig) -> None:
-    """A model folder, one tensor in memory at a time."""
+    """Writes a model folder of random numbers, one tensor in memory at a time."""
     code = dtype_code(config.param_dtype)
     outlines = [Outline(n, code, row.hf_shape(config)) for row in parameters(config) for _, n in row.pieces(config)]
     draw = np.random.default_rng(0)
@@ -118,7 +118,7 @@ def write_random(folder: Path, config: ModelConfig) -> None:
 
 
 def read_plainly(path: Path) -> None:
-    """The whole file into fresh memory, which loading has to fill as well."""
+    """Reads the whole file into new memory, which loading has to fill as well."""
     buffer = np.empty(path.stat().st_size, np.uint8).data
     with open(path, "rb", buffering=0) as file:
         start = 0
@@ -127,7 +127,7 @@ def read_plainly(path: Path) -> None:
 
 
 def write_plainly(path: Path, size: int) -> None:
-    """So many bytes into one file, durable on disk, as saving is."""
+    """Writes `size` bytes into one file, durable on disk, as saving does."""
     piece = np.ones(_PIECE, np.uint8).data
     with open(path, "wb", buffering=0) as file:
         for start in range(0, size, _PIECE):

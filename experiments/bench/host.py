@@ -1,4 +1,4 @@
-"""What surrounds the model: the detectors, the embedded environment, and the engine under many short conversations."""
+"""Suites `signals`, `desk` and `engine`: detectors, the embedded environment, the engine with short conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from experiments.bench.shapes import SHAPES
 
 
 def signals(*, trajectories: Sequence[int] = (10_000, 30_000, 100_000), repeats: int = 3) -> list[Row]:
-    """All three detectors over so many trajectories, in steps of 32 groups of 8."""
+    """All three detectors over `trajectories`, one number after another, in steps of 32 groups of 8."""
     rows: list[Row] = []
     for count in trajectories:
         steps = _groups(count)
@@ -76,20 +76,20 @@ def engine(*, batch: int = 128, lanes: int | None = None, repeats: int = 5) -> l
     served = LocalEngine(config, slots=batch, lanes=machine.lanes(batch, lanes), max_length=256)
     sampling = Sampling(temperature=1.0, max_tokens=9)
 
-    def converse(number: int, wave: int) -> None:
+    def converse(number: int, round_number: int) -> None:
         rng = random.Random(number)
         tokens = [rng.randrange(config.vocab_size) for _ in range(28)]
-        session = f"{wave}-{number}"
+        session = f"{round_number}-{number}"
         for turn in range(4):
             tokens += [rng.randrange(config.vocab_size) for _ in range(12)]
             tokens += served.generate(tokens, sampling, session=session, seed=(number, turn)).tokens
         served.release(session)
 
-    waves = itertools.count()
+    rounds = itertools.count()
 
     def run() -> None:
-        wave = next(waves)
-        threads = [threading.Thread(target=converse, args=(number, wave)) for number in range(batch)]
+        round_number = next(rounds)
+        threads = [threading.Thread(target=converse, args=(number, round_number)) for number in range(batch)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -1,4 +1,4 @@
-"""What this machine can do, measured: matrix products, memory bandwidth, and the memory that was needed."""
+"""Measures this machine: the rate of matrix products, memory bandwidth, and the memory that was used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from experiments.bench.results import timed
 
 _REPEATS = 3
-_ENOUGH_SECONDS = 0.05  # a product that takes so long is large enough to be measured
+_ENOUGH_SECONDS = 0.05  # a product that takes longer is large enough
 
 
 def matmul_rate(dtype: str) -> float:
@@ -32,9 +32,9 @@ def matmul_rate(dtype: str) -> float:
 
 
 def memory_bandwidth() -> float:
-    """Bytes a second that stream through the device's memory: the best of a sum (read) and of a copy (read, written).
+    """The device's memory bandwidth in bytes a second: the best of a sum (bytes read) and a copy (read and written).
 
-    Over arrays far larger than any cache: 256 MB on a CPU, 2 GB on an accelerator.
+    The arrays are far larger than any cache: 256 MB on a CPU, 2 GB on an accelerator.
     """
     count = 64 * 2**20 if jax.default_backend() == "cpu" else 512 * 2**20
     array = jax.block_until_ready(jnp.ones((1024, count // 1024), jnp.float32))
@@ -45,7 +45,8 @@ def memory_bandwidth() -> float:
 
 
 def lanes(slots: int, given: int | None) -> int:
-    """The engine's lanes where none are given: about one a core of a CPU, as divide the slots, else one."""
+    """The given number of lanes; without it, on a CPU, the most that divide the slots and are no more than the cores,
+    else one."""
     if given is not None:
         return given
     cores = os.cpu_count() or 1
@@ -54,7 +55,7 @@ def lanes(slots: int, given: int | None) -> int:
 
 def memory() -> dict[str, float]:
     """Peaks so far, in GB (10⁹ bytes): `peak_rss_gb` of this process, `peak_device_gb` of an accelerator's memory."""
-    # Linux hands ru_maxrss down from the parent that started the program, so the program's own mark is read there.
+    # On Linux ru_maxrss is inherited from the parent process, so VmHWM, the program's own peak, is read there.
     peak = _status("VmHWM")
     if peak is None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -66,13 +67,13 @@ def memory() -> dict[str, float]:
 
 
 def resident() -> dict[str, float]:
-    """`resident_gb`: what this process holds now, in GB; nothing where the system does not say."""
+    """`resident_gb`: the memory that this process holds now, in GB; empty where the system does not report it."""
     now = _status("VmRSS")
     return {} if now is None else {"resident_gb": now / 1e9}
 
 
 def _status(field: str) -> int | None:
-    """Bytes that Linux reports of this process, None elsewhere."""
+    """The bytes of a field of /proc/self/status; None where there is none."""
     try:
         found = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     except OSError:

@@ -1,4 +1,4 @@
-"""What a suite returns, and how it is shown: rows of named figures, as a table or as JSON."""
+"""Results of suites: rows of named figures, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-# Figures under their names, which end in their units (…_seconds, …_gb): a Spread, a number or a word.
+# Name → figure: a Spread, a number or a word. Names end in units (…_seconds, …_gb).
 Row = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The same figure of several repetitions; at least one."""
+    """One figure measured in several repetitions, at least one."""
 
     values: tuple[float, ...]
 
@@ -33,7 +33,7 @@ def timed(
 ) -> tuple[float, Spread]:
     """Seconds of a first call, which warms up, and of `repeats` further ones; `prepare` runs before each, untimed.
 
-    `run` waits for what it starts.
+    `run` must wait until its work is done.
     """
     seconds = []
     for _ in range(repeats + 1):
@@ -45,12 +45,12 @@ def timed(
 
 
 def compile_seconds(first: float, warm: Spread) -> float:
-    """What the first call took longer than a warm one: tracing, compilation and loading of the program."""
+    """Seconds that the first call took longer than a warm one: tracing, compiling and loading the program."""
     return max(0.0, first - warm.median)
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """The row with medians in place of spreads, whose repetitions stand under "values"."""
+    """The row with the median of each spread, and all repetitions under \"values\"."""
     values = {name: list(figure.values) for name, figure in row.items() if isinstance(figure, Spread)}
     plain = {name: figure.median if isinstance(figure, Spread) else figure for name, figure in row.items()}
     return {**plain, "values": values}

@@ -1,7 +1,7 @@
-"""The local engine's two forwards: decode against the memory bandwidth of this machine, prefill against its products.
+"""Suites `decode` and `prefill`: the local engine against this machine's memory bandwidth and matrix products.
 
-Both go through the engine's public calls. A conversation's first call, for one token, is nearly all prefill; its second
-call finds everything but the last token cached and is nothing but decode.
+Both use the engine's public calls. A conversation's first call, for one token, is nearly all prefill. In its second
+call everything but the last token is cached, so that it is all decode.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ def decode(
 ) -> list[Row]:
     """`batch` conversations sample `completion_length` tokens each after a prompt that is already cached.
 
-    `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's own bandwidth over the time it
-    took. It means something only for a model far larger than the processor's caches.
+    `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's bandwidth over the time that decode
+    took. It is meaningful only for a model far larger than the processor's caches.
     """
     config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
     with _conversations(
         config, batch, prompt_length + 1 + completion_length, lanes, prefill_rows, prefill_chunk
-    ) as talk:
+    ) as conversations:
         opening, decoding, busy = [], [], []
-        for wave in range(repeats + 1):
+        for number in range(repeats + 1):
             began = time.perf_counter()
-            texts = talk.generate(wave, talk.prompts(prompt_length, wave), 1)
-            opened, at_work = time.perf_counter(), talk.engine.busy_seconds
-            talk.generate(wave, texts, completion_length)
+            texts = conversations.generate(number, conversations.prompts(prompt_length, number), 1)
+            opened, at_work = time.perf_counter(), conversations.engine.busy_seconds
+            conversations.generate(number, texts, completion_length)
             ended = time.perf_counter()
             opening.append(opened - began)
             decoding.append(ended - opened)
-            busy.append((talk.engine.busy_seconds - at_work) / decoding[-1])
-            talk.release(wave)
+            busy.append((conversations.engine.busy_seconds - at_work) / decoding[-1])
+            conversations.release(number)
     bandwidth = machine.memory_bandwidth()
-    # While it samples, a conversation grows from the prompt and one token to all but the last.
+    # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
     context = prompt_length + (1 + completion_length) / 2
     read = decode_bytes(config, batch, context) * completion_length
     seconds = Spread(tuple(decoding[1:]))
@@ -76,7 +76,7 @@ def decode(
             "bandwidth_gb_per_second": bandwidth / 1e9,
             "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
             "compile_seconds": compile_seconds(opening[0], Spread(tuple(opening[1:]))),
-            **talk.memory,
+            **conversations.memory,
         }
     ]
 
@@ -99,13 +99,13 @@ def prefill(
     MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
     """
     config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
-    with _conversations(config, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as talk:
+    with _conversations(config, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as conversations:
         opening = []
-        for wave in range(repeats + 1):
+        for number in range(repeats + 1):
             began = time.perf_counter()
-            talk.generate(wave, talk.prompts(prompt_length, wave), 1)
+            conversations.generate(number, conversations.prompts(prompt_length, number), 1)
             opening.append(time.perf_counter() - began)
-            talk.release(wave)
+            conversations.release(number)
     rate = machine.matmul_rate(dtype)
     flops = forward_flops(config, [prompt_length] * batch, scored=batch)
     seconds = Spread(tuple(opening[1:]))
@@ -121,7 +121,7 @@ def prefill(
             "matmul_tflops_per_second": rate / 1e12,
             "mfu": seconds.map(lambda value: flops / value / rate),
             "compile_seconds": compile_seconds(opening[0], seconds),
-            **talk.memory,
+            **conversations.memory,
         }
     ]
 
@@ -139,7 +139,7 @@ def _of(shape: str, config: ModelConfig, batch: int, prompt_length: int) -> Row:
 
 @dataclasses.dataclass
 class _Conversations:
-    """Conversations at once with one engine, a thread each. `memory` is filled when they end."""
+    """Conversations with one engine at once, one thread each. `memory` is filled when they end."""
 
     engine: LocalEngine
     pool: concurrent.futures.Executor
@@ -151,20 +151,20 @@ class _Conversations:
         """A random prompt for each."""
         return np.random.default_rng(seed).integers(0, self.vocabulary, (self.batch, length)).tolist()
 
-    def generate(self, wave: int, texts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
-        """Continues each text of the wave by exactly `max_tokens` tokens; the texts so far."""
+    def generate(self, number: int, texts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
+        """Continues each text by exactly `max_tokens` tokens; returns the texts so far. `number` is the repetition."""
         sampling = Sampling(max_tokens=max_tokens)
 
-        def one(place: int) -> list[int]:
-            seed = (wave, place, len(texts[place]))
-            completion = self.engine.generate(texts[place], sampling, session=f"{wave}-{place}", seed=seed)
-            return [*texts[place], *completion.tokens]
+        def one(index: int) -> list[int]:
+            seed = (number, index, len(texts[index]))
+            completion = self.engine.generate(texts[index], sampling, session=f"{number}-{index}", seed=seed)
+            return [*texts[index], *completion.tokens]
 
         return list(self.pool.map(one, range(self.batch)))
 
-    def release(self, wave: int) -> None:
-        for place in range(self.batch):
-            self.engine.release(f"{wave}-{place}")
+    def release(self, number: int) -> None:
+        for index in range(self.batch):
+            self.engine.release(f"{number}-{index}")
 
 
 @contextlib.contextmanager
@@ -184,14 +184,14 @@ def _conversations(
     try:
         _load(engine, config)
         with concurrent.futures.ThreadPoolExecutor(batch) as pool:
-            talk = _Conversations(engine, pool, config.vocab_size, batch)
-            yield talk
-            talk.memory = machine.memory()
+            conversations = _Conversations(engine, pool, config.vocab_size, batch)
+            yield conversations
+            conversations.memory = machine.memory()
     finally:
         engine.close()
 
 
 def _load(engine: LocalEngine, config: ModelConfig) -> None:
-    """Random weights; in a function, so that nothing but the engine holds them afterwards."""
+    """Loads random weights; in a function of its own, so that only the engine holds them afterwards."""
     params = initialize(config, 0)
     engine.load(Weights(0, lambda: to_hf(config, params)))

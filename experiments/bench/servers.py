@@ -1,4 +1,4 @@
-"""SGLang as rollouts use it, with a server launched here: new weights reaching it, and many conversations at once."""
+"""Suites `sync` and `conversations`: new weights to an SGLang server launched here, and many conversations on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cojax.rollout.sglang.process import Launch
 from cojax.types import Trajectory
 from experiments import assemble, desk, engines, scores
 from experiments.bench.arithmetic import parameter_count
-from experiments.bench.folders import model_of, read_plainly, room_for, size_of, write_plainly, write_random
+from experiments.bench.folders import model_of, read_plainly, size_of, temporary_folder, write_plainly, write_random
 from experiments.bench.results import Row, Spread
 
 _LENGTH = 64  # tokens a conversation that the server of `sync` must hold
@@ -30,15 +30,15 @@ _LENGTH = 64  # tokens a conversation that the server of `sync` must hold
 def sync(
     *, sizes: Sequence[float] = (0.01, 0.1, 1.1), dtype: str = "bfloat16", python: str = "", repeats: int = 5
 ) -> list[Row]:
-    """New weights of a model of so many gigabytes (10⁹ bytes), from the trainer's arrays to a server that serves them.
+    """New weights of a model of `sizes` gigabytes (10⁹ bytes), from the trainer's arrays to a server that serves them.
 
-    Beside it, in the same repetition, a plain copy: the same bytes written to one file, fsynced and read again.
+    Each repetition also times a plain copy: the same bytes written to one file, fsynced and read again.
     """
     return [_synced(model_of(size, dtype), python, repeats) for size in sizes]
 
 
 def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
-    with room_for(6 * size_of(config)) as folder:
+    with temporary_folder(6 * size_of(config)) as folder:
         write_random(folder / "source", config)
         params = cojax.load(folder / "source").params
         launch = _launch(python, folder / "logs", config.param_dtype)
@@ -85,7 +85,7 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
 
 
 def _launch(python: str, logs: Path, dtype: str) -> Launch:
-    """The server of the interpreter `python`; without one that of `make sglang`, on the CPU."""
+    """Launches the server of the interpreter `python`; without one, that of `make sglang` on the CPU."""
     chosen, device = (python, "") if python else (str(engines.default_python()), "cpu")
     return Launch(chosen, logs, _LENGTH, dtype, device=device)
 
@@ -98,7 +98,7 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
     config.sglang.python = python
     config.sampling.max_tokens = 16
     config.limits.max_turns, config.limits.concurrency = turns, batch
-    with room_for(0) as folder:
+    with temporary_folder(0) as folder:
         config.workdir = str(folder)
         made = assemble.parts(config)
         engine = made.engine
@@ -106,10 +106,10 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         params = initialize(made.model, 0)
         sampling = scores.sampling(config, made.chat, config.sampling.temperature)
         tasks = made.environment.tasks("seed", max(1, batch // 8))
-        waves: list[tuple[float, Served, list[Trajectory]]] = []
+        rounds: list[tuple[float, Served, list[Trajectory]]] = []
         try:
-            for wave in range(repeats + 1):  # the first warms up
-                engine.load(Weights(wave, lambda: to_hf(made.model, params)))
+            for number in range(repeats + 1):  # the first warms up
+                engine.load(Weights(number, lambda: to_hf(made.model, params)))
                 before, began = dataclasses.replace(engine.served), time.perf_counter()
                 groups = collect(
                     engine,
@@ -118,37 +118,37 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
                     tasks,
                     group_size=batch // len(tasks),
                     sampling=sampling,
-                    seed=(wave,),
-                    label=str(wave),
+                    seed=(number,),
+                    label=str(number),
                     limits=made.limits,
                 )
                 seconds = time.perf_counter() - began
-                waves.append((seconds, _since(before, engine.served), [t for g in groups for t in g.trajectories]))
+                rounds.append((seconds, _since(before, engine.served), [t for g in groups for t in g.trajectories]))
         finally:
             engine.close()
-    played = [trajectory for _, _, trajectories in waves[1:] for trajectory in trajectories]
-    prompts = sum(served.prompt_tokens for _, served, _ in waves[1:])
+    played = [trajectory for _, _, trajectories in rounds[1:] for trajectory in trajectories]
+    prompts = sum(served.prompt_tokens for _, served, _ in rounds[1:])
     return [
         {
-            "conversations": len(waves[0][2]),
+            "conversations": len(rounds[0][2]),
             "turns": sum(len(trajectory.turns) for trajectory in played) / len(played),
-            "completions": sum(served.completions for _, served, _ in waves[1:]) // repeats,
+            "completions": sum(served.completions for _, served, _ in rounds[1:]) // repeats,
             "sampled_tokens": sum(len(turn.action_tokens) for t in played for turn in t.turns) // repeats,
-            "seconds": Spread(tuple(seconds for seconds, _, _ in waves[1:])),
-            "requests_per_second": Spread(tuple(served.completions / seconds for seconds, served, _ in waves[1:])),
+            "seconds": Spread(tuple(seconds for seconds, _, _ in rounds[1:])),
+            "requests_per_second": Spread(tuple(served.completions / seconds for seconds, served, _ in rounds[1:])),
             "repeated_share": _repeated(played) / prompts,
-            "prefix_cache_hit_rate": sum(served.cached_tokens for _, served, _ in waves[1:]) / prompts,
+            "prefix_cache_hit_rate": sum(served.cached_tokens for _, served, _ in rounds[1:]) / prompts,
         }
     ]
 
 
 def _since(before: Served, now: Served) -> Served:
-    """What was served since `before`."""
+    """The counts of requests and tokens served since `before`."""
     return Served(*(a - b for a, b in zip(dataclasses.astuple(now), dataclasses.astuple(before), strict=True)))
 
 
 def _repeated(trajectories: Sequence[Trajectory]) -> int:
-    """Prompt tokens that stood in the conversation's turn before: what a prefix cache can hold at the least."""
+    """Prompt tokens that the conversation's turn before had already: the least that a prefix cache can hit."""
     total = 0
     for trajectory in trajectories:
         length = 0

@@ -12,7 +12,7 @@ from experiments.settings import choose
 _QWEN3: Mapping[str, Any] = {"vocab_size": 151_936, "head_dim": 128, "num_key_value_heads": 8, "rope_theta": 1e6}
 
 SHAPES: Mapping[str, ModelConfig] = {
-    # What the peers are measured with on a CPU.
+    # The shape that comparable projects were measured with on a CPU.
     "nano": ModelConfig(4096, 256, 768, 4, 8, 4, 32, rope_theta=1e6, max_position_embeddings=4096),
     # The policy of experiments/desk.py.
     "demo": ModelConfig(432, 128, 384, 4, 4, 2, max_position_embeddings=4096),
@@ -43,7 +43,8 @@ def model_config(
 ) -> ModelConfig:
     """The named shape, with another number of layers and with fields replaced by `override`, "field=value" each.
 
-    `dtype` is computed in, `param_dtype` stored (None: the same). Raises ValueError for what the shape does not have.
+    `dtype` is that of computation, `param_dtype` that of parameters (None: the same). Raises ValueError for an unknown
+    shape, field or value.
     """
     config: ModelConfig = choose(SHAPES, shape, "shape")
     fields = {field.name: field.type for field in dataclasses.fields(ModelConfig)}

@@ -30,8 +30,8 @@ _RESERVED = 3  # tokens at the start of the vocabulary that no prompt holds
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """What a step samples: so many of each prompt, in tokens of such lengths."""
+class Workload:
+    """The conversations of a step: `samples` of each of `prompts` prompts; lengths are in tokens."""
 
     prompts: int
     samples: int
@@ -75,9 +75,9 @@ def step(
 ) -> list[Row]:
     """`prompts` × `samples` conversations a step, the KL to a reference on, AdamW, one update a step.
 
-    There is no stop token: every completion has `completion_length` tokens. A row of `row_length` tokens (None: one
-    conversation) is what the learner packs. The first step compiles and is reported apart. `…_mfu` is the share that
-    generation and update reach of the rate of a large matrix product in `dtype` on this machine.
+    There is no stop token: every completion has `completion_length` tokens. The learner packs rows of `row_length`
+    tokens (None: one conversation). The first step compiles and is reported separately. `…_mfu` is the share of the
+    rate of a large matrix product in `dtype` on this machine that generation and update reach.
     """
     if steps < 2:
         raise ValueError(f"--steps={steps}: the first step only warms up; give 2 or more")
@@ -86,24 +86,12 @@ def step(
     config = model_config(shape, layers, override, dtype, param_dtype)
     if config.vocab_size <= _RESERVED:
         raise ValueError(f"vocab_size is {config.vocab_size}; give --override=vocab_size=64 or more")
-    job = Job(prompts, samples, prompt_length, completion_length)
-    lanes = machine.lanes(job.conversations, lanes)
-    params = initialize(config, 0)
-    learner = Learner(
-        config=config,
-        optimizer=adamw(learning_rate, moments_dtype=moments_dtype),
-        loss_settings={"kl_coefficient": KL_COEFFICIENT},
-        temperature=TEMPERATURE,
-        row_length=row_length or job.length,
-        micro_rows=micro_rows,
-        remat="layers" if remat == AUTO else remat,
-        reference=params,
+    workload = Workload(prompts, samples, prompt_length, completion_length)
+    lanes = machine.lanes(workload.conversations, lanes)
+    learner, state = _learner(
+        config, workload, learning_rate, moments_dtype, remat, row_length or workload.length, micro_rows
     )
-    state = learner.init(params)
-    if remat == AUTO:
-        learner = fastest_that_fits(learner, state, [samples] * prompts)
-    del params  # the learner keeps the reference as it is computed with, which may be half of this
-    records = _train(learner, state, job, lanes, steps)
+    records = _train(learner, state, workload, lanes, steps)
     return [
         {
             "shape": shape,
@@ -113,7 +101,7 @@ def step(
             "parameters": parameter_count(config),
             **(figures := _summary(records)),
             **machine.memory(),
-            **_shares(config, job, figures, machine.matmul_rate(dtype)),
+            **_shares(config, workload, figures, machine.matmul_rate(dtype)),
             "row_length": learner.row_length,
             "micro_rows": micro_rows,
             "lanes": lanes,
@@ -122,13 +110,42 @@ def step(
     ]
 
 
-def _shares(config: ModelConfig, job: Job, figures: Row, rate: float) -> Row:
-    """How much of `rate` operations a second, that of a large matrix product, generation and update reach: MFU, of the
-    operations that no program can do without (`arithmetic`)."""
-    sampled = job.conversations * job.completion_length
-    # The last token that is sampled is fed to no forward.
-    generation = forward_flops(config, [job.length - 1] * job.conversations, sampled)
-    update = 4 * forward_flops(config, [job.length] * job.conversations, sampled)  # one of them the reference's
+def _learner(
+    config: ModelConfig,
+    workload: Workload,
+    learning_rate: float,
+    moments_dtype: str,
+    remat: str,
+    row_length: int,
+    micro_rows: int,
+) -> tuple[Learner, TrainState]:
+    """The learner and its first state; only the learner holds the reference, in the dtype it is computed in."""
+    params = initialize(config, 0)
+    learner = Learner(
+        config=config,
+        optimizer=adamw(learning_rate, moments_dtype=moments_dtype),
+        loss_settings={"kl_coefficient": KL_COEFFICIENT},
+        temperature=TEMPERATURE,
+        row_length=row_length,
+        micro_rows=micro_rows,
+        remat="layers" if remat == AUTO else remat,
+        reference=params,
+    )
+    state = learner.init(params)
+    if remat == AUTO:
+        learner = fastest_that_fits(learner, state, [workload.samples] * workload.prompts)
+    return learner, state
+
+
+def _shares(config: ModelConfig, workload: Workload, figures: Row, rate: float) -> Row:
+    """Model FLOPs utilisation of generation and update: the operations that every program needs (`arithmetic`) a second
+    over `rate`, that of a large matrix product."""
+    sampled = workload.conversations * workload.completion_length
+    # No forward pass is fed the last sampled token.
+    generation = forward_flops(config, [workload.length - 1] * workload.conversations, sampled)
+    update = 4 * forward_flops(
+        config, [workload.length] * workload.conversations, sampled
+    )  # one of them the reference's
     return {
         "generation_tflop": generation / 1e12,
         "update_tflop": update / 1e12,
@@ -138,25 +155,25 @@ def _shares(config: ModelConfig, job: Job, figures: Row, rate: float) -> Row:
     }
 
 
-def _train(learner: Learner, state: TrainState, job: Job, lanes: int, steps: int) -> list[dict[str, Any]]:
-    """What each step took, in seconds, and counted."""
+def _train(learner: Learner, state: TrainState, workload: Workload, lanes: int, steps: int) -> list[dict[str, Any]]:
+    """The seconds and the counts of each step."""
     rng = random.Random(0)
     records = []
     engine = LocalEngine(
         learner.config,
-        slots=job.conversations,
+        slots=workload.conversations,
         lanes=lanes,
-        max_length=job.length,
-        prefill_rows=job.conversations // lanes,
-        prefill_chunks=(job.prompt_length,),
+        max_length=workload.length,
+        prefill_rows=workload.conversations // lanes,
+        prefill_chunks=(workload.prompt_length,),
     )
     try:
         engine.load(learner.weights(state, 0))
-        with concurrent.futures.ThreadPoolExecutor(job.conversations) as pool:
+        with concurrent.futures.ThreadPoolExecutor(workload.conversations) as pool:
             for number in range(steps):
-                questions = job.questions(rng, learner.config.vocab_size)
+                questions = workload.questions(rng, learner.config.vocab_size)
                 began = time.perf_counter()
-                groups = _generate(engine, pool, number, questions, job)
+                groups = _generate(engine, pool, number, questions, workload)
                 generated = time.perf_counter()
                 state, metrics = learner.update(state, groups)
                 updated = time.perf_counter()
@@ -169,7 +186,7 @@ def _train(learner: Learner, state: TrainState, job: Job, lanes: int, steps: int
 
 
 def _record(groups: Sequence[Group], metrics: Metrics, moments: tuple[float, float, float, float]) -> dict[str, Any]:
-    """A step's seconds between its moments, its tokens as they stand in the groups, and what its update says."""
+    """A step's seconds between its moments, the tokens of its groups, and metrics of its update."""
     began, generated, updated, synced = moments
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
     return {
@@ -191,22 +208,24 @@ def _generate(
     pool: concurrent.futures.Executor,
     number: int,
     questions: Sequence[tuple[int, ...]],
-    job: Job,
+    workload: Workload,
 ) -> list[Group]:
     """A group of sampled and rewarded conversations for each question."""
-    sampling = Sampling(temperature=TEMPERATURE, max_tokens=job.completion_length)
+    sampling = Sampling(temperature=TEMPERATURE, max_tokens=workload.completion_length)
 
-    def complete(place: int) -> Completion:
-        session = f"{number}-{place}"
-        completion = engine.generate(questions[place // job.samples], sampling, session=session, seed=(number, place))
+    def complete(index: int) -> Completion:
+        session = f"{number}-{index}"
+        completion = engine.generate(
+            questions[index // workload.samples], sampling, session=session, seed=(number, index)
+        )
         engine.release(session)
         return completion
 
-    completions = list(pool.map(complete, range(job.conversations)))
+    completions = list(pool.map(complete, range(workload.conversations)))
     groups = []
-    for place, question in enumerate(questions):
-        task = Task("bench", f"question {number}-{place}", {})
-        own = completions[place * job.samples : (place + 1) * job.samples]
+    for index, question in enumerate(questions):
+        task = Task("bench", f"question {number}-{index}", {})
+        own = completions[index * workload.samples : (index + 1) * workload.samples]
         groups.append(Group(task, tuple(_trajectory(task, question, completion) for completion in own)))
     return groups
 
@@ -220,12 +239,12 @@ def _trajectory(task: Task, question: tuple[int, ...], completion: Completion) -
 def _summary(records: Sequence[dict[str, Any]]) -> Row:
     """Spreads over the warm steps; tokens of one step, updates of all, figures of the last.
 
-    Raises RuntimeError where a step counted other tokens than the first one did.
+    Raises RuntimeError where the number of tokens differs between steps.
     """
     first, *warm = records
     for name in ("prompt_tokens", "completion_tokens"):
         if len(counts := {record[name] for record in records}) > 1:
-            raise RuntimeError(f"steps differ in {name}: {sorted(counts)}; expected the same job in every step")
+            raise RuntimeError(f"steps differ in {name}: {sorted(counts)}; expected the same workload in every step")
     seconds = {name: Spread(tuple(record[name] for record in warm)) for name in first if name.endswith("_seconds")}
     return {
         **seconds,

@@ -1,4 +1,4 @@
-"""The learner's update alone, on rows without padding, against the matrix products of this machine."""
+"""Suite `update`: the learner's update alone, on rows without padding, against this machine's matrix products."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KL_COEFFICIENT = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """What an update works on: `count` rows of `segments` texts each, together `length` tokens, `micro` at a time."""
+    """The rows of an update: `count` rows of `length` tokens, each `segments` texts; `micro` rows at a time."""
 
     count: int
     length: int
@@ -71,11 +71,12 @@ def update(
 ) -> list[Row]:
     """One row, or with `depths` one for each of these numbers of layers.
 
-    `param_dtype` is stored and updated, `dtype` computed in; with `reference` a second forward under frozen parameters
-    in `dtype` is part of the update. MFU is `update_flops` a second over the rate of a large matrix product in `dtype`.
+    `param_dtype` is that of stored and updated parameters, `dtype` that of computation. With `reference` the update
+    includes a second forward pass, of frozen parameters in `dtype`. MFU is `update_flops` a second over the rate of a
+    large matrix product in `dtype`.
     """
     if depths and layers is not None:
-        raise ValueError("--depths and --layers both say how many layers there are; give one of them")
+        raise ValueError("--depths and --layers both set the number of layers; give one of them")
     packed = Rows(rows, row_length, segments, micro_rows)
     configs = [model_config(shape, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
     if row_length > (most := min(config.max_position_embeddings for config in configs)):
@@ -110,7 +111,7 @@ def _measure(
     reference: bool,
     repeats: int,
 ) -> dict[str, Any]:
-    """Seconds of the update, warm and compiling, the size of its program, and memory."""
+    """Seconds of the update, warm and for compilation, the size of its program, and memory."""
     learner = Learner(
         config=config,
         optimizer=optimizer,
@@ -144,12 +145,12 @@ def _measure(
 
 
 def _reference(config: ModelConfig) -> Any:
-    """π_ref in the dtype that is computed in, made on the device."""
+    """π_ref in the dtype of computation, made on the device."""
     return jax.jit(lambda: jax.tree.map(lambda leaf: leaf.astype(config.dtype), initialize(config, 0)))()
 
 
 def _batch(config: ModelConfig, rows: Rows) -> TrainBatch:
-    """Random texts that fill every row; all tokens but each text's first are learned from."""
+    """Random texts that fill every row; all tokens but the first of each text are learned from."""
     draw = np.random.default_rng(0)
     texts = [(draw.integers(0, config.vocab_size, length).tolist(), [True] * length) for length in rows.lengths]
     batch = pack_sequences(texts, rows.length, rows.micro)
@@ -173,7 +174,7 @@ def _dumped_programs() -> Iterator[Path]:
 
 
 def _rates(figures: Row, rows: Rows, flops: int, matmul_rate: float) -> Row:
-    """The measured figures, and tokens and operations a second that follow."""
+    """The measured figures, with tokens and operations a second."""
     seconds: Spread = figures["update_seconds"]
     tokens = rows.count * rows.length
     return {

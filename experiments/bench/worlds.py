@@ -1,6 +1,6 @@
-"""AppWorld's worlds: how long many at once take to open, to act in and to judge, and what memory one has of its own.
+"""Suite `worlds`: seconds to open, act in and judge many AppWorld worlds at once, and the memory of each.
 
-Runs on the tiny data: python -m environments.install appworld --data=tiny
+It runs on the tiny data: python -m environments.install appworld --data=tiny
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LAST = Action("```python\napis.supervisor.complete_task()\n```")
 
 
 def worlds(*, batch: int = 16, repeats: int = 5) -> list[Row]:
-    """`batch` worlds at once, `repeats` times: seconds of each call while the others make theirs, MB of their own."""
+    """`batch` worlds at once, `repeats` times: seconds of each call while others run, MB of private memory."""
     environment = make(data="tiny")
     try:
         _round(environment, batch)
@@ -33,10 +33,10 @@ def worlds(*, batch: int = 16, repeats: int = 5) -> list[Row]:
         for _ in range(repeats):
             for name, values in _round(environment, batch, megabytes).items():
                 seconds[name] += values
-        lasted = time.perf_counter() - began
+        total = time.perf_counter() - began
     finally:
         environment.close()
-    row: dict[str, object] = {"worlds": batch, "episodes_per_second": batch * repeats / lasted}
+    row: dict[str, object] = {"worlds": batch, "episodes_per_second": batch * repeats / total}
     row |= {f"{name}_seconds": Spread(tuple(values)) for name, values in seconds.items()}
     return [row | {f"{name}_mb": Spread(tuple(values)) for name, values in megabytes.items()}]
 
@@ -44,7 +44,7 @@ def worlds(*, batch: int = 16, repeats: int = 5) -> list[Row]:
 def _round(
     environment: AppWorld, batch: int, megabytes: dict[str, list[float]] | None = None
 ) -> dict[str, list[float]]:
-    """An episode in each world; seconds of each kind of call. All are open when their memory is looked at."""
+    """Plays an episode in each world; seconds of each kind of call. Memory is measured while all are open."""
     tasks = itertools.islice(itertools.cycle(environment.tasks("train", batch)), batch)
     seconds: dict[str, list[float]] = defaultdict(list)
     opened = threading.Barrier(batch + 1)
