@@ -1,7 +1,7 @@
 """The command: python -m experiments.study --name=main [--quick] [--development] [--config.KEY=VALUE …]
 
-The same command goes on where it was stopped: a finished run is read back from its record in OUT/runs, an unfinished
-one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
+The same command goes on where it was stopped: a finished run is read from its record in OUT/runs, an unfinished one
+goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?
@@ -26,10 +26,10 @@ from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import StorageError, write_json, write_text
 from cojax.storage.run_directory import RunDirectoryError, locked
 from experiments.study import figures, schedule, tables
-from experiments.study.markdown import written
-from experiments.study.record import NotFinished, Record, checked, mismatch, record_of, unlike
+from experiments.study.markdown import render_page
+from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
 from experiments.study.summary import Records, complete_seeds, summarise
-from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Job, Table
+from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, StudyRun, Table
 
 _ALL = "all"
 # Records that are part of the repository.
@@ -38,7 +38,7 @@ EXPECTED = (ValueError, KeyError, TypeError, OSError, NotFinished, RunDirectoryE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0; 1 where a run failed, or came out otherwise than stored; 2 for settings that make no sense."""
+    """Exit status 0; 1 where a run failed or differs from its stored record; 2 for wrong settings; 130 when stopped."""
     parser = _parser()
     given, rest = parser.parse_known_args(arguments)
     stop = threading.Event()
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError("--again takes its settings from the stored record; leave --config.… out")
         folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
         cores = schedule.available_cores(given.jobs)
-        plans = [] if given.again else planned(given, further)
+        plans = [] if given.again else plan_tables(given, further)
         with locked(folder, "--runs"):
             if given.again:
                 return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
@@ -91,15 +91,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def planned(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[Job]]]:
+def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[tuple[str, Table, list[StudyRun]]]:
     """The tables asked for, each with its name and its runs. Raises ValueError, KeyError or TypeError."""
     plans = []
     for name in TABLES if given.name == _ALL else (given.name,):
-        table = narrowed(name, given.arms)
+        table = select_arms(name, given.arms)
         called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
         jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
         for job in jobs:
-            job.config  # noqa: B018  a setting that does not fit is told before anything runs
+            job.config  # noqa: B018  a wrong setting is an error before anything runs
         plans.append((called, table, jobs))
     return plans
 
@@ -119,7 +119,7 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:
-    """The seeds of a table that the flags ask for. Raises ValueError for more than are fixed."""
+    """The seeds of a table that the flags select. Raises ValueError for more seeds than there are."""
     fixed = DEVELOPMENT_SEEDS if given.development else table.seeds
     count = given.seeds if given.seeds is not None else tables.QUICK_SEEDS if given.quick else table.count
     if not 1 <= count <= len(fixed):
@@ -127,8 +127,8 @@ def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:
     return fixed[:count]
 
 
-def narrowed(name: str, arms: str | None) -> Table:
-    """The table, or that part of it which these arms make. Raises ValueError for an arm that it lacks."""
+def select_arms(name: str, arms: str | None) -> Table:
+    """The table, or its part with these arms only. Raises ValueError for an arm that the table does not have."""
     table = TABLES[name]
     if arms is None:
         return table
@@ -142,36 +142,39 @@ def narrowed(name: str, arms: str | None) -> Table:
 def study(
     name: str,
     table: Table,
-    jobs: Sequence[Job],
+    jobs: Sequence[StudyRun],
     folder: Path,
     out: Path,
     cores: Sequence[int | None],
     deadline: float,
     stop: threading.Event,
 ) -> int:
-    """Runs what has no record yet, then writes the table of all complete seeds; the exit status."""
-    records = {(job.arm, job.seed): found for job in jobs if (found := stored(out, job)) is not None}
+    """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
+    records = {(job.arm, job.seed): found for job in jobs if (found := load_record(out, job)) is not None}
     left = [job for job in jobs if (job.arm, job.seed) not in records]
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
     failed: list[str] = []
     spent: list[float] = []
 
-    def on_end(job: Job, why: str, seconds: float) -> None:
+    def on_end(job: StudyRun, why: str, seconds: float) -> None:
         try:
             record = None if why else record_of(job, folder / job.name)
         except (NotFinished, StorageError) as error:
             record, why = None, str(error)
         except (KeyError, TypeError, ValueError) as error:
-            record, why = None, f"{folder / job.name} holds no sound run ({error!r}); delete it and run the study again"
+            record, why = (
+                None,
+                f"{folder / job.name} holds a damaged run ({error!r}); delete it and run the study again",
+            )
         if record is None:
             failed.append(job.name)
             CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
             return
-        write_json(place_of(out, job.name), record)
+        write_json(record_path(out, job.name), record)
         records[job.arm, job.seed] = record
         spent.append(seconds)
         to_go = sum(spent) / len(spent) * (len(left) - len(spent) - len(failed)) / len(cores)
-        CONSOLE.print(_told(record, seconds, out) + f"; {duration(to_go)} to go", soft_wrap=True)
+        CONSOLE.print(_status_line(record, seconds, out) + f"; {duration(to_go)} to go", soft_wrap=True)
 
     schedule.run_all(left, folder, cores, deadline, stop, on_end)
     if stop.is_set():
@@ -192,7 +195,7 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
     """Writes NAME.json, NAME.md and the pictures, and prints the page."""
     summary = summarise(name, table, seeds, records)
     arms = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
-    page = written(summary, figures.draw(arms, out / name))
+    page = render_page(summary, figures.draw(arms, out / name))
     write_json(out / f"{name}.json", summary)
     write_text(out / f"{name}.md", page)
     print(page, flush=True)
@@ -202,29 +205,31 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
 def again(
     name: str, out: Path, folder: Path, core: int | None, deadline: float, stop: threading.Event
 ) -> int:  # fmt: skip
-    """Runs a stored run anew from nothing but its settings, and says whether it came out the same; the exit status."""
-    before = _read(place_of(out, name))
-    job = Job(before["arm"], before["seed"], before["settings"])
-    place = folder / "again" / job.name
-    # A run that a killed command left ends first: what it still writes is not to be mixed with this one.
-    schedule.free(place, stop)
-    shutil.rmtree(place, ignore_errors=True)
-    if why := schedule.run(job, place, core, deadline, stop, lambda: None):
+    """Makes a stored run again from its settings alone, and prints whether the result is the same. Returns the exit
+    status."""
+    before = _read(record_path(out, name))
+    job = StudyRun(before["arm"], before["seed"], before["settings"])
+    workdir = folder / "again" / job.name
+    # Wait for a run that a killed command left behind: it still writes into this folder.
+    schedule.wait_until_free(workdir, stop)
+    shutil.rmtree(workdir, ignore_errors=True)
+    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None):
         CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
         return 130 if stop.is_set() else 1
-    now = record_of(job, place)
+    now = record_of(job, workdir)
     for fact in ("hardware", "versions", "commit"):
         if before["facts"][fact] != now["facts"][fact]:
             CONSOLE.print(f"{fact}: {before['facts'][fact]} then, {now['facts'][fact]} now", soft_wrap=True)
-    different = unlike(before, now)
-    told = f"differs in {', '.join(different)}" if different else "the same to the last bit"
-    CONSOLE.print(f"{name}: stored {100 * before['final']:.2f} %, now {100 * now['final']:.2f} %: {told}")
+    different = differing_parts(before, now)
+    verdict = f"differs in {', '.join(different)}" if different else "the same to the last bit"
+    CONSOLE.print(f"{name}: stored {100 * before['final']:.2f} %, now {100 * now['final']:.2f} %: {verdict}")
     return 1 if different else 0
 
 
-def stored(out: Path, job: Job) -> Record | None:
-    """The record of a job, None where there is none. Raises ValueError where it is of other settings, or unreadable."""
-    path = place_of(out, job.name)
+def load_record(out: Path, job: StudyRun) -> Record | None:
+    """The stored record of a run, None where there is none. Raises ValueError for one of other settings or a damaged
+    one."""
+    path = record_path(out, job.name)
     if not path.exists():
         return None
     record = _read(path)
@@ -236,14 +241,15 @@ def stored(out: Path, job: Job) -> Record | None:
     return record
 
 
-def place_of(out: Path, name: str) -> Path:
+def record_path(out: Path, name: str) -> Path:
+    """Where the record of the run ARM-SEED is stored."""
     return out / "runs" / f"{name}.json"
 
 
 def _read(path: Path) -> Record:
-    """A record. Raises ValueError for one that is not there, or is none, with the others or the way out."""
+    """Reads a record. Raises ValueError for a missing one, naming those there are, and for a damaged one."""
     try:
-        return checked(json.loads(path.read_text()), path.stem)
+        return check_record(json.loads(path.read_text()), path.stem)
     except FileNotFoundError:
         known = ", ".join(sorted(other.stem for other in path.parent.glob("*.json"))) or "none"
         raise ValueError(f"no record {path}; there are: {known}") from None
@@ -253,13 +259,13 @@ def _read(path: Path) -> Record:
         ) from error
 
 
-def _told(record: Record, seconds: float, out: Path) -> str:
-    """One line on a run that has just finished, compared with the repository's record of the same settings."""
+def _status_line(record: Record, seconds: float, out: Path) -> str:
+    """One line about a run that has just finished, compared with the repository's record of the same settings."""
     line = (
         f"{record['arm']}-{record['seed']}: {100 * record['zero_shot']:.1f} → {100 * record['final']:.1f} % "
         f"in {duration(seconds)}"
     )
-    kept = place_of(KEPT, f"{record['arm']}-{record['seed']}")
+    kept = record_path(KEPT, f"{record['arm']}-{record['seed']}")
     if out.absolute() == KEPT or not kept.exists():
         return line
     try:
@@ -268,7 +274,7 @@ def _told(record: Record, seconds: float, out: Path) -> str:
         return f"{line}; {error}"
     if mismatch(before, record["config"]):
         return line
-    different = unlike(before, record)
+    different = differing_parts(before, record)
     return f"{line}, as in results/" if not different else f"{line}; {100 * before['final']:.1f} % in results/"
 
 

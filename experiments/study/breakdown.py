@@ -1,4 +1,4 @@
-"""By kind of task: held-out success, and what task sets hold. Where arms of a table differ."""
+"""Held-out success and task sets by kind of task: shows in which kinds the arms of a table differ."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cojax.types import Task, content_hash
 from experiments.study.record import Record
 from experiments.study.tasks import least_popular
 
-# Solutions of so many actions, or more, are one kind.
+# Solutions of this many actions or more are one kind.
 _LONG = 6
 
 
 def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
-    """What tells kinds apart → a row each: its `kind`, how many `tasks` are of it, and the share of them solved
-    `zero_shot` and by each of the `arms` (arm → its records), means over seeds.
+    """Criterion → one row for each kind of task: `kind`, number of `tasks`, and shares solved, as means over seeds.
 
-    Empty where today's environment has other held-out tasks than the records, or a run lost one to the machinery.
+    The shares are `zero_shot` and after training, by arm, in `arms`; the argument maps an arm to its records. Empty
+    where the environment now has other held-out tasks than the records, or where a run has an invalid episode.
     """
     used = [record for records in arms.values() for record in records]
     environment, tasks = _held_out(used[0])
@@ -36,9 +36,11 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     return {name: _rows([of(task) for task in tasks], arms) for name, of in kinds.items()}
 
 
-def held(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
-    """Least popular tool of a solution → arm → how many tasks of the final set it is that of, mean over seeds. The
-    commonest over all arms come first; none where no tool's popularity is known."""
+def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
+    """Least popular tool of a solution → arm → number of such tasks in the final set, mean over seeds.
+
+    The most frequent tools over all arms come first. Empty where no tool's popularity is known.
+    """
     counts = {
         arm: Counter(tool for record in records for tool in record["tasks"]["tool"] if tool)
         for arm, records in arms.items()
@@ -47,10 +49,12 @@ def held(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
     return {tool: {arm: counts[arm][tool] / len(records) for arm, records in arms.items()} for tool in order}
 
 
-def mastered(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """How well the tools of the tasks that were added had been mastered before: mean over these tasks of the zero-shot
-    success on held-out tasks of the same least popular tool, which `rows` of a breakdown by tool tell. None where no
-    task was added whose tool they tell."""
+def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """How well the policy could use the tools of added tasks before training.
+
+    That is the mean over added tasks of the zero-shot success on held-out tasks with the same least popular tool, read
+    from `rows` of the breakdown by tool. None where no added task has a tool in `rows`.
+    """
     known = {row["kind"]: row["zero_shot"] for row in rows}
     found = [
         known[tool]
@@ -62,7 +66,7 @@ def mastered(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> fl
 
 
 def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]) -> list[dict[str, Any]]:
-    """`kinds` are of each task, (place in the order, name), the tasks in the order of their ids."""
+    """One row for each kind. `kinds` holds (sort key, name) of each task, in the order of task ids."""
     sizes = Counter(kinds)
 
     def solved(records: Sequence[Record], when: str) -> Counter:

@@ -1,4 +1,5 @@
-"""The paper's pictures, from records alone. Each takes the records of every arm, one a seed; shares are in percent."""
+"""Draws the paper's pictures from records. Each function takes the records of every arm, one a seed; shares are in
+%."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _SMOOTH = 5  # steps that a noisy curve is averaged over
 
 
 def success(arms: Arms) -> Figure:
-    """Success on the development split over steps; the last figure of each arm is not the held-out one."""
+    """Success on the development split over steps; the last value is not the held-out success."""
     made, (axes,) = figure()
     shades = colours(arms)
     for arm, records in arms.items():
@@ -30,7 +31,7 @@ def success(arms: Arms) -> Figure:
 
 
 def live_groups(arms: Arms) -> Figure:
-    """Groups whose episodes do not all score alike: the others carry no gradient."""
+    """Live groups, whose episodes do not all have the same reward: other groups have no policy gradient."""
     made, (axes,) = figure()
     shades = colours(arms)
     for arm, records in arms.items():
@@ -45,7 +46,7 @@ def live_groups(arms: Arms) -> Figure:
 
 
 def signals(arms: Arms) -> Figure | None:
-    """Signals detected over steps, by kind, where signals guide."""
+    """Signals detected over steps, by kind, for the arms that signals guide."""
     guided = _guided(arms)
     if not guided:
         return None
@@ -61,7 +62,7 @@ def signals(arms: Arms) -> Figure | None:
 
 
 def task_distribution(arms: Arms) -> Figure:
-    """Every task of the first seed in the plane of the development tasks; the later added, the darker."""
+    """Every task of the first seed in the plane of the development tasks; tasks added later are darker."""
     made, panels = figure(len(arms), 1.4 + 2.7 * len(arms), 3.4)
     first = next(iter(arms.values()))[0]
     placed = {arm: [np.asarray(records[0]["tasks"][name]) for name in ("x", "y", "step")]
@@ -99,7 +100,7 @@ def conversion(arms: Arms) -> Figure | None:
 
 
 def signal_shares(arms: Arms) -> Figure | None:
-    """Kinds among the signals detected, and among the tasks that came of them."""
+    """Shares of the kinds among detected signals, and among the tasks made from them."""
     guided = _guided(arms)
     if not guided:
         return None
@@ -119,7 +120,7 @@ def signal_shares(arms: Arms) -> Figure | None:
 
 
 def similarity(arms: Arms) -> Figure:
-    """How alike the tasks added are worded to the nearest evaluation task; D_0 for comparison."""
+    """How similar the wording of added tasks is to the nearest evaluation task; D_0 for comparison."""
     return _histogram(arms, "similarity", np.linspace(0, 1, 26), "greatest cosine to an evaluation task")
 
 
@@ -144,7 +145,7 @@ def crosses(arms: Arms) -> Figure:
 
 
 def time(arms: Arms) -> Figure:
-    """Where the time of a run went, without the warm start."""
+    """Shares of a run's time, without the warm start."""
     seconds = [record["seconds"] for records in arms.values() for record in records]
     names = [part for part in seconds[0] if part not in ("total", "warm_start")]
     parts = {
@@ -172,7 +173,7 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
 
 
 def draw(arms: Arms, folder: Path) -> list[str]:
-    """Writes every picture that these arms have something for; their names."""
+    """Writes every picture for which these arms have data; returns the names."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     for name, make in FIGURES.items():
@@ -186,14 +187,14 @@ def draw(arms: Arms, folder: Path) -> list[str]:
 
 
 def _limits(columns: Sequence[np.ndarray]) -> tuple[float, float]:
-    """One scale for all panels."""
+    """The limits of one scale for all panels."""
     low, high = (float(end(np.concatenate(columns))) for end in (np.min, np.max))
     margin = 0.05 * (high - low) or 1.0
     return low - margin, high + margin
 
 
 def _guided(arms: Arms) -> list[str]:
-    """The arms whose tasks come of signals."""
+    """The arms with tasks made from signals."""
     kinds = set(SIGNALS)
     return [arm for arm, records in arms.items() if any(kinds & set(r["tasks"]["origin"]) for r in records)]
 

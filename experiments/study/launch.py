@@ -1,7 +1,7 @@
-"""One run on one core: python -m experiments.study.launch CORE PARENT ARGUMENT…
+"""Starts one run on one core: python -m experiments.study.launch CORE PARENT ARGUMENT…
 
-Becomes `python ARGUMENT…`, on that core alone ("-": wherever the system likes), and is asked to stop, with a
-checkpoint, when the process PARENT is gone.
+The process becomes `python ARGUMENT…` on that core alone ("-": on any core). When the process PARENT ends, it gets
+SIGTERM, which makes a run stop with a checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from environments.worker import kernel
 
-# One thread for all arithmetic: what a thread adds up in parts depends on how many there are.
+# One thread for all arithmetic: the order of sums depends on the number of threads.
 THREADS: Mapping[str, str] = {
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
     "NPROC": "1",  # XLA's own pool
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGTERM)
         if core != "-":
             os.sched_setaffinity(0, {int(core)})
-    if os.getppid() != int(parent):  # it died before it could be watched
+    if os.getppid() != int(parent):  # it ended before prctl was called
         sys.exit(128 + signal.SIGTERM)
     os.execv(sys.executable, [sys.executable, *command])
 

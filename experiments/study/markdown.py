@@ -1,11 +1,11 @@
-"""NAME.json → NAME.md: the table as people read it, in points."""
+"""NAME.json → NAME.md: the page of a table, with success in per cent and differences in points."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Budgets in the order of the table, with what they are called.
+# Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {
     "episodes": "training episodes",
     "turns": "their environment steps",
@@ -16,12 +16,12 @@ _BUDGETS: Mapping[str, str] = {
     "drafts": "drafts examined",
     "evaluation_episodes": "episodes of the final evaluation",
 }
-# Budgets are told against this arm where a table has it.
+# Budgets are compared with this arm where a table has it.
 _REFERENCE = "feedback"
 
 
-def written(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
-    """The page; `figures` are names of pictures in the folder NAME/ beside it."""
+def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
+    """The text of the page; `figures` are names of pictures in the folder NAME/ beside it."""
     parts = [
         f"# {summary['title']}",
         _heading(summary),
@@ -62,14 +62,16 @@ def made_by(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
-    told = []
+    lines = []
     if summary["incomplete_seeds"]:
-        told.append(f"**Not finished in every arm, and left out: seeds {_listed(summary['incomplete_seeds'])}.**")
+        lines.append(f"**Not finished in every arm, and left out: seeds {_listed(summary['incomplete_seeds'])}.**")
     if several := summary["seeds_with_several_zero_shots"]:
-        told.append(f"**Arms of seeds {_listed(several)} began at different policies: their runs are not comparable.**")
+        lines.append(
+            f"**Arms of seeds {_listed(several)} began at different policies: their runs are not comparable.**"
+        )
     if summary["split"] == "dev":
-        told.append("**A development run: these tasks chose the settings.**")
-    return told
+        lines.append("**A development run: these tasks chose the settings.**")
+    return lines
 
 
 def _success(summary: Mapping[str, Any]) -> str:
@@ -112,7 +114,7 @@ def _budgets(summary: Mapping[str, Any]) -> str:
 
 
 def _learning(summary: Mapping[str, Any]) -> list[str]:
-    """What the updates were like, where every arm's are known."""
+    """Facts about the updates that the records of every arm have."""
     arms = summary["arms"]
     cells = {"updates": "{:,.0f}", "clip_fraction": "{:.1%}", "grad_norm": "{:.3f}"}
     names = {"updates": "updates", "clip_fraction": "learned tokens clipped", "grad_norm": "norm of the gradient"}
@@ -135,15 +137,15 @@ _KINDS = {"actions": "actions of the solution", "tool": "least popular tool of t
 
 def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
-    told = []
+    sections = []
     for name, found in summary["breakdowns"].items():
         rows = [
             (row["kind"], str(row["tasks"]), *(f"{100 * value:.0f}" for value in
              (row["zero_shot"], *(row["arms"][arm["arm"]] for arm in arms))))
             for row in found
         ]  # fmt: skip
-        told.append(_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
-    return ["## Held-out success by kind of task, %", *told] if told else []
+        sections.append(_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
+    return ["## Held-out success by kind of task, %", *sections] if sections else []
 
 
 def _quality(summary: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A finished run → one record: all that tables and figures need, small enough to be kept in git."""
+"""A finished run → its record: all that tables and figures need, small enough to be stored in git."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from cojax.signals import SIGNALS
 from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments.study.launch import THREADS
-from experiments.study.tables import Job, plain
-from experiments.study.tasks import COLUMNS, described, least_popular
+from experiments.study.tables import StudyRun, plain_configuration
+from experiments.study.tasks import COLUMNS, describe_tasks, least_popular
 
 Record = dict[str, Any]
-# Columns of metrics.jsonl that are kept, one value a step.
+# Columns of metrics.jsonl that a record has, one value a step.
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
-# What a line of evidence says of one draft alone: an id, or all that follows a colon.
+# The part of a line of evidence that is about a single draft: an id, or everything after a colon.
 _DETAIL = re.compile(r"(:| [0-9a-f]{12,}).*", re.DOTALL)
-# What two runs of one job have in common to the last bit, on one type of machine and one set of versions.
+# Keys that are equal to the last bit in two runs with the same settings, machine type and versions.
 RESULT = (
     "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "refused", "tasks",
     "quality",
 )  # fmt: skip
-# What a record holds, and as what.
+# Key of a record → its type.
 _KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("settings", "config", "facts", "threads", "held_out", "budget", "seconds", "curves"), dict),
     **dict.fromkeys(("signals", "refused", "tasks", "quality"), dict),
@@ -45,23 +45,25 @@ class NotFinished(RuntimeError):
     """The run directory holds no finished run, or one of an older version of this code."""
 
 
-def record_of(job: Job, place: Path) -> Record:
-    """The record of the run in `place`. Raises NotFinished, saying what is missing."""
-    summary, config = _read(place / "summary.json"), _read(place / "config.json")
-    evaluations = [_read(place / f"{name}.json") for name in ("zero_shot", "final")]
+def record_of(job: StudyRun, workdir: Path) -> Record:
+    """Makes the record of the run in `workdir`. Raises NotFinished that says what is missing or different."""
+    summary, config = _read(workdir / "summary.json"), _read(workdir / "config.json")
+    evaluations = [_read(workdir / f"{name}.json") for name in ("zero_shot", "final")]
     if different := mismatch(config, job.config):
-        raise NotFinished(f"{place} holds a run with other settings: {different}. Choose another --runs, or delete it")
+        raise NotFinished(
+            f"{workdir} holds a run with other settings: {different}. Choose another --runs, or delete it"
+        )
     if summary["steps"] != job.config["steps"]:
-        raise NotFinished(f"{place} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
+        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
     if any("tasks" not in found for found in evaluations):
-        raise NotFinished(f"{place} does not say which held-out tasks were solved; delete it and run the study again")
+        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
     trials = evaluations[1].get("trials", [])
-    metrics = list(Log(place / "metrics.jsonl").read())
-    tasks = [task_from_record(record, line) for line, record in enumerate(Log(place / "tasks.jsonl").read(), 1)]
+    metrics = list(Log(workdir / "metrics.jsonl").read())
+    tasks = [task_from_record(record, line) for line, record in enumerate(Log(workdir / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
     environment = environments.load(config["config"]["environment"]["name"])
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
-    # A run whose episodes are used up has steps that play none.
+    # A run that has used up its budget of episodes has steps without any.
     played = [row for row in metrics if sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
@@ -73,13 +75,13 @@ def record_of(job: Job, place: Path) -> Record:
         "threads": dict(THREADS),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
-        # Of the last trial, where there may be several.
+        # The success of the last trial, where there are several.
         "final": trials[-1]["success"] if trials else summary["final"],
-        "held_out": solved(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
+        "held_out": solved_tasks(evaluations[0]["tasks"], evaluations[1]["tasks_at_last" if trials else "tasks"]),
         "budget": budget(summary, metrics),
         **({"trials": trials} if trials else {}),
         "seconds": {part: round(spent, 2) for part, spent in summary["seconds"].items()},
-        # Of the part `feedback` what came after D_0.
+        # The seconds of `feedback` after D_0 was made.
         "evolution_seconds": round(sum(row["seconds"].get("feedback", 0.0) for row in metrics), 2),
         "curves": {
             "step": [row["step"] for row in played],
@@ -88,16 +90,19 @@ def record_of(job: Job, place: Path) -> Record:
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "learning": learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
-        "evolutions": evolutions(Log(place / "expeditions.jsonl").read(), Log(place / "drafts.jsonl").read()),
-        "refused": refused(Log(place / "drafts.jsonl").read()),
-        "tasks": described(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
+        "evolutions": evolutions(Log(workdir / "expeditions.jsonl").read(), Log(workdir / "drafts.jsonl").read()),
+        "refused": refusal_counts(Log(workdir / "drafts.jsonl").read()),
+        "tasks": describe_tasks(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
 
-def solved(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """Which held-out tasks were solved before training and after it: one character a task, 1 or 0, in the order of
-    their ids; `digest` names the set. A task that lost an episode to the machinery is in neither."""
+def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
+    """Which held-out tasks were solved before and after training.
+
+    `zero_shot` and `final` have one character for each task, 1 or 0, in the order of task ids; `digest` is a hash of
+    the ids. A task with an invalid episode before or after is left out.
+    """
     ids = sorted(before.keys() & after.keys())
     return {
         "digest": content_hash(sorted(before.keys() | after.keys())),
@@ -110,8 +115,8 @@ def solved(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What a run was given: episodes and turns that the policy played to learn from, tokens it sampled and learned
-    from, actions of the explorer, drafts it validated, tasks that came of them."""
+    """What a run used: training episodes and their turns, tokens sampled and learned from, actions of the explorer,
+    drafts validated, tasks added."""
     turns = episodes = explored = drafts = 0
     for row in metrics:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
@@ -132,7 +137,7 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
 
 
 def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """How many updates a run made, and the means over them of what is told of each."""
+    """The number of updates of a run, and means over updates of those metrics that every step reports."""
     learned = [row for row in metrics if row.get("updates")]
     updates = sum(row["updates"] for row in learned)
     means = {
@@ -144,7 +149,7 @@ def learning(metrics: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per evolution and origin of its tasks: expeditions, those of them that brought a task, drafts, and tasks."""
+    """For each evolution and origin: expeditions, those of them that brought a task (fruitful), drafts, and tasks."""
     counts: dict[tuple[int, str], Counter[str]] = {}
     for one in expeditions:
         if one["step"]:
@@ -167,16 +172,18 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
     ]
 
 
-def refused(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Drafts of evolutions that did not become tasks, by what the verdict's last line of evidence begins with, or the
-    line before where the last tells only what a failed run earned."""
+def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Counts drafts of evolutions that did not become tasks, by the beginning of the deciding line of evidence.
+
+    That is the line about a failed run if there is one, else the last.
+    """
     lines = (draft["verdict"]["evidence"] for draft in drafts if draft["step"] and not draft["task"])
     why = (next((line for line in evidence if line.startswith("run fails")), evidence[-1]) for evidence in lines)
     return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
 
 
-def checked(found: Any, name: str) -> Record:
-    """`found` as the record of the run of that name, ARM-SEED. Raises ValueError where it is none."""
+def check_record(found: Any, name: str) -> Record:
+    """Returns `found` if it is a record of the run of that name, ARM-SEED. Raises ValueError if it is not."""
     if not isinstance(found, dict):
         raise ValueError(f"a record is an object, this is a {type(found).__name__}")
     if missing := [key for key in _KEYS if not isinstance(found.get(key), _KEYS[key])]:
@@ -189,20 +196,19 @@ def checked(found: Any, name: str) -> Record:
 
 
 def mismatch(record: Record, config: Mapping[str, Any]) -> str:
-    """Which settings of a stored record, or of a run's config.json, differ from this configuration; empty where it is
-    the same run, wherever that lay.
+    """The settings of a stored record, or of a run's config.json, that differ from this configuration, as text.
 
-    A setting that was added to the code since counts as its default, which leaves runs as they were; one that was
-    taken from it is passed over.
+    It is empty for the same settings, whatever the workdir. A setting that the code has gained since then counts as its
+    default, with which runs are as before; a setting that the code no longer has is ignored.
     """
-    known = {**dict(_leaves(plain({}))), **dict(_leaves(record["config"]))}
+    known = {**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))}
     now = dict(_leaves(config))
     different = [name for name in sorted(now) if name != "workdir" and known[name] != now[name]]
     return ", ".join(f"{name} was {known[name]!r}, now {now[name]!r}" for name in different)
 
 
-def unlike(one: Record, other: Record) -> list[str]:
-    """Which parts of the result of two runs of one job differ; none where they are the same to the last bit."""
+def differing_parts(one: Record, other: Record) -> list[str]:
+    """The keys of RESULT in which two records differ; none where the results are the same to the last bit."""
     return [name for name in RESULT if json.loads(json.dumps(one.get(name))) != json.loads(json.dumps(other.get(name)))]
 
 
@@ -225,6 +231,6 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        # A run that has its summary takes itself for finished, and writes nothing anew.
+        # A run with a summary counts as finished, so running it again would write nothing.
         begin = f"delete {path.parent} and " if (path.parent / "summary.json").exists() else ""
         raise NotFinished(f"{path} cannot be read ({error}); {begin}run the study again") from error

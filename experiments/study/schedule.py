@@ -1,4 +1,4 @@
-"""Runs in order, several at a time, each on a core of its own."""
+"""Makes runs in order, several at a time, each on its own core."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from pathlib import Path
 from cojax.host.processes import descendants, end
 from cojax.storage.run_directory import RunDirectoryError, locked
 from experiments.study.launch import THREADS
-from experiments.study.tables import Job
+from experiments.study.tables import StudyRun
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.5  # seconds
-# A run that is asked to stop first ends its step and writes a checkpoint.
+# Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
 _GRACE = 120.0
 # Sections of the configuration that decide the warm start, beside the seed.
 _WARM = ("warm_start", "model", "environment")
 
 
 class Queue:
-    """Jobs in order, for several threads. Of those that share a warm start one goes ahead until it is there."""
+    """The runs that are left, in order, for several threads. Runs that share a warm start wait until one has made
+    it."""
 
-    def __init__(self, jobs: Sequence[Job]):
+    def __init__(self, jobs: Sequence[StudyRun]):
         self._jobs = list(jobs)
         self._warm: set[tuple] = set()
         self._warming: set[tuple] = set()
         self._changed = threading.Condition()
 
-    def take(self) -> Job | None:
-        """The next job that can begin, waited for; None once none is left."""
+    def take(self) -> StudyRun | None:
+        """Waits for the next run that can begin; None once none is left."""
         with self._changed:
             while self._jobs:
                 for job in self._jobs:
@@ -47,38 +48,39 @@ class Queue:
                 self._changed.wait(_POLL)
             return None
 
-    def warmed(self, job: Job) -> None:
-        """The warm start of this job is there for others."""
+    def warm_start_made(self, job: StudyRun) -> None:
+        """Notes that this run's warm start exists, so that others can use it."""
         with self._changed:
             self._warming.discard(_warm_start(job))
             self._warm.add(_warm_start(job))
             self._changed.notify_all()
 
-    def ended(self, job: Job) -> None:
-        """The job is over, perhaps before its warm start was there: then another one makes it."""
+    def run_ended(self, job: StudyRun) -> None:
+        """Notes that the run has ended; if its warm start does not exist yet, another run may make it."""
         with self._changed:
             self._warming.discard(_warm_start(job))
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """No further job begins."""
+        """Removes the runs that are left, so that none of them begins."""
         with self._changed:
             self._jobs.clear()
             self._changed.notify_all()
 
 
 def run_all(
-    jobs: Sequence[Job],
+    jobs: Sequence[StudyRun],
     folder: Path,
     cores: Sequence[int | None],
     deadline: float,
     stop: threading.Event,
-    on_end: Callable[[Job, str, float], None],
+    on_end: Callable[[StudyRun, str, float], None],
 ) -> None:
-    """Runs the jobs in `folder`/NAME, one on each of the cores (None: on any), until all are done or `stop` is set.
+    """Makes the runs in `folder`/NAME, one at a time on each core (None: any core), until all have ended or `stop` is
+    set.
 
-    `on_end(job, why, seconds)` is called on the thread of the run, one at a time; `why` it failed is empty for one
-    that finished. A run that takes longer than `deadline` seconds is stopped; all can be gone on with.
+    `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` it failed is empty for a
+    finished run. A run that takes longer than `deadline` seconds is stopped. Every stopped run can go on later.
     """
     queue, ending = Queue(jobs), threading.Lock()
     errors: list[BaseException] = []
@@ -88,9 +90,9 @@ def run_all(
             while not stop.is_set() and (job := queue.take()) is not None:
                 began = time.monotonic()
                 try:
-                    why = run(job, folder / job.name, core, deadline, stop, lambda: queue.warmed(job))
+                    why = run(job, folder / job.name, core, deadline, stop, lambda: queue.warm_start_made(job))
                 finally:
-                    queue.ended(job)
+                    queue.run_ended(job)
                 with ending:
                     on_end(job, why, time.monotonic() - began)
         except BaseException as error:
@@ -110,31 +112,45 @@ def run_all(
         raise errors[0]
 
 
-def command(job: Job, place: Path) -> list[str]:
-    """The main command of a job, after the interpreter."""
+def command(job: StudyRun, workdir: Path) -> list[str]:
+    """The arguments of the interpreter that make this run."""
     settings = [f"--config.{name}={value}" for name, value in job.settings.items()]
-    return ["-m", "experiments.run", "--config=experiments/desk.py", *settings, f"--config.workdir={place.absolute()}"]
+    return [
+        "-m",
+        "experiments.run",
+        "--config=experiments/desk.py",
+        *settings,
+        f"--config.workdir={workdir.absolute()}",
+    ]
 
 
 def run(
-    job: Job, place: Path, core: int | None, deadline: float, stop: threading.Event, warmed: Callable[[], None]
+    job: StudyRun,
+    workdir: Path,
+    core: int | None,
+    deadline: float,
+    stop: threading.Event,
+    on_warm_start: Callable[[], None],
 ) -> str:
-    """Runs one job to its end; why it has not finished, or an empty string. What it prints goes to PLACE.log."""
-    log = place.with_name(f"{place.name}.log")
-    free(place, stop)
+    """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
+
+    `on_warm_start` is called again and again once the warm start exists.
+    """
+    log = workdir.with_name(f"{workdir.name}.log")
+    wait_until_free(workdir, stop)
     where = "-" if core is None else str(core)
-    launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, place)]
+    launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
     environment = {**os.environ, **THREADS, "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as out:
-        # A session of its own: an interrupt of the terminal reaches the study alone, which passes it on once.
+        # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(
             launch, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
         began, asked = time.monotonic(), 0.0
         while process.poll() is None:
             time.sleep(_POLL)
-            if (place / "model.json").exists():
-                warmed()
+            if (workdir / "model.json").exists():
+                on_warm_start()
             now = time.monotonic()
             if not asked and (stop.is_set() or now - began > deadline):
                 process.terminate()
@@ -151,16 +167,17 @@ def run(
     return f"exit status {process.returncode}: {_last_words(log)} (see {log})"
 
 
-def free(place: Path, stop: threading.Event) -> None:
-    """Waits while another process holds the run directory: a run that a killed study left ends its step first."""
+def wait_until_free(workdir: Path, stop: threading.Event) -> None:
+    """Waits while another process holds the run directory: a run that a killed study left behind ends its step
+    first."""
     until = time.monotonic() + _GRACE
     while not stop.is_set():
         try:
-            locked(place, "--runs").close()
+            locked(workdir, "--runs").close()
             return
         except RunDirectoryError:
             if time.monotonic() > until:
-                return  # the run itself says what is wrong
+                return  # the run will report that the directory is held
             time.sleep(_POLL)
 
 
@@ -179,12 +196,12 @@ def available_cores(count: int) -> list[int | None]:
     return list(cores[:count])
 
 
-def _warm_start(job: Job) -> tuple:
+def _warm_start(job: StudyRun) -> tuple:
     deciding = [(name, repr(value)) for name, value in job.settings.items() if name.partition(".")[0] in _WARM]
     return (job.seed, *sorted(deciding))
 
 
 def _last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if line.startswith("error: ")]
-    return (told or lines or ["it said nothing"])[-1][:400]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it said nothing"])[-1][:400]

@@ -1,4 +1,4 @@
-"""Records of a table's runs → NAME.json: rows, paired differences, budgets, and what it was made with."""
+"""Records of a table's runs → NAME.json: a row for each arm, paired differences, budgets, versions and machines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.study.breakdown import breakdowns, held, mastered
+from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool
 from experiments.study.record import Record, cross_table
-from experiments.study.statistics import Estimate, estimate, paired
+from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import ARMS, Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
-# What the pool at the end is like: the paper's task-set metrics.
+# The paper's task-set metrics of the pool at the end.
 QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
     "sr_at_k": lambda quality: quality["sr_at_k"],
     "ed_rel": lambda quality: quality["ed_rel"],
@@ -28,9 +28,9 @@ def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list
 
 
 def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -> dict[str, Any]:
-    """NAME.json. Shares are in [0, 1], seconds and tokens as they are named; intervals are of 95 % over seeds.
+    """The content of NAME.json. Shares are in [0, 1]; intervals are 95 % intervals over seeds.
 
-    Only complete seeds enter; the others are listed. Raises ValueError where no seed is complete, and where the runs
+    Only complete seeds count; the others are listed. Raises ValueError where no seed is complete, and where the runs
     were not evaluated on one set of tasks.
     """
     complete = complete_seeds(table, seeds, records)
@@ -53,7 +53,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         "incomplete_seeds": [seed for seed in seeds if seed not in complete],
         "common_settings": _common([record["settings"] for record in used]),
         "zero_shot": _estimate(zero_shot),
-        # One warm start a seed: an arm that begins elsewhere was run with other code, or on another machine.
+        # All arms of a seed share a warm start: another zero-shot success means other code or another machine.
         "seeds_with_several_zero_shots": [
             seed for seed in complete if len({records[arm, seed]["zero_shot"] for arm in table.arms}) > 1
         ],
@@ -62,13 +62,13 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
         "breakdowns": by_kind,
-        "tasks_by_tool": held(by_arm),
+        "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
 
 
 def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all runs change of experiments/desk.py alike."""
+    """The changes to experiments/desk.py that all runs have."""
     return {name: value for name, value in settings[0].items() if all(one.get(name) == value for one in settings)}
 
 
@@ -90,13 +90,13 @@ def _row(
         "final": _estimate(final),
         "gain": dataclasses.asdict(_paired(final, zero_shot)),
         "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
-        # None of an arm that takes no step.
+        # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "learning": _learning([record.get("learning", {}) for record in records]),
         "refused": _means([record["refused"] for record in records]),
         "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
-        "mastered": mastered(records, by_tool),
+        "mastered": prior_mastery(records, by_tool),
         "seconds": _mean([one["total"] for one in seconds]),
         "feedback_share": _mean(
             [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]
@@ -105,18 +105,18 @@ def _row(
 
 
 def _means(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """What some of the records count, mean over all of them; the greatest first."""
+    """Means of counts over all records, the greatest first; a record without a count has 0."""
     total = sum((Counter(one) for one in counts), Counter())
     return {name: count / len(counts) for name, count in total.most_common()}
 
 
-def _learning(told: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over seeds of what all of them tell."""
-    return {name: _mean([one[name] for one in told]) for name in told[0] if all(name in one for one in told)}
+def _learning(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Means over seeds of the metrics that all of them have."""
+    return {name: _mean([one[name] for one in records]) for name in records[0] if all(name in one for one in records)}
 
 
 def _evaluation_episodes(record: Record) -> int:
-    """Of the final evaluation: more than it has tasks where one may be tried again."""
+    """Episodes of the final evaluation: more than tasks where a failed task is tried again."""
     trials = record.get("trials")
     return sum(trial["episodes"] for trial in trials) if trials else record["held_out"]["tasks"]
 
@@ -132,8 +132,8 @@ def _difference(one: str, other: str, finals: Mapping[str, Mapping[int, float]])
     }
 
 
-def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> Estimate:
-    found = paired(one, other)
+def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> SeedEstimate:
+    found = paired_difference(one, other)
     assert found is not None, "complete seeds are shared"
     return found
 
@@ -144,7 +144,7 @@ def _estimate(by_seed: Mapping[int, float]) -> dict[str, Any]:
 
 
 def _made_with(records: Sequence[Record]) -> dict[str, Any]:
-    """What the runs were made with, each once."""
+    """Processors, commits, versions and threads of the runs, each once, and core-hours."""
     facts = [record["facts"] for record in records]
     return {
         "processors": sorted({fact["hardware"]["processor"] for fact in facts}),

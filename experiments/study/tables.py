@@ -1,6 +1,6 @@
-"""Which runs a table is made of. What a table compares was fixed before its runs on evaluation seeds.
+"""The arms, seeds and settings of each table. Comparisons were fixed before any run on evaluation seeds.
 
-Settings were chosen on the development seeds and the development split alone: `--development` runs see nothing else.
+Settings were chosen only on development seeds and the development split: `--development` runs see nothing else.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
-# What all arms share, beside experiments/desk.py: a run on one core. One lane, as there is one core.
+# Settings that all arms share beside experiments/desk.py: a run on one core, so one lane.
 COMMON: Settings = {
     "steps": 100,
     "batch_size": 16,
     "optimizer.decay_steps": 100,
     "engine.lanes": 1,
     "explorer.width": 1,
-    # Another draw than the one that the README's results were evaluated on: nobody has looked at it.
+    # Other tasks than those of the README's results: nobody has looked at these.
     "evaluation.seed": 2026,
     "evaluation.tasks": 500,
     "evaluation.dev_tasks": 200,
@@ -36,13 +36,14 @@ COMMON: Settings = {
     "checkpoint_every": 50,
     "checkpoints_kept": 1,
 }
-# What a development run evaluates in place of the held-out split, whatever flags say.
+# A development run evaluates this split instead of the held-out one, whatever the flags say.
 ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_split": "dev"}
 # About every second draft of an evolution has a mistake; D_0 is the scripted explorer's.
 _CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
-# Losses on one and the same task set, which does not run out. Each batch makes four updates, each from a quarter of its
-# groups: with one the policy is its own old policy, and no clip binds. So the rate is half the desk's, by the rule of
-# the square root, and stays however many updates there are.
+# Losses on the same, large task set. Each batch makes four updates, each from a quarter of its groups: with one update
+# the policy is its own old policy, and no clip binds. The learning rate is half the desk's, by the square-root rule,
+# and
+# constant, whatever the number of updates.
 _LEARNERS: Settings = {
     "evolve": "none",
     "initial_tasks": 400,
@@ -72,8 +73,8 @@ ARMS: Mapping[str, Arm] = {
     "without-boundary": Arm("without boundary", {"evolve": "feedback", "signals": "forgetting,rare"}),
     "without-rare": Arm("without rare", {"evolve": "feedback", "signals": "forgetting,boundary"}),
     "without-validation": Arm("without validation", {"evolve": "feedback", "validate": False}),
-    # Of the 40 contexts of an evolution boundary and rare signals take about half each. With 20, and without one kind,
-    # the other has as many as it had: nothing takes the place of what is removed.
+    # Boundary and rare signals take about half of an evolution's 40 contexts each. With 20 contexts and without one
+    # kind, the other has as many as before: nothing replaces the removed contexts.
     "half": Arm("half the contexts", {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20}),
     "half-without-boundary": Arm(
         "half the contexts, without boundary",
@@ -83,14 +84,14 @@ ARMS: Mapping[str, Arm] = {
         "half the contexts, without rare",
         {"evolve": "feedback", "synthesis.contexts": 20, "synthesis.budget": 20, "signals": "forgetting,boundary"},
     ),
-    # An explorer that errs, as the scripted one hardly gives validation anything to refuse.
+    # An explorer that makes mistakes: validation refuses hardly any draft of the scripted one.
     "careless": Arm("careless explorer", {"evolve": "feedback", **_CARELESS}),
     "careless-without-validation": Arm(
         "careless explorer, without validation", {"evolve": "feedback", "validate": False, **_CARELESS}
     ),
     "initial-50": Arm("N = 50", {"evolve": "feedback", "initial_tasks": 50}),
     "initial-200": Arm("N = 200", {"evolve": "feedback", "initial_tasks": 200}),
-    # As many tasks a step whatever the period.
+    # Equally many contexts and tasks a step, whatever the period.
     "period-5": Arm(
         "F = 5", {"evolve": "feedback", "evolve_every": 5, "synthesis.contexts": 20, "synthesis.budget": 20}
     ),
@@ -98,10 +99,10 @@ ARMS: Mapping[str, Arm] = {
         "F = 20", {"evolve": "feedback", "evolve_every": 20, "synthesis.contexts": 80, "synthesis.budget": 80}
     ),
     "rest": Arm("ReST: imitates its successes on D_0", {"evolve": "none", "learner.advantage": "success"}),
-    # No training, or none but on D_0, and more spent on the evaluation: two more trials of what failed.
+    # No training, or training on D_0 only, and two more trials of failed tasks in the evaluation.
     "zero-shot-retry": Arm("zero-shot, three trials", {"evolve": "none", "steps": 0, "evaluation.trials": 3}),
     "retry": Arm("static D_0, three trials", {"evolve": "none", "evaluation.trials": 3}),
-    # All of a batch by p(1 − p): of a set that does not grow all tasks are the newest.
+    # The whole batch is drawn by p(1 − p): in a set that does not grow all tasks count as new.
     "curriculum": Arm(
         "learnability curriculum on D_0", {"evolve": "none", "curriculum": "learnability", "fresh_fraction": 0.0}
     ),
@@ -117,16 +118,16 @@ ARMS: Mapping[str, Arm] = {
         "GRPO, Dr. GRPO's weighting",
         {**_LEARNERS, "learner.weighting": "constant_length", "learner.weighting_settings.length": 256},
     ),
-    # Each step goes on until 8 groups are live. It plays the episodes of the other arms, 60 · 16 · 8, in fewer steps.
+    # Each step plays until 8 groups are live. So the episodes of the other arms, 60 · 16 · 8, make fewer steps.
     "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A question: its arms, and the paired differences (one, other) = one − other that answer it.
+    """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
 
-    `settings` are what all its arms share beside COMMON; of `seeds` the first `count` are the default.
+    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`.
     """
 
     title: str
@@ -228,8 +229,8 @@ TABLES: Mapping[str, Table] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """One run of the main command. `settings` are all that it changes of experiments/desk.py, the seed included."""
+class StudyRun:
+    """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included."""
 
     arm: str
     seed: int
@@ -241,16 +242,16 @@ class Job:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The whole configuration, but for the workdir. Raises KeyError, TypeError for a setting that does not fit."""
-        return plain(self.settings)
+        """The whole configuration. Raises KeyError for an unknown setting, TypeError for a wrong type."""
+        return plain_configuration(self.settings)
 
 
-def plain(settings: Settings) -> dict[str, Any]:
-    """`configured`, as JSON has it."""
-    return json.loads(json.dumps(configured(settings).to_dict()))
+def plain_configuration(settings: Settings) -> dict[str, Any]:
+    """`configuration_of` as a dict of JSON values."""
+    return json.loads(json.dumps(configuration_of(settings).to_dict()))
 
 
-def configured(settings: Settings) -> ConfigDict:
+def configuration_of(settings: Settings) -> ConfigDict:
     """experiments/desk.py with these settings. Raises KeyError for an unknown one, TypeError for a wrong type."""
     config = desk.get_config()
     for name, value in settings.items():
@@ -259,28 +260,33 @@ def configured(settings: Settings) -> ConfigDict:
             *sections, leaf = name.split(".")
             for part in sections:
                 section = section[part]
-        # The sections called settings hold keywords of what they are beside: experiments/checks.py knows which.
+        # Sections named …_settings hold keywords of the entry that they belong to; experiments/checks.py checks them.
         if leaf not in section and not (name != leaf and sections[-1].endswith("_settings")):
             raise KeyError(f"{name} is not a setting of experiments/desk.py; experiments/base.py lists them all")
         section[leaf] = value
     return config
 
 
-def jobs(arms: Sequence[str], seeds: Sequence[int], development: bool = False, further: Settings = {}) -> list[Job]:  # noqa: B006
-    """Runs by seed, then arm, so that what was done is paired whenever the study is stopped.
+def jobs(
+    arms: Sequence[str],
+    seeds: Sequence[int],
+    development: bool = False,
+    further: Settings = {},  # noqa: B006
+) -> list[StudyRun]:
+    """The runs, by seed, then by arm: so finished runs are paired whenever the study is stopped.
 
-    `further` settings win over the common ones, never over what makes an arm. Raises ValueError for an arm that ARMS
-    lacks, and for a further setting that every arm has a value of its own for.
+    `further` settings override the common ones, but not those of an arm. Raises ValueError for an unknown arm, and for
+    a further setting that every arm sets itself.
     """
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"arm {unknown[0]!r} not found; available: {', '.join(ARMS)}")
     if fixed := [
         name for name in further if name in ("seed", "workdir") or all(name in ARMS[arm].settings for arm in arms)
     ]:
-        raise ValueError(f"{fixed[0]} is what tells runs apart; choose them by --arms and --seeds")
+        raise ValueError(f"{fixed[0]} distinguishes the runs; choose runs with --arms and --seeds")
     split = ON_DEVELOPMENT_TASKS if development else {}
     return [
-        Job(arm, seed, {**COMMON, **further, **ARMS[arm].settings, **split, "seed": seed})
+        StudyRun(arm, seed, {**COMMON, **further, **ARMS[arm].settings, **split, "seed": seed})
         for seed in seeds
         for arm in arms
     ]

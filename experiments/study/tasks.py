@@ -1,4 +1,4 @@
-"""A run's tasks as numbers: where they lie, how like the evaluation tasks they are worded, how long they are."""
+"""A run's tasks as numbers: position in a plane, similarity to the evaluation tasks, length, least popular tool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cojax.environment import Charted, Environment
 from cojax.quality import HashedNgrams, greatest_similarity
 from cojax.types import Task
 
-# Tasks that span the plane: of the development split, the same for every run.
+# How many tasks of the development split span the plane, which is the same for every run.
 _SPANNING = 300
 _DIGITS = 4
 Columns = dict[str, list[Any]]
@@ -21,8 +21,10 @@ COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 
 def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:
-    """Task → the least popular tool of its solution but the `ending`, which ends an episode; empty where there is none,
-    or no popularity of the environment's tools is known."""
+    """A function from a task to the least popular tool of its solution, without the tool `ending`, which ends episodes.
+
+    It returns an empty text where there is no such tool, or where the environment does not know popularities.
+    """
     known = environment.popularity() if isinstance(environment, Charted) else {}
     popularity = {name: value for name, value in known.items() if name != ending}
 
@@ -33,35 +35,39 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
     return tool
 
 
-def described(tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str]) -> Columns:
-    """One column each: `step` and `origin` of the task, `turns` of its solution and its `tool`, `x` and `y` in the
-    plane, and `similarity`, the greatest cosine to one of the `targets`, the tasks that are evaluated. At least one
-    task."""
+def describe_tasks(tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str]) -> Columns:
+    """The columns COLUMNS of at least one task.
+
+    They are `step` and `origin` of the task, `turns` of its solution, its `tool`, `x` and `y` in the plane, and
+    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks.
+    """
     embed = HashedNgrams()
     embeddings = embed([task.query for task in tasks])
     centre, axes = _plane(tasks[0].environment)
-    places = (embeddings - centre) @ axes.T
+    points = (embeddings - centre) @ axes.T
     similarity = greatest_similarity(embeddings, embed([task.query for task in targets]))
     return {
         "step": [task.lineage.step if task.lineage else 0 for task in tasks],
         "origin": [task.origin for task in tasks],
         "turns": [len(task.solution) for task in tasks],
         "tool": [tool(task) for task in tasks],
-        "x": [round(float(x), _DIGITS) for x in places[:, 0]],
-        "y": [round(float(y), _DIGITS) for y in places[:, 1]],
+        "x": [round(float(x), _DIGITS) for x in points[:, 0]],
+        "y": [round(float(y), _DIGITS) for y in points[:, 1]],
         "similarity": [round(float(cosine), _DIGITS) for cosine in similarity],
     }
 
 
 @functools.cache
 def _plane(environment: str) -> tuple[np.ndarray, np.ndarray]:
-    """Centre float64[D] and the two principal axes float64[2, D] of the development tasks' queries, so that all runs
-    are drawn in one plane. An axis points to where its largest entry is positive."""
+    """The centre float64[D] and the two principal axes float64[2, D] of the development tasks' queries.
+
+    So all runs are drawn in the same plane. The largest entry of an axis is positive.
+    """
     tasks = environments.load(environment).tasks("dev", _SPANNING)
     embeddings = HashedNgrams()([task.query for task in tasks]).astype(np.float64)
     centre = embeddings.mean(axis=0)
-    apart = embeddings - centre
-    # By the tasks' inner products: there are far fewer tasks than dimensions.
-    spread, vectors = np.linalg.eigh(apart @ apart.T)
-    axes = (vectors[:, -2:].T @ apart)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
+    centred = embeddings - centre
+    # Computed from inner products of tasks: there are far fewer tasks than dimensions.
+    spread, vectors = np.linalg.eigh(centred @ centred.T)
+    axes = (vectors[:, -2:].T @ centred)[::-1] / np.sqrt(spread[-2:][::-1])[:, None]
     return centre, axes * np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]

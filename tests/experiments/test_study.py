@@ -19,25 +19,25 @@ from cojax.types import content_hash
 from environments import load
 from experiments.checks import check
 from experiments.study import figures, schedule
-from experiments.study.__main__ import _parser, main, narrowed, place_of, planned, settings_of, stored
-from experiments.study.breakdown import breakdowns, mastered
+from experiments.study.__main__ import _parser, load_record, main, plan_tables, record_path, select_arms, settings_of
+from experiments.study.breakdown import breakdowns, prior_mastery
 from experiments.study.launch import THREADS
-from experiments.study.markdown import written
+from experiments.study.markdown import render_page
 from experiments.study.panels import colours
 from experiments.study.record import (
     NotFinished,
     budget,
     cross_table,
+    differing_parts,
     evolutions,
     learning,
     mismatch,
     record_of,
-    refused,
-    solved,
-    unlike,
+    refusal_counts,
+    solved_tasks,
 )
 from experiments.study.schedule import Queue
-from experiments.study.statistics import Estimate, estimate, paired
+from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.summary import summarise
 from experiments.study.tables import (
     ARMS,
@@ -47,12 +47,12 @@ from experiments.study.tables import (
     LOSS_SEEDS,
     ON_DEVELOPMENT_TASKS,
     TABLES,
-    Job,
+    StudyRun,
     Table,
-    configured,
+    configuration_of,
     jobs,
 )  # fmt: skip
-from experiments.study.tasks import described, least_popular
+from experiments.study.tasks import describe_tasks, least_popular
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,18 +61,20 @@ def test_means_have_students_interval():
     found = estimate([1.0, 2.0, 3.0, 4.0])  # s = 1.29099, t(3) = 3.18245: half = 3.18245 · 1.29099 / 2
     assert (found.mean, found.count) == (2.5, 4)
     assert (found.low, found.high) == pytest.approx((0.44574, 4.55426), abs=1e-5)
-    assert estimate([0.3]) == Estimate(0.3, None, None, 1)
+    assert estimate([0.3]) == SeedEstimate(0.3, None, None, 1)
     with pytest.raises(ValueError, match="no value"):
         estimate([])
 
 
 def test_differences_are_paired_by_the_seeds_that_both_have():
-    found = paired({1: 0.5, 2: 0.6, 3: 0.7}, {2: 0.4, 3: 0.6, 9: 1.0})  # 0.2 and 0.1: s = 0.0707, t(1) = 12.7062
+    found = paired_difference(
+        {1: 0.5, 2: 0.6, 3: 0.7}, {2: 0.4, 3: 0.6, 9: 1.0}
+    )  # 0.2 and 0.1: s = 0.0707, t(1) = 12.7062
     assert found.count == 2
     assert (found.mean, found.low, found.high) == pytest.approx((0.15, -0.48531, 0.78531), abs=1e-5)
     # What the seeds share cancels out: far apart from each other, one point apart in each pair.
-    assert paired({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8}).low == pytest.approx(0.1)
-    assert paired({1: 0.5}, {2: 0.5}) is None
+    assert paired_difference({1: 0.1, 2: 0.5, 3: 0.9}, {1: 0.0, 2: 0.4, 3: 0.8}).low == pytest.approx(0.1)
+    assert paired_difference({1: 0.5}, {2: 0.5}) is None
 
 
 @pytest.mark.parametrize("development", [False, True])
@@ -81,7 +83,7 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
     made = jobs(list(ARMS), seeds, development)
     assert len(made) == len(ARMS) * len(seeds)
     for job in made[: len(ARMS)]:
-        config = configured(job.settings)
+        config = configuration_of(job.settings)
         check(config)
         assert (config.seed, config.evaluation.split) == (seeds[0], "dev" if development else "eval")
         own = dict(ON_DEVELOPMENT_TASKS) if development else {}
@@ -91,15 +93,15 @@ def test_every_arm_is_a_configuration_that_the_main_command_takes(development):
 
 def test_all_tables_are_planned_at_once_and_a_part_of_one_has_its_own_name():
     def names(*flags):
-        return [(name, len(jobs)) for name, _, jobs in planned(_parser().parse_args(flags), {})]
+        return [(name, len(jobs)) for name, _, jobs in plan_tables(_parser().parse_args(flags), {})]
 
     assert names("--name=all", "--seeds=2") == [(name, 2 * len(table.arms)) for name, table in TABLES.items()]
     assert names("--arms=static, feedback,static", "--seeds=3") == [("main-of-static-feedback", 6)]
     assert names("--quick") == [("main", 8)]
     assert names("--name=losses") == [("losses", 20)]
-    ((_, _, made),) = planned(_parser().parse_args(["--name=losses", "--seeds=1"]), {})
+    ((_, _, made),) = plan_tables(_parser().parse_args(["--name=losses", "--seeds=1"]), {})
     assert {(job.seed, job.config["steps"]) for job in made} == {(201, 60)}
-    ((_, _, made),) = planned(_parser().parse_args(["--name=losses", "--development"]), {"steps": 3})
+    ((_, _, made),) = plan_tables(_parser().parse_args(["--name=losses", "--development"]), {"steps": 3})
     assert {(job.seed, job.config["steps"]) for job in made} == {(seed, 3) for seed in DEVELOPMENT_SEEDS[:4]}
 
 
@@ -127,9 +129,12 @@ def test_seeds_and_tables_are_sound():
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
     # What is taken away or added is all that tells an arm from feedback; the growth is the same a step.
     for period, arm in ((5, "period-5"), (20, "period-20")):
-        config = configured(ARMS[arm].settings)
+        config = configuration_of(ARMS[arm].settings)
         assert config.evolve_every == period
-        assert config.synthesis.budget / period == configured({}).synthesis.budget / configured({}).evolve_every
+        assert (
+            config.synthesis.budget / period
+            == configuration_of({}).synthesis.budget / configuration_of({}).evolve_every
+        )
 
 
 def test_losses_are_compared_in_as_many_episodes():
@@ -151,25 +156,25 @@ def test_losses_are_compared_in_as_many_episodes():
 
 def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
     with pytest.raises(KeyError, match="nosuch is not a setting"):
-        configured({"nosuch": 1})
+        configuration_of({"nosuch": 1})
     with pytest.raises(KeyError, match="synthesis"):
-        configured({"synthesis.nosuch": 1})
+        configuration_of({"synthesis.nosuch": 1})
     with pytest.raises(TypeError):
-        configured({"steps": "many"})
-    assert configured({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
+        configuration_of({"steps": "many"})
+    assert configuration_of({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
     assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
         "steps": 4, "signals": "rare", "validate": False,
     }  # fmt: skip
     with pytest.raises(ValueError, match="unexpected argument '--step=4'"):
         settings_of(["--step=4"])
     with pytest.raises(ValueError, match="arm 'uniform' is not in table 'main'; it has static"):
-        narrowed("main", "static,uniform")
-    assert narrowed("main", "static, feedback").differences == (("feedback", "static"),)
+        select_arms("main", "static,uniform")
+    assert select_arms("main", "static, feedback").differences == (("feedback", "static"),)
 
 
 def test_of_runs_that_share_a_warm_start_one_goes_ahead():
     made = jobs(["static", "feedback"], [101, 102])
-    queue = Queue([*made, Job("own", 101, {"seed": 101, "warm_start.steps": 7})])
+    queue = Queue([*made, StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})])
     first, second, third = (queue.take() for _ in range(3))
     assert [job.name for job in (first, second, third)] == ["static-101", "static-102", "own-101"]
     taken = []
@@ -177,10 +182,10 @@ def test_of_runs_that_share_a_warm_start_one_goes_ahead():
     waiting.start()
     time.sleep(0.1)
     assert not taken
-    queue.warmed(second)
+    queue.warm_start_made(second)
     waiting.join(5)
     assert [job.name for job in taken] == ["feedback-102"]
-    queue.ended(first)  # it failed before its warm start was there
+    queue.run_ended(first)  # it failed before its warm start was there
     assert queue.take().name == "feedback-101"
     assert queue.take() is None
 
@@ -241,7 +246,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path):
     held, began = locked(tmp_path / "wrong-1", "--runs"), time.monotonic()
     threading.Timer(1.0, held.close).start()
     schedule.run_all(
-        [Job("wrong", 1, {"batch_size": 0}), Job("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
+        [StudyRun("wrong", 1, {"batch_size": 0}), StudyRun("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
         threading.Event(), lambda job, why, seconds: ended.append((job.name, why)),
     )  # fmt: skip
     assert [name for name, _ in ended] == ["wrong-1", "worse-1"]
@@ -252,7 +257,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path):
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     began = time.monotonic()
-    why = schedule.run(Job("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
+    why = schedule.run(StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
     assert why.startswith("took longer than 1 s; run the same command again")
     assert time.monotonic() - began < 30
 
@@ -268,10 +273,10 @@ def test_cores_are_those_that_the_process_may_use():
 def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():
     before = {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.5, "e": 1.0}
     after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.5, "f": 1.0}  # e and f each lost an episode to the machinery
-    found = solved(before, after)
+    found = solved_tasks(before, after)
     assert (found["tasks"], found["zero_shot"], found["final"]) == (4, "1010", "1100")
     assert cross_table(found) == {"kept": 1, "recovered": 1, "lost": 1, "never": 1}
-    assert solved(before, before)["digest"] != found["digest"]
+    assert solved_tasks(before, before)["digest"] != found["digest"]
 
 
 def test_what_a_run_was_given_is_counted():
@@ -299,10 +304,10 @@ def test_what_updates_were_like_is_told_where_all_records_know_it():
         return {**record("feedback", seed, 0.5), "learning": {"updates": 8.0 * seed, **figures}}
 
     table = Table("A table", ("feedback",), ())
-    page = written(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), told(2, clip_fraction=0.5))))
+    page = render_page(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), told(2, clip_fraction=0.5))))
     assert "| updates | 12 |" in page
     assert "| learned tokens clipped | 37.5% |" in page
-    page = written(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), record("feedback", 2, 0.5))))
+    page = render_page(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), record("feedback", 2, 0.5))))
     assert "updates" not in page
     assert "clipped" not in page
 
@@ -332,7 +337,7 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
         draft("run fails: action 1, files_move(file=a): no such file", "the environment returned 1.00"),
         draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
     ]  # fmt: skip
-    assert refused(drafts) == {
+    assert refusal_counts(drafts) == {
         "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1
     }  # fmt: skip
 
@@ -340,13 +345,13 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
 def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
     tasks = load("desk").tasks("eval", 40)
     tool = least_popular(load("desk"), "finish")
-    found = described(tasks, tasks[:20], tool)
+    found = describe_tasks(tasks, tasks[:20], tool)
     assert found["similarity"][:20] == [1.0] * 20
     assert all(0 < value < 1 for value in found["similarity"][25:])
     assert (found["step"], found["origin"]) == ([0] * 40, ["seed"] * 40)
     assert found["turns"] == [len(task.solution) for task in tasks]
     assert set(found["tool"]) <= load("desk").popularity().keys() - {"finish"}
-    alone = described(tasks[7:8], tasks[:20], tool)
+    alone = describe_tasks(tasks[7:8], tasks[:20], tool)
     assert (alone["x"], alone["y"]) == (found["x"][7:8], found["y"][7:8])
     assert len(set(zip(found["x"], found["y"], strict=True))) > 30
 
@@ -405,7 +410,7 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert (difference["mean"], difference["seeds_above_0"], difference["count"]) == (0.375, 2, 2)
     assert difference["high"] == pytest.approx(0.375 + 12.7062 * 0.125, abs=1e-4)
     assert found["made_with"]["core_hours"] == pytest.approx(4 * 30 / 3600)
-    page = written(found, ["success"])
+    page = render_page(found, ["success"])
     assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 2 of 2 |" in page
     assert "| tasks added | 0 (-100 %) | 2 |" in page
     assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |  |" in page
@@ -423,8 +428,8 @@ def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
         summarise("pair", PAIR, (2,), one)
     apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
     assert apart["seeds_with_several_zero_shots"] == [1]
-    assert "Arms of seeds 1 began at different policies" in written(apart)
-    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | 1 of 1 |" in written(apart)  # one seed has no interval
+    assert "Arms of seeds 1 began at different policies" in render_page(apart)
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | 1 of 1 |" in render_page(apart)  # one seed has no interval
 
 
 def stepless(seed):
@@ -443,7 +448,7 @@ def test_an_arm_without_steps_has_a_row_and_every_trial_counts(tmp_path):
     retry, feedback = found["arms"]
     assert (retry["live_groups"], found["steps"]) == (None, [0, 2])
     assert (retry["budget"]["evaluation_episodes"], feedback["budget"]["evaluation_episodes"]) == (7, 4)
-    page = written(found)
+    page = render_page(found)
     assert "| zero-shot, three trials | 50.0 ± 0.0 | +25.0 |  |" in page
     assert "| episodes of the final evaluation | 7 (+75 %) | 4 |" in page
     drawn = figures.draw({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
@@ -472,8 +477,8 @@ def test_success_is_told_by_kind_of_task():
     rows = [{"kind": "move", "zero_shot": 0.2}, {"kind": "read", "zero_shot": 1.0}]
     added = record("feedback", 1, 0.5, origins=("rare", "rare", "boundary"))
     added["tasks"]["tool"][-1] = "read"
-    assert mastered([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
-    assert mastered([record("static", 1, 0.5)], rows) is None
+    assert prior_mastery([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
+    assert prior_mastery([record("static", 1, 0.5)], rows) is None
     popularity = load("desk").popularity()
     order = [popularity[row["kind"]] for row in found["tool"]]
     assert order == sorted(order, reverse=True)
@@ -495,13 +500,13 @@ def test_pictures_are_drawn_of_what_arms_have(tmp_path):
 def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     one = record("static", 101, 0.5)
     (job,) = jobs(["static"], [101])
-    assert stored(tmp_path, job) is None
-    write_json(place_of(tmp_path, job.name), one)
-    assert stored(tmp_path, job) == one
+    assert load_record(tmp_path, job) is None
+    write_json(record_path(tmp_path, job.name), one)
+    assert load_record(tmp_path, job) == one
     other = jobs(["static"], [101], further={"steps": 3})[0]
     assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
     with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
-        stored(tmp_path, other)
+        load_record(tmp_path, other)
     older = copy.deepcopy(one)
     del older["config"]["quorum"]  # a setting that the code did not have then
     assert mismatch(older, job.config) == ""
@@ -523,11 +528,11 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
 )
 def test_a_damaged_record_is_refused_by_its_path(tmp_path, text, why):
     (job,) = jobs(["static"], [101])
-    path = place_of(tmp_path, job.name)
+    path = record_path(tmp_path, job.name)
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(ValueError, match=f"{path}.*{why}"):
-        stored(tmp_path, job)
+        load_record(tmp_path, job)
 
 
 def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
@@ -550,9 +555,9 @@ def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
     one = record("feedback", 1, 0.5)
     later = copy.deepcopy(one)
     later["seconds"]["total"] = 99.0
-    assert unlike(one, later) == []
+    assert differing_parts(one, later) == []
     later["curves"]["success"][0] += 1e-9
-    assert unlike(one, later) == ["curves"]
+    assert differing_parts(one, later) == ["curves"]
 
 
 def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
@@ -566,8 +571,8 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--jobs=0"], "--jobs=0"),
         (["--deadline=nan"], "expected seconds above 0"),
         (["--seed=3"], "unexpected argument '--seed=3'"),
-        (["--config.evolve=none"], "evolve is what tells runs apart"),
-        (["--config.seed=7"], "seed is what tells runs apart"),
+        (["--config.evolve=none"], "evolve distinguishes the runs"),
+        (["--config.seed=7"], "seed distinguishes the runs"),
         (["--again=feedback-7", "--config.steps=2"], "--again takes its settings from the stored record"),
         (["extra"], "unexpected argument 'extra'"),
     ):
