@@ -98,7 +98,7 @@ def _try_entries(config: ConfigDict) -> None:
     """That a curriculum and a weighting from outside, which take numbers alone, do with some. Raises ValueError."""
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
         "curriculum": lambda wants: [curriculum.weighed(wants, scores) for scores in _SCORES],
-        "learner.weighting": lambda weighting: weightings.weighed(weighting(_LENGTHS), _LENGTHS),
+        "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
     }
     for leaf, attempt in trials.items():
         one = entries.entry(config, leaf)

@@ -1,0 +1,161 @@
+"""Records of the study: what a finished run is reduced to, and which records are refused."""
+
+import copy
+import json
+
+import pytest
+from study_records import record
+
+from cojax.storage.files import write_json
+from environments import load
+from experiments.study.__main__ import load_record, record_path
+from experiments.study.record import (
+    NotFinished,
+    budget,
+    cross_table,
+    differing_parts,
+    evolutions,
+    learning,
+    mismatch,
+    record_of,
+    refusal_counts,
+    solved_tasks,
+)
+from experiments.study.tables import COMMON, jobs
+from experiments.study.tasks import describe_tasks, least_popular
+
+
+def test_held_out_tasks_are_kept_recovered_lost_or_never_solved():
+    before = {"a": 1.0, "b": 0.0, "c": 1.0, "d": 0.5, "e": 1.0}
+    after = {"a": 1.0, "b": 1.0, "c": 0.0, "d": 0.5, "f": 1.0}  # e and f each lost an episode to the machinery
+    found = solved_tasks(before, after)
+    assert (found["tasks"], found["zero_shot"], found["final"]) == (4, "1010", "1100")
+    assert cross_table(found) == {"kept": 1, "recovered": 1, "lost": 1, "never": 1}
+    assert solved_tasks(before, before)["digest"] != found["digest"]
+
+
+def test_what_a_run_was_given_is_counted():
+    rows = [
+        {"outcomes": {"finished": 3, "environment_error": 1}, "turns": 2.0},
+        {"outcomes": {"finished": 4}, "turns": 2.5, "evolution": {"triplets": 9, "drafts": 4}},
+    ]
+    summary = {"tokens": {"sampled": 70, "trained": 30}, "tasks_initial": 10, "tasks_final": 13}
+    assert budget(summary, rows) == {
+        "episodes": 8, "turns": 16, "tokens_sampled": 70, "tokens_trained": 30, "explorer_actions": 9, "drafts": 4,
+        "tasks_added": 3,
+    }  # fmt: skip
+
+
+def test_updates_are_counted_and_averaged():
+    rows = [{"updates": 3.0, "clip_fraction": 0.1, "grad_norm": 1.0}, {"updates": 1.0, "clip_fraction": 0.5,
+             "grad_norm": 3.0}, {"updates": 0.0}, {}]  # fmt: skip
+    assert learning(rows) == {"updates": 4.0, "clip_fraction": 0.2, "grad_norm": 1.5}
+    assert learning([{"updates": 2.0, "grad_norm": 1.0}]) == {"updates": 2.0, "grad_norm": 1.0}
+    assert learning([{}]) == {"updates": 0}
+
+
+def test_conversion_counts_expeditions_and_drafts_of_evolutions_alone():
+    expeditions = [{"step": step, "origin": "rare"} for step in (0, 10, 10, 10)] + [{"step": 10, "origin": "boundary"}]
+    drafts = [
+        {"step": 0, "origin": "unguided", "expedition": 0, "task": "t"},
+        {"step": 10, "origin": "rare", "expedition": 0, "task": "u"},
+        {"step": 10, "origin": "rare", "expedition": 0, "task": "v"},
+        {"step": 10, "origin": "rare", "expedition": 1, "task": ""},
+    ]
+    assert evolutions(expeditions, drafts) == [
+        {"step": 10, "origin": "boundary", "expeditions": 1, "fruitful": 0, "drafts": 0, "tasks": 0},
+        {"step": 10, "origin": "rare", "expeditions": 3, "fruitful": 1, "drafts": 3, "tasks": 2},
+    ]
+
+
+def test_refusals_are_counted_by_what_their_reason_begins_with():
+    def draft(*lines, step=10, task=""):
+        return {"step": step, "task": task, "verdict": {"evidence": ["new, and no evaluation task", *lines]}}
+
+    drafts = [
+        draft("duplicate of task 1f2e3d4c5b6a7988"), draft("duplicate of task 0f2e3d4c5b6a7988"),
+        draft("negative control: passes without action 1, files_move(file=a)"),
+        draft("no effect: ends as it began", step=0),
+        draft("run fails: action 1, files_move(file=a): no such file", "the environment returned 1.00"),
+        draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
+    ]  # fmt: skip
+    assert refusal_counts(drafts) == {
+        "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1
+    }  # fmt: skip
+
+
+def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
+    tasks = load("desk").tasks("eval", 40)
+    tool = least_popular(load("desk"), "finish")
+    found = describe_tasks(tasks, tasks[:20], tool)
+    assert found["similarity"][:20] == [1.0] * 20
+    assert all(0 < value < 1 for value in found["similarity"][25:])
+    assert (found["step"], found["origin"]) == ([0] * 40, ["seed"] * 40)
+    assert found["turns"] == [len(task.solution) for task in tasks]
+    assert set(found["tool"]) <= load("desk").popularity().keys() - {"finish"}
+    alone = describe_tasks(tasks[7:8], tasks[:20], tool)
+    assert (alone["x"], alone["y"]) == (found["x"][7:8], found["y"][7:8])
+    assert len(set(zip(found["x"], found["y"], strict=True))) > 30
+
+
+def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
+    one = record("static", 101, 0.5)
+    (job,) = jobs(["static"], [101])
+    assert load_record(tmp_path, job) is None
+    write_json(record_path(tmp_path, job.name), one)
+    assert load_record(tmp_path, job) == one
+    other = jobs(["static"], [101], further={"steps": 3})[0]
+    assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
+    with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
+        load_record(tmp_path, other)
+    older = copy.deepcopy(one)
+    del older["config"]["quorum"]  # a setting that the code did not have then
+    assert mismatch(older, job.config) == ""
+    less = jobs(["static"], [101], further={"quorum": 0.5})[0]
+    assert mismatch(older, less.config) == "quorum was 1.0, now 0.5"
+    elsewhere = {"config": {**job.config, "workdir": "elsewhere"}}
+    assert mismatch(elsewhere, job.config) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "cannot be read"),
+        ("{}", "has 'settings', which is missing"),
+        ("[]", "a record is an object, this is a list"),
+        (json.dumps({**record("static", 101, 0.5), "config": []}), "has 'config', which is missing or of another kind"),
+        (json.dumps(record("static", 102, 0.5)), "it is of the run static-102"),
+    ],
+)
+def test_a_damaged_record_is_refused_by_its_path(tmp_path, text, why):
+    (job,) = jobs(["static"], [101])
+    path = record_path(tmp_path, job.name)
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"{path}.*{why}"):
+        load_record(tmp_path, job)
+
+
+def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):
+    job = jobs(["static"], [101], further={"steps": 3})[0]
+    for name in ("zero_shot", "final"):
+        write_json(tmp_path / f"{name}.json", {"success": 0.5, "tasks": {}})
+    write_json(tmp_path / "summary.json", {"steps": 2})
+    write_json(tmp_path / "config.json", {"config": {**job.config, "batch_size": 5}})
+    with pytest.raises(NotFinished, match="other settings: batch_size was 5, now 16"):
+        record_of(job, tmp_path)
+    write_json(tmp_path / "config.json", {"config": {**job.config, "workdir": "there"}})
+    with pytest.raises(NotFinished, match="ended after 2 steps, not 3"):
+        record_of(job, tmp_path)
+    (tmp_path / "final.json").write_text("")
+    with pytest.raises(NotFinished, match=f"delete {tmp_path} and run the study again"):
+        record_of(job, tmp_path)
+
+
+def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
+    one = record("feedback", 1, 0.5)
+    later = copy.deepcopy(one)
+    later["seconds"]["total"] = 99.0
+    assert differing_parts(one, later) == []
+    later["curves"]["success"][0] += 1e-9
+    assert differing_parts(one, later) == ["curves"]

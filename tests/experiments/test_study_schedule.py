@@ -1,0 +1,126 @@
+"""Which run of the study starts when, on which core, and how it ends."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cojax.storage.run_directory import RunDirectoryError, locked
+from experiments.study import schedule
+from experiments.study.schedule import Queue
+from experiments.study.tables import COMMON, StudyRun, jobs
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_of_runs_that_share_a_warm_start_one_goes_ahead(monkeypatch):
+    made = jobs(["static", "feedback"], [101, 102])
+    queue = Queue([*made, StudyRun("own", 101, {"seed": 101, "warm_start.steps": 7})])
+    first, second, third = (queue.take() for _ in range(3))
+    assert [job.name for job in (first, second, third)] == ["static-101", "static-102", "own-101"]
+    taken = []
+    waits, wait = threading.Event(), queue._changed.wait
+    monkeypatch.setattr(queue._changed, "wait", lambda timeout: waits.set() or wait(timeout))
+    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
+    waiting.start()
+    assert waits.wait(5)  # it has looked at all runs that are left, and found none that can begin
+    assert not taken
+    queue.warm_start_made(second)
+    waiting.join(5)
+    assert [job.name for job in taken] == ["feedback-102"]
+    queue.run_ended(first)  # it failed before its warm start was there
+    assert queue.take().name == "feedback-101"
+    assert queue.take() is None
+
+
+def test_a_queue_that_is_cleared_gives_nothing_to_who_waits():
+    queue = Queue(jobs(["static", "feedback"], [101]))
+    queue.take()
+    taken = []
+    waiting = threading.Thread(target=lambda: taken.append(queue.take()))
+    waiting.start()
+    queue.clear()
+    waiting.join(5)
+    assert taken == [None]
+
+
+def launch(core, parent, code):
+    return [sys.executable, "-m", "experiments.study.launch", core, str(parent), "-c", code]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins processes and tells of a parent's death")
+def test_a_run_is_pinned_and_ends_with_the_study(tmp_path):
+    core = max(os.sched_getaffinity(0))
+    said = subprocess.run(
+        launch(str(core), os.getpid(), "import os; print(os.sched_getaffinity(0))"),
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert said.stdout.strip() == str({core})
+    assert subprocess.run(launch("-", 1, "print('ran')"), cwd=ROOT, timeout=60, check=False).returncode == 143
+
+    child = (
+        "import signal, sys; from pathlib import Path;"
+        "signal.signal(15, lambda *_: (Path('stopped').touch(), sys.exit())); Path('ready').touch(); signal.pause()"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        f"subprocess.Popen([sys.executable, '-m', 'experiments.study.launch', '-', str(os.getpid()), '-c', {child!r}],"
+        f"env={{**os.environ, 'PYTHONPATH': {str(ROOT)!r}}}).wait()"
+    )
+    study = subprocess.Popen([sys.executable, "-c", parent], cwd=tmp_path)
+    try:
+        wait_for(tmp_path / "ready")
+    finally:
+        study.kill()
+        study.wait()
+    wait_for(tmp_path / "stopped")
+
+
+def wait_for(path: Path) -> None:
+    until = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} did not come"
+        time.sleep(0.02)
+
+
+def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
+    ended = []
+    # The first one's directory is still held by a run that a killed study left, and is waited for.
+    held, refused = locked(tmp_path / "wrong-1", "--runs"), []
+
+    def locking(folder, flag):
+        try:
+            return locked(folder, flag)
+        except RunDirectoryError:
+            refused.append(folder)
+            held.close()
+            raise
+
+    monkeypatch.setattr(schedule, "locked", locking)
+    schedule.run_all(
+        [StudyRun("wrong", 1, {"batch_size": 0}), StudyRun("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
+        threading.Event(), lambda job, why, seconds: ended.append((job.name, why)),
+    )  # fmt: skip
+    assert [name for name, _ in ended] == ["wrong-1", "worse-1"]
+    assert refused == [tmp_path / "wrong-1"]
+    assert ended[0][1].startswith("exit status 1: error: batch_size is 0; expected a whole number at least 1 (see ")
+    assert "'nosuch' is not a setting" in (tmp_path / "worse-1.log").read_text()
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path):
+    began = time.monotonic()
+    why = schedule.run(StudyRun("slow", 1, dict(COMMON)), tmp_path / "slow", None, 1.0, threading.Event(), lambda: None)
+    assert why.startswith("took longer than 1 s; run the same command again")
+    assert time.monotonic() - began < 30
+
+
+def test_cores_are_those_that_the_process_may_use():
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    assert len(set(schedule.available_cores(count))) == count
+    if sys.platform == "linux":
+        with pytest.raises(ValueError, match=f"--jobs={count + 1}, but this process may use {count} cores"):
+            schedule.available_cores(count + 1)

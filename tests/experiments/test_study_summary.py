@@ -1,0 +1,121 @@
+"""The study's summaries, pages and pictures, from records made by hand."""
+
+import pytest
+from study_records import PAIR, known, record, stepless
+
+from cojax.types import content_hash
+from environments import load
+from experiments.study import figures
+from experiments.study.breakdown import breakdowns, prior_mastery
+from experiments.study.markdown import render_page
+from experiments.study.summary import summarise
+from experiments.study.tables import COMMON, Table, jobs
+
+
+def test_what_updates_were_like_is_told_where_all_records_know_it():
+    def told(seed, **figures):
+        return {**record("feedback", seed, 0.5), "learning": {"updates": 8.0 * seed, **figures}}
+
+    table = Table("A table", ("feedback",), ())
+    page = render_page(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), told(2, clip_fraction=0.5))))
+    assert "| updates | 12 |" in page
+    assert "| learned tokens clipped | 37.5% |" in page
+    page = render_page(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), record("feedback", 2, 0.5))))
+    assert "updates" not in page
+    assert "clipped" not in page
+
+
+def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
+    records = known(
+        record("static", 1, 0.25), record("feedback", 1, 0.75), record("static", 2, 0.5), record("feedback", 2, 0.75),
+        record("static", 3, 0.0),
+    )  # fmt: skip
+    found = summarise("pair", PAIR, (1, 2, 3), records)
+    assert (found["seeds"], found["incomplete_seeds"], found["tasks"]) == ([1, 2], [3], 4)
+    assert found["common_settings"] == dict(COMMON)
+    static, feedback = found["arms"]
+    assert static["final"]["by_seed"] == {"1": 0.25, "2": 0.5}
+    assert feedback["cross_table"] == {"kept": 1, "recovered": 2, "lost": 0, "never": 1}
+    assert (feedback["gain"]["mean"], feedback["live_groups"], feedback["feedback_share"]) == pytest.approx(
+        (0.5, 0.6, 0.1)
+    )
+    (difference,) = found["differences"]
+    assert (difference["mean"], difference["seeds_above_0"], difference["count"]) == (0.375, 2, 2)
+    assert difference["high"] == pytest.approx(0.375 + 12.7062 * 0.125, abs=1e-4)
+    assert found["made_with"]["core_hours"] == pytest.approx(4 * 30 / 3600)
+    page = render_page(found, ["success"])
+    assert "| feedback (CoEvolve) − static D_0 | +37.5 | [-121.3, +196.3] | 2 of 2 |" in page
+    assert "| tasks added | 0 (-100 %) | 2 |" in page
+    assert "| static D_0 | 0.500 | 0.040 | 0.550 | 3.25 |  |" in page
+    assert "| move | 0.0 | 2.0 |" in page
+    assert "| duplicate of task | 0.0 | 2.0 |" in page
+    assert "left out: seeds 3" in page
+    assert "![success](pair/success.png)" in page
+
+
+def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():
+    one = known(record("static", 1, 0.25), record("feedback", 1, 0.5, digest="other"))
+    with pytest.raises(ValueError, match="2 different sets of tasks"):
+        summarise("pair", PAIR, (1,), one)
+    with pytest.raises(ValueError, match="no seed of table 'pair' has finished"):
+        summarise("pair", PAIR, (2,), one)
+    apart = summarise("pair", PAIR, (1,), known(record("static", 1, 0.25), record("feedback", 1, 0.5, zero_shot=0.3)))
+    assert apart["seeds_with_several_zero_shots"] == [1]
+    assert "Arms of seeds 1 began at different policies" in render_page(apart)
+    assert "| feedback (CoEvolve) − static D_0 | +25.0 |  | 1 of 1 |" in render_page(apart)  # one seed has no interval
+
+
+def test_an_arm_without_steps_has_a_row_and_every_trial_counts(tmp_path):
+    table = Table("Trials", ("zero-shot-retry", "feedback"), (("feedback", "zero-shot-retry"),))
+    found = summarise("pair", table, (1, 2), known(*map(stepless, (1, 2)), record("feedback", 1, 0.75),
+                                                   record("feedback", 2, 0.75)))  # fmt: skip
+    retry, feedback = found["arms"]
+    assert (retry["live_groups"], found["steps"]) == (None, [0, 2])
+    assert (retry["budget"]["evaluation_episodes"], feedback["budget"]["evaluation_episodes"]) == (7, 4)
+    page = render_page(found)
+    assert "| zero-shot, three trials | 50.0 ± 0.0 | +25.0 |  |" in page
+    assert "| episodes of the final evaluation | 7 (+75 %) | 4 |" in page
+    drawn = figures.draw({"zero-shot-retry": [stepless(1)], "feedback": [record("feedback", 1, 0.5)]}, tmp_path)
+    assert drawn == list(figures.FIGURES)
+
+
+def test_success_is_told_by_kind_of_task():
+    settings = {"evaluation.tasks": 40, "evaluation.seed": 3}
+    tasks = sorted(load("desk").tasks("eval", 40, 3), key=lambda task: task.id)
+    short = "".join("1" if len(task.solution) == 2 else "0" for task in tasks)
+
+    def of(arm, final):
+        job = jobs([arm], [1], further=settings)[0]
+        made = record(arm, 1, 0.5, digest=content_hash([task.id for task in tasks]))
+        held_out = {**made["held_out"], "tasks": 40, "zero_shot": "0" * 40, "final": final}
+        return {**made, "config": job.config, "held_out": held_out}
+
+    found = breakdowns({"static": [of("static", "0" * 40)], "feedback": [of("feedback", short), of("feedback", short)]})
+    by_actions = {row["kind"]: (row["tasks"], row["zero_shot"], row["arms"]) for row in found["actions"]}
+    assert by_actions["2"] == (short.count("1"), 0.0, {"static": 0.0, "feedback": 1.0})
+    assert by_actions["3"][2] == {"static": 0.0, "feedback": 0.0}
+    assert list(by_actions)[-1] == "6 and more"
+    for rows in found.values():
+        assert sum(row["tasks"] for row in rows) == 40
+        assert sum(row["tasks"] * row["arms"]["feedback"] for row in rows) == pytest.approx(short.count("1"))
+    rows = [{"kind": "move", "zero_shot": 0.2}, {"kind": "read", "zero_shot": 1.0}]
+    added = record("feedback", 1, 0.5, origins=("rare", "rare", "boundary"))
+    added["tasks"]["tool"][-1] = "read"
+    assert prior_mastery([added, added], rows) == pytest.approx((0.2 + 0.2 + 1.0) / 3)
+    assert prior_mastery([record("static", 1, 0.5)], rows) is None
+    popularity = load("desk").popularity()
+    order = [popularity[row["kind"]] for row in found["tool"]]
+    assert order == sorted(order, reverse=True)
+    assert "finish" not in {row["kind"] for row in found["tool"]}
+    assert breakdowns({"static": [record("static", 1, 0.5)]}) == {}  # of tasks that the desk does not have
+
+
+def test_pictures_are_drawn_of_what_arms_have(tmp_path):
+    def arms(*names):
+        return {arm: [record(arm, seed, 0.5) for seed in (1, 2)] for arm in names}
+
+    assert figures.draw(arms("static", "feedback"), tmp_path / "both") == list(figures.FIGURES)
+    for name in figures.FIGURES:
+        assert (tmp_path / f"both/{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    missing = [name for name, make in figures.FIGURES.items() if make(arms("static")) is None]
+    assert missing == ["signals", "conversion", "signal-shares"]
