@@ -255,13 +255,15 @@ def configuration_of(settings: Settings) -> ConfigDict:
     """experiments/desk.py with these settings. Raises KeyError for an unknown one, TypeError for a wrong type."""
     config = desk.get_config()
     for name, value in settings.items():
-        section, leaf = config, name
-        if "." in name:
-            *sections, leaf = name.split(".")
-            for part in sections:
-                section = section[part]
-        # Sections named …_settings hold keywords of the entry that they belong to; experiments/checks.py checks them.
-        if leaf not in section and not (name != leaf and sections[-1].endswith("_settings")):
+        *sections, leaf = name.split(".")
+        # Sections named …_settings hold keywords of entries, by name where there are several; checks.py checks them.
+        of_entry = any(part.endswith("_settings") for part in sections)
+        section = config
+        for part in sections:
+            if of_entry and part not in section:
+                section[part] = ConfigDict()
+            section = section.get(part, {})
+        if leaf not in section and not of_entry:
             raise KeyError(f"{name} is not a setting of experiments/desk.py; experiments/base.py lists them all")
         section[leaf] = value
     return config

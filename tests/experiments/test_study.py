@@ -132,9 +132,13 @@ def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
         configuration_of({"nosuch": 1})
     with pytest.raises(KeyError, match="synthesis"):
         configuration_of({"synthesis.nosuch": 1})
+    with pytest.raises(KeyError, match="nosuch.steps is not a setting"):
+        configuration_of({"nosuch.steps": 1})
     with pytest.raises(TypeError):
         configuration_of({"steps": "many"})
     assert configuration_of({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
+    assert configuration_of({"signal_settings.rare.minimum": 9}).signal_settings.rare.minimum == 9
+    assert configuration_of({"signal_settings.mine.window": 3}).signal_settings.mine.window == 3
     assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
         "steps": 4, "signals": "rare", "validate": False,
     }  # fmt: skip
