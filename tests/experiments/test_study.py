@@ -132,7 +132,7 @@ def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
         configuration_of({"nosuch": 1})
     with pytest.raises(KeyError, match="synthesis"):
         configuration_of({"synthesis.nosuch": 1})
-    with pytest.raises(KeyError, match="nosuch.steps is not a setting"):
+    with pytest.raises(KeyError, match=r"nosuch\.steps is not a setting"):
         configuration_of({"nosuch.steps": 1})
     with pytest.raises(TypeError):
         configuration_of({"steps": "many"})
