@@ -126,9 +126,7 @@ def _trajectory_advantages(value: Any, trajectory: Trajectory) -> tuple[np.ndarr
         kept += [np.full(prompt, np.logical_not(prompt_masked)), np.broadcast_to(~masked, action)]
     values, keep = np.concatenate(credit), np.concatenate(kept)
     if not np.isfinite(values[keep]).all():
-        raise ValueError(
-            f"{where} is not finite: {values[keep]}; mask entries that must not be learned from with numpy.ma"
-        )
+        raise ValueError(f"{where} is not finite: {values[keep]}; mask entries to leave out with numpy.ma")
     return np.where(keep, values, 0.0), keep
 
 

@@ -56,11 +56,9 @@ class Placement:
 
     def params(self, params: Params, rows: Sequence[Parameter]) -> Params:
         """The parameters, whose leaves `rows` describes, spread over the mesh."""
-        return (
-            params
-            if self.mesh is None
-            else jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
-        )
+        if self.mesh is None:
+            return params
+        return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
 
     def state(self, params: Params, rows: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update; moments are laid out like their parameters."""

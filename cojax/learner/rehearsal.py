@@ -34,8 +34,9 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     full = full_batch(rows, learner.row_length, learner.route_shape)
     advice, count = _advice(learner), np.int32(1)
     try:
-        if all(device.platform == "cpu" for device in learner.placement.devices):
-            check_fits(learner.programs(state, full), len(learner.placement.devices), _batch_bytes(full), advice)
+        devices = learner.placement.devices
+        if all(device.platform == "cpu" for device in devices):
+            check_fits(learner.programs(state, full), len(devices), _batch_bytes(full), advice)
         batch = learner.prepare(state, full, count)
         # The state stays as it is: an update keeps it where loss or gradient is not finite, and here neither is.
         state, _ = learner.apply(state, batch, count)
@@ -52,17 +53,14 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     `sizes` is as in `rehearse`; `beside` bytes are left free for arrays that are loaded later. Programs are compiled
     but not run. Where free memory is not known, the last entry is taken.
     """
-    there = free_bytes(learner.placement.devices)
-    if there is not None:
+    devices = learner.placement.devices
+    available = free_bytes(devices)
+    if available is not None:
         full = full_batch(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            if (
-                needed_bytes(
-                    candidate.programs(state, full), len(learner.placement.devices), _batch_bytes(full) + beside
-                )
-                <= there
-            ):
+            needed = needed_bytes(candidate.programs(state, full), len(devices), _batch_bytes(full) + beside)
+            if needed <= available:
                 return candidate
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
 

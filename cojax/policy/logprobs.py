@@ -90,11 +90,11 @@ def token_scores(
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
         predicted &= wanted[:, 1:]
-    settings = _Settings(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
+    fixed = _Settings(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
     matrix = scoring_matrix(config, params)
     # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
-    scores: tuple[jax.Array, ...] = _scores(settings, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
+    scores: tuple[jax.Array, ...] = _scores(fixed, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
     if routes is not None and differing is not None:
         known = predicted & (routes[:, :-1, 0, 0] >= 0)
         scores = *scores, jnp.where(known, differing[:, :-1], 0.0), known.astype(jnp.float32)
@@ -113,57 +113,57 @@ class _Settings(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scores(
-    settings: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """float32[B, N] twice: log softmax(hidden · matrix / temperature)[target] and the entropy; 0 where not wanted.
 
     hidden [B, N, D], targets int32[B, N], wanted bool[B, N]. The gradient is written by hand: the length of the loop
     depends on the data, and JAX has no reverse mode for such loops.
     """
-    return _forward(settings, matrix, hidden, targets, wanted)[0]
+    return _forward(fixed, matrix, hidden, targets, wanted)[0]
 
 
 def _forward(
-    settings: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        order = _order(wanted, settings.chunk)
+        order = _order(wanted, fixed.chunk)
         states, goals = _gather(hidden, order), _gather(targets, order)
 
         def fill(index: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            scaled = score_tokens(settings.config, matrix, _slice(states, index, settings.chunk)) / settings.temperature
-            log_sum = _log_sum(settings, scaled)
-            goal = _is_target(settings, _slice(goals, index, settings.chunk), scaled)
-            values = [_sum_vocabulary(settings, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
-            if settings.entropy != "none":
-                mean = _sum_vocabulary(settings, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
+            scaled = score_tokens(fixed.config, matrix, _slice(states, index, fixed.chunk)) / fixed.temperature
+            log_sum = _log_sum(fixed, scaled)
+            goal = _is_target(fixed, _slice(goals, index, fixed.chunk), scaled)
+            values = [_sum_vocabulary(fixed, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
+            if fixed.entropy != "none":
+                mean = _sum_vocabulary(fixed, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
                 values.append(log_sum - mean)
-            return tuple(_with_slice(x, value, index, settings.chunk) for x, value in zip(found, values, strict=True))
+            return tuple(_with_slice(x, value, index, fixed.chunk) for x, value in zip(found, values, strict=True))
 
-        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if settings.entropy == "none" else 3)
+        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if fixed.entropy == "none" else 3)
         return jax.lax.fori_loop(0, rounds, fill, empty)
 
-    rounds = _rounds(wanted, settings.chunk)
-    columns = 2 if settings.entropy == "none" else 3
-    found = _per_device(settings, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
+    rounds = _rounds(wanted, fixed.chunk)
+    columns = 2 if fixed.entropy == "none" else 3
+    found = _per_device(fixed, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
     logprobs = jnp.where(wanted, _ungather(found[0], wanted), 0.0)
-    if settings.entropy == "none":
+    if fixed.entropy == "none":
         return (logprobs, jnp.zeros_like(logprobs)), (matrix, hidden, targets, wanted, *found[1:])
     entropy = jnp.where(wanted, _ungather(found[2], wanted), 0.0)
     return (logprobs, entropy), (matrix, hidden, targets, wanted, *found[1:])
 
 
-def _backward(settings: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
+def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
     matrix, hidden, targets, wanted, *found = residuals
-    with_entropy = settings.entropy == "gradient"
+    with_entropy = fixed.entropy == "gradient"
 
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array, *rest: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        order = _order(wanted, settings.chunk)
+        order = _order(wanted, fixed.chunk)
         real = jnp.arange(order.shape[1]) < jnp.sum(wanted, axis=1, keepdims=True)
         states, goals = _gather(hidden, order), _gather(targets, order)
         log_sums, *others = rest
@@ -172,31 +172,27 @@ def _backward(settings: _Settings, residuals: Any, cotangents: tuple[jax.Array, 
             entropies, of_entropy = others[1], jnp.where(real, _gather(others[2], order), 0.0)
 
         def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, goal, log_sum, weight = (
-                _slice(x, index, settings.chunk) for x in (states, goals, log_sums, weights)
-            )
-            scaled = score_tokens(settings.config, matrix, state) / settings.temperature
+            state, goal, log_sum, weight = (_slice(x, index, fixed.chunk) for x in (states, goals, log_sums, weights))
+            scaled = score_tokens(fixed.config, matrix, state) / fixed.temperature
             logs = scaled - log_sum[..., None]
-            slopes = (_is_target(settings, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
+            slopes = (_is_target(fixed, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
             if with_entropy:
-                entropy, strength = (_slice(x, index, settings.chunk)[..., None] for x in (entropies, of_entropy))
+                entropy, strength = (_slice(x, index, fixed.chunk)[..., None] for x in (entropies, of_entropy))
                 slopes -= jnp.exp(logs) * (logs + entropy) * strength
             # In the dtype of the forward's products: a product of float32 is many times slower on an accelerator.
-            slopes = (slopes / settings.temperature).astype(state.dtype)
-            tied = settings.config.tie_word_embeddings
+            slopes = (slopes / fixed.temperature).astype(state.dtype)
+            tied = fixed.config.tie_word_embeddings
             of_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
-            of_state = _sum_vocabulary(
-                settings, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1))
-            )
-            return total[0] + of_matrix, _with_slice(total[1], of_state, index, settings.chunk)
+            of_state = _sum_vocabulary(fixed, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
+            return total[0] + of_matrix, _with_slice(total[1], of_state, index, fixed.chunk)
 
         nothing = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
         of_matrix, of_states = jax.lax.fori_loop(0, rounds, add, nothing)
-        return _reduce_gradient(settings, of_matrix), of_states
+        return _reduce_gradient(fixed, of_matrix), of_states
 
     rest = [found[0], cotangents[0], *((found[1], cotangents[1]) if with_entropy else ())]
-    run = _per_device(settings, loop, "mrrr." + "r" * len(rest), "sr")
-    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, settings.chunk), *rest)
+    run = _per_device(fixed, loop, "mrrr." + "r" * len(rest), "sr")
+    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, fixed.chunk), *rest)
     of_hidden = jnp.where(wanted[..., None], _ungather(of_states, wanted), 0)
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
@@ -204,53 +200,53 @@ def _backward(settings: _Settings, residuals: Any, cotangents: tuple[jax.Array, 
 _scores.defvjp(_forward, _backward)
 
 
-def _per_device(settings: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
+def _per_device(fixed: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
     """Runs the loop on each device, on its own rows and its part of the vocabulary; without a mesh just the loop.
 
     One letter for each argument and result gives its layout: r by rows, m the matrix with its whole width on each
     device, s the matrix spread like the parameters, . replicated.
     """
-    if settings.mesh is None:
+    if fixed.mesh is None:
         return loop
-    axes = _matrix_axes(settings)
+    axes = _matrix_axes(fixed)
     vocabulary = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
     as_stored = PartitionSpec(*(RULES[axis] for axis in axes))
     specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": as_stored, ".": PartitionSpec()}
     return jax.shard_map(
         loop,
-        mesh=settings.mesh,
+        mesh=fixed.mesh,
         in_specs=tuple(specs[letter] for letter in arguments),
         out_specs=tuple(specs[letter] for letter in results),
         check_vma=False,
     )
 
 
-def _matrix_axes(settings: _Settings) -> tuple[str, str]:
+def _matrix_axes(fixed: _Settings) -> tuple[str, str]:
     """Logical axes of `scoring_matrix`."""
-    return ("vocabulary", "embed") if settings.config.tie_word_embeddings else ("embed", "vocabulary")
+    return ("vocabulary", "embed") if fixed.config.tie_word_embeddings else ("embed", "vocabulary")
 
 
-def _parts(settings: _Settings, axis: str) -> int:
-    return 1 if settings.mesh is None else settings.mesh.shape[axis]
+def _parts(fixed: _Settings, axis: str) -> int:
+    return 1 if fixed.mesh is None else fixed.mesh.shape[axis]
 
 
-def _reduce_gradient(settings: _Settings, gradient: jax.Array) -> jax.Array:
+def _reduce_gradient(fixed: _Settings, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
-    if _parts(settings, "fsdp") > 1:
-        embed = _matrix_axes(settings).index("embed")
+    if _parts(fixed, "fsdp") > 1:
+        embed = _matrix_axes(fixed).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
-    return jax.lax.psum(gradient, "data") if _parts(settings, "data") > 1 else gradient
+    return jax.lax.psum(gradient, "data") if _parts(fixed, "data") > 1 else gradient
 
 
-def _sum_vocabulary(settings: _Settings, x: jax.Array) -> jax.Array:
+def _sum_vocabulary(fixed: _Settings, x: jax.Array) -> jax.Array:
     """Sums over parts of the vocabulary → sums over all of it."""
-    return jax.lax.psum(x, "tensor") if _parts(settings, "tensor") > 1 else x
+    return jax.lax.psum(x, "tensor") if _parts(fixed, "tensor") > 1 else x
 
 
-def _log_sum(settings: _Settings, scaled: jax.Array) -> jax.Array:
+def _log_sum(fixed: _Settings, scaled: jax.Array) -> jax.Array:
     """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
     own = jax.nn.logsumexp(scaled, axis=-1)
-    if _parts(settings, "tensor") == 1:
+    if _parts(fixed, "tensor") == 1:
         return own
     largest = jax.lax.pmax(own, "tensor")
     return largest + jnp.log(jax.lax.psum(jnp.exp(own - largest), "tensor"))
@@ -282,9 +278,9 @@ def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
     return jax.lax.dot_general(left, right, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _is_target(settings: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
+def _is_target(fixed: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
-    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(settings, "tensor") > 1 else 0
+    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(fixed, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
 
 

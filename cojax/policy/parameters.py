@@ -51,8 +51,8 @@ class Parameter:
         """(index into the stacked axes, Hugging Face name) of every array that makes up the leaf."""
         stacked = self.stacked
         for index in np.ndindex(*self.shape(config)[: len(stacked)]):
-            places = dict(zip(stacked, index, strict=True))
-            yield index, self.hf.format(layer=places.get("layers"), expert=places.get("experts"))
+            numbers = dict(zip(stacked, index, strict=True))
+            yield index, self.hf.format(layer=numbers.get("layers"), expert=numbers.get("experts"))
 
     def piece_shape(self, config: ModelConfig) -> tuple[int, ...]:
         """Shape of one such array in our layout."""

@@ -21,26 +21,8 @@ from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools
 from cojax.types import Group, Signal
 
 __all__ = [
-    "SIGNALS",
-    "TRAJECTORY",
-    "Boundary",
-    "Detector",
-    "Forgetting",
-    "Guidance",
-    "Memory",
-    "Rare",
-    "SignalKind",
-    "Visit",
-    "above",
-    "apply",
-    "check",
-    "detect",
-    "distinguishing_tools",
-    "focus",
-    "guidance",
-    "init",
-    "named",
-    "tools_called",
+    "SIGNALS", "TRAJECTORY", "Boundary", "Detector", "Forgetting", "Guidance", "Memory", "Rare", "SignalKind", "Visit",
+    "above", "apply", "check", "detect", "distinguishing_tools", "focus", "guidance", "init", "named", "tools_called",
     "tools_of",
 ]  # fmt: skip
 

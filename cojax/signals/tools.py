@@ -35,9 +35,8 @@ def distinguishing_tools(group: Group, threshold: float = 0.5) -> tuple[str, ...
         tool: abs(in_successes[tool] / len(successes) - in_failures[tool] / len(failures))
         for tool in in_successes.keys() | in_failures.keys()
     }
-    return tuple(
-        sorted((t for t in difference if difference[t] >= _LEAST_DIFFERENCE), key=lambda t: (-difference[t], t))
-    )
+    found = [tool for tool in difference if difference[tool] >= _LEAST_DIFFERENCE]
+    return tuple(sorted(found, key=lambda tool: (-difference[tool], tool)))
 
 
 def focus(distinguishing: tuple[str, ...], trajectory: Trajectory) -> tuple[str, ...]:

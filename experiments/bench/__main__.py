@@ -44,7 +44,7 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "conversations": servers.conversations,
     "worlds": worlds,
 }
-# These need an installed server, or an environment's data, and run only when they are named.
+# These need an installed server or environment, and run only when they are named.
 ASKED = frozenset({"sync", "conversations", "worlds"})
 
 
@@ -83,10 +83,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dtype": {**_DTYPE, "help": "computed in"},
     "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
     "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
-    "remat": {
-        "choices": ("none", "dots", "layers", "auto"),
-        "help": "which results of a layer are computed again, not kept",
-    },
+    "remat": {"choices": ("none", "dots", "layers", "auto"), "help": "which results of a layer are computed again"},
     "reference": {"action": argparse.BooleanOptionalAction, "help": "with the KL to a reference"},
     "rows": {**_NUMBER, "help": "packed rows an update"},
     "row-length": {**_NUMBER, "help": "tokens a row"},

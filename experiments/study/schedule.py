@@ -24,8 +24,7 @@ _WARM = ("warm_start", "model", "environment")
 
 
 class Queue:
-    """The runs that are left, in order, for several threads. Runs that share a warm start wait until one has made
-    it."""
+    """The runs that are left, in order, for several threads; runs that share a warm start wait until one made it."""
 
     def __init__(self, jobs: Sequence[StudyRun]):
         self._jobs = list(jobs)
@@ -76,8 +75,7 @@ def run_all(
     stop: threading.Event,
     on_end: Callable[[StudyRun, str, float], None],
 ) -> None:
-    """Makes the runs in `folder`/NAME, one at a time on each core (None: any core), until all have ended or `stop` is
-    set.
+    """Makes the runs in `folder`/NAME, one at a time on each core (None: any), until all have ended or `stop` is set.
 
     `on_end(job, why, seconds)` is called on the thread of the run, one call at a time; `why` it failed is empty for a
     finished run. A run that takes longer than `deadline` seconds is stopped. Every stopped run can go on later.
@@ -115,26 +113,16 @@ def run_all(
 def command(job: StudyRun, workdir: Path) -> list[str]:
     """The arguments of the interpreter that make this run."""
     settings = [f"--config.{name}={value}" for name, value in job.settings.items()]
-    return [
-        "-m",
-        "experiments.run",
-        "--config=experiments/desk.py",
-        *settings,
-        f"--config.workdir={workdir.absolute()}",
-    ]
+    settings.append(f"--config.workdir={workdir.absolute()}")
+    return ["-m", "experiments.run", "--config=experiments/desk.py", *settings]
 
 
 def run(
-    job: StudyRun,
-    workdir: Path,
-    core: int | None,
-    deadline: float,
-    stop: threading.Event,
-    on_warm_start: Callable[[], None],
+    job: StudyRun, workdir: Path, core: int | None, deadline: float, stop: threading.Event, warmed: Callable[[], None]
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
 
-    `on_warm_start` is called again and again once the warm start exists.
+    `warmed` is called again and again once the warm start exists.
     """
     log = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)
@@ -150,7 +138,7 @@ def run(
         while process.poll() is None:
             time.sleep(_POLL)
             if (workdir / "model.json").exists():
-                on_warm_start()
+                warmed()
             now = time.monotonic()
             if not asked and (stop.is_set() or now - began > deadline):
                 process.terminate()
@@ -168,8 +156,7 @@ def run(
 
 
 def wait_until_free(workdir: Path, stop: threading.Event) -> None:
-    """Waits while another process holds the run directory: a run that a killed study left behind ends its step
-    first."""
+    """Waits while another process holds the run directory: a run of a killed study first ends its step."""
     until = time.monotonic() + _GRACE
     while not stop.is_set():
         try:

@@ -100,7 +100,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
             held.close()
             raise
 
-    monkeypatch.setattr(schedule, "locked", locking)
+    monkeypatch.setattr(schedule, locked.__name__, locking)
     schedule.run_all(
         [StudyRun("wrong", 1, {"batch_size": 0}), StudyRun("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
         threading.Event(), lambda job, why, seconds: ended.append((job.name, why)),

@@ -1,0 +1,74 @@
+"""What user code may import: a literal list, stable from one release to the next. docs/extending.md refers to it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Module → names. A name may be added. One that is renamed or moved gets a line in docs/changes.md.
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "cojax": ("load",),
+    "cojax.types": (
+        "Action", "Call", "Check", "Evaluation", "ExplorationContext", "Group", "Lineage", "Message", "Observation",
+        "Signal", "Task", "TaskDraft", "Trajectory", "Triplet", "Turn", "Verdict",
+    ),
+    "cojax.environment": (
+        "Charted", "Demonstrated", "EngineError", "Environment", "EnvironmentFailure", "Episode", "EpisodeFailure",
+        "LimitExceeded", "OutOfContext", "PolicyLoss", "RunsPolicyCode", "play",
+    ),
+    "cojax.environment.wrapping": ("Wrapped", "WrappedEpisode"),
+    "cojax.registry": ("Range", "RegistryError"),
+    "cojax.registry.annotations": ("Range", "RegistryError"),
+    "cojax.learner.losses": ("LOSSES", "policy_gradient"),
+    "cojax.learner.reading": ("learns_from",),
+    "cojax.learner.parts": (
+        "LARGEST_LOG_RATIO", "bounded_exp", "kl_estimate", "sequence_mean", "summed_by", "two_sided_mask",
+        "where_learned",
+    ),
+    "cojax.learner.advantages": ("ADVANTAGES", "rewards"),
+    "cojax.learner.weightings": ("WEIGHTINGS",),
+    "cojax.signals": (
+        "SIGNALS", "Guidance", "SignalKind", "Visit", "above", "distinguishing_tools", "focus", "tools_called",
+        "tools_of",
+    ),
+    "cojax.synthesis": ("EVOLUTIONS", "SELECTIONS", "EvolutionInputs", "Expedition", "select"),
+    "cojax.explorer": ("Exploration", "Explorer", "Metered"),
+    "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
+    "cojax.policy.config": ("ModelConfig",),
+    "cojax.policy.pretrained": ("Policy",),
+    "experiments": ("base", "desk"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in PUBLIC.items() for name in names])
+def test_a_public_name_can_be_imported(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    if not hasattr(found, name):
+        importlib.import_module(f"{module}.{name}")
+
+
+def imports(code: str) -> set[tuple[str, str]]:
+    """(module, name) of all that the code imports from cojax and experiments."""
+    statements = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
+    named = [(str(node.module), alias.name) for node in statements for alias in node.names]
+    return {(module, name) for module, name in named if module.partition(".")[0] in ("cojax", "experiments")}
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)
+def test_an_example_imports_public_names_alone(path: Path) -> None:
+    assert imports(path.read_text()) <= {(module, name) for module, names in PUBLIC.items() for name in names}
+
+
+def test_the_documentation_for_users_imports_public_names_alone() -> None:
+    text = (ROOT / "docs" / "extending.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    found = {pair for block in blocks for pair in imports(block)}
+    assert found
+    assert found <= {(module, name) for module, names in PUBLIC.items() for name in names}
+    assert "tests/test_public.py" in text
