@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import Episodes, Log, StorageError, expect_file
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, StorageError, expect_file, read_json
 
 Json = dict[str, Any]
 # What every run may raise.
@@ -106,9 +106,6 @@ def _read_json(path: Path) -> Json:
         return {}
     expect_file(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError(f"it holds {type(value).__name__}, expected an object")
-        return value
-    except (ValueError, RecursionError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error}). Restore it from a copy, or delete it.") from error

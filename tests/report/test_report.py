@@ -21,7 +21,8 @@ from cojax.report.episodes import varied, within
 from cojax.report.figures import evenly, evolutions, headline, helped, pool, totals
 from cojax.report.lineage import Lineages, VisitIndex
 from cojax.report.page import contents, embed
-from cojax.storage.files import Episodes, Log, write_json
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Check, Lineage, Message, Observation, Signal, Task, Trajectory, Turn, to_json
 from experiments.report import main
 

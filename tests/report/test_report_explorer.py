@@ -17,7 +17,8 @@ from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, read_run, texts, write_report
 from cojax.report.growth import conversion, feedback, lengths, quality
 from cojax.report.page import contents
-from cojax.storage.files import Episodes, Log, write_json
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, write_json
 from cojax.types import to_json
 from experiments.report import main, plain
 

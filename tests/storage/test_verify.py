@@ -117,7 +117,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "checkpoints gone": ("checkpoints", shutil.rmtree, r"no checkpoint to go on from\. Restore checkpoints/"),
     "checkpoints and steps gone": ("checkpoints", lambda p: (shutil.rmtree(p), emptied(p.parent / "metrics.jsonl")),
                                    r"no checkpoint to go on from\. Restore checkpoints/"),
-    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder, as those of a step are"),
+    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder; expected one for a step"),
     "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is no file, as those of a"),
 }  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_a_log_of_a_newer_version_is_named(run):
         record = json.loads(path.read_text())
         record["host"]["logs"]["dreams"] = [0, 0, ""]
         path.write_text(json.dumps(signed(record)))
-    with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version has not"):
+    with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version does not have"):
         verify(run)
 
 
@@ -215,7 +215,7 @@ def test_checkpoints_without_checksums_go_on_with_one_warning(run):
     found = verify(run)
     assert found.warnings == (
         f"checkpoint {run / 'checkpoints/6'} carries no checksums, as an older version wrote it: the files of the run "
-        "were checked as far as they tell themselves; its next checkpoint carries them",
+        "were checked only for being readable and complete; its next checkpoint carries checksums",
     )
     assert (list(found.pool), found.pending, found.changes) == (list(whole.pool), whole.pending, whole.changes)
     directory = RunDirectory(run)
@@ -289,6 +289,6 @@ def test_every_mutation_of_every_file_is_refused_or_heals(kind, run):
 
 def test_a_folder_that_holds_no_run_is_not_taken_over(tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"mine":1}\n')
-    with pytest.raises(RunDirectoryError, match=r"tasks.jsonl is of no run: config.json is missing\. Choose another"):
+    with pytest.raises(RunDirectoryError, match=r"tasks.jsonl belongs to no run: config.json is missing\."):
         start(tmp_path)
     assert (tmp_path / "tasks.jsonl").read_text() == '{"mine":1}\n'
