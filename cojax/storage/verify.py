@@ -201,13 +201,8 @@ def _check_steps(files: RunFiles, step: int, recorded: int) -> None:
 
     Raises StorageError for a log whose steps are not in order, or end early.
     """
-    for name, last in (
-        ("metrics", recorded),
-        ("memory", step),
-        ("signals", None),
-        ("drafts", None),
-        ("expeditions", None),
-    ):
+    last_steps = {"metrics": recorded, "memory": step, "signals": None, "drafts": None, "expeditions": None}
+    for name, last in last_steps.items():
         log, before = files.logs[name], 0
         for line, record in enumerate(log.records(), 1):
             number = record.get("step")
