@@ -13,8 +13,18 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from cojax.registry import REQUIRED, Range, RegistryError, Setting, check_call, check_settings, find, settings, source
-from cojax.registry.annotations import checked, expected, from_text
+from cojax.registry import (
+    REQUIRED,
+    DeclaredSetting,
+    Range,
+    RegistryError,
+    check_call,
+    check_settings,
+    find,
+    settings,
+    source,
+)
+from cojax.registry.annotations import checked, description, from_text
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -94,7 +104,7 @@ def test_a_name_of_the_registry() -> None:
 def test_a_function_of_the_current_folder(folder: Path) -> None:
     double = find("loss", "of_mine:double", ENTRIES)
     assert double(4) == 8
-    assert settings(double) == {"by": Setting(int, 2)}
+    assert settings(double) == {"by": DeclaredSetting(int, 2)}
     told = source("of_mine:double", double)
     assert told == {
         "path": "of_mine:double",
@@ -136,7 +146,7 @@ def test_a_changed_partial_has_another_hash(folder: Path) -> None:
 def test_annotations_are_read_where_they_stand(folder: Path) -> None:
     """A subclass need not import what its parent's fields are annotated by; an object's fields are no settings."""
     assert settings(find("signal", "taking_mine:Inherits", ENTRIES))["window"].annotation == Annotated[int, Range(1)]
-    assert settings(find("loss", "taking_mine:tripled", ENTRIES)) == {"plus": Setting(float, 0.0)}
+    assert settings(find("loss", "taking_mine:tripled", ENTRIES)) == {"plus": DeclaredSetting(float, 0.0)}
 
 
 def test_what_cannot_be_called_as_its_kind_is_called() -> None:
@@ -161,8 +171,8 @@ def test_settings_are_keywords_or_fields() -> None:
     assert list(settings(clipped)) == ["clip", "kind"]
     assert settings(clipped)["clip"].default == 0.2
     assert list(settings(needy)) == ["least", "share", "where", "perhaps", "untold"]
-    assert settings(needy)["least"] == Setting(int, REQUIRED)
-    assert settings(needy)["untold"] == Setting(float, 3.0)
+    assert settings(needy)["least"] == DeclaredSetting(int, REQUIRED)
+    assert settings(needy)["untold"] == DeclaredSetting(float, 3.0)
     assert list(settings(Detector)) == ["window", "play"]
     assert settings(functools.partial(needy, share=0.25))["share"].default == 0.25
 
@@ -238,7 +248,7 @@ def test_what_a_flag_says(annotation: Any, text: str, value: Any) -> None:
 
 def test_pairs_of_numbers() -> None:
     assert checked("x", tuple[int, float], (1, 2)) == (1, 2.0)
-    assert expected(tuple[int, float]) == "a tuple of a whole number, a number"
+    assert description(tuple[int, float]) == "a tuple of a whole number, a number"
     assert refusal(lambda: checked("x", tuple[int, float], (1,))) == (
         "x is (1,); expected a tuple of a whole number, a number"
     )
