@@ -82,10 +82,8 @@ def _embedding_figures(
         if sample:
             rows = np.array([row[task.id] for task in sample])
             near, own = within(generated[rows], k)
-            measures = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
-            figures: dict[str, Any] = {
-                key: round(value, _DIGITS) for key, value in measures.items() if value is not None
-            }
+            both = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in both.items() if value is not None}
             if len(target):
                 figures["max_similarity"] = _distribution(nearest[rows])
             found[name] = figures

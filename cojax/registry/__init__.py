@@ -23,14 +23,7 @@ from typing import Any, TypeVar
 from cojax.registry.annotations import Range, RegistryError, checked, description
 
 __all__ = [
-    "REQUIRED",
-    "DeclaredSetting",
-    "Range",
-    "RegistryError",
-    "check_call",
-    "check_settings",
-    "find",
-    "settings",
+    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "find", "settings",
     "source",
 ]  # fmt: skip
 
@@ -78,9 +71,8 @@ def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
         parameters = inspect.signature(function).parameters.values()
         declared = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
         defaults = {parameter.name: parameter.default for parameter in declared}
-        types_of = _type_hints(
-            function, {parameter.name: parameter.annotation for parameter in declared}, _scope(function)
-        )
+        annotations = {parameter.name: parameter.annotation for parameter in declared}
+        types_of = _type_hints(function, annotations, _scope(function))
     return {name: DeclaredSetting(_or_type_of(types_of[name], default), default) for name, default in defaults.items()}
 
 
@@ -99,9 +91,8 @@ def check_settings(
             raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {there}")
     for setting, declared in known.items():
         if declared.default is REQUIRED and setting not in given:
-            raise RegistryError(
-                f"{kind} {name!r} needs its setting {where}{setting}: {description(declared.annotation)}"
-            )
+            values = description(declared.annotation)
+            raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
     return {setting: checked(f"{where}{setting}", known[setting].annotation, value) for setting, value in given.items()}
 
 

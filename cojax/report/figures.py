@@ -13,19 +13,9 @@ from cojax.types import Status
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
-    "success",
-    "reward",
-    "partial",
-    "live_groups",
-    "loss",
-    "grad_norm",
-    "kl",
-    "clip_fraction",
-    "logprob_mismatch",
-    "logprob_mismatch_max",
-    "tasks",
-    "turns",
-)
+    "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
+    "logprob_mismatch_max", "tasks", "turns",
+)  # fmt: skip
 
 
 def curves(metrics: Sequence[Json]) -> Json:

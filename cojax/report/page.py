@@ -133,9 +133,7 @@ def _expeditions(run: Run, tasks: Sequence[Story]) -> dict[str, Json]:
     found = {expedition_name(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}
     return {
         name: {
-            "context": {
-                part: _cut(value[:LINES] if isinstance(value, list) else value) for part, value in context.items()
-            }
+            "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()}
             if (context := record.get("context"))
             else None,
             "runs": record.get("runs", []),

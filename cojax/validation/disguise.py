@@ -110,13 +110,13 @@ class Disguises:
         `how` names the decodings of the reading. A query that the text contains openly is not disguised.
         """
         for piece in (reading, *_paragraphs(reading)):
-            if not (word_list := words(piece)):
+            if not (own := words(piece)):
                 continue
-            if _same("".join(word_list)) in self._whole or (len(word_list) > 1 and self._is_rotated(piece)):
+            if _same("".join(own)) in self._whole or (len(own) > 1 and self._is_rotated(piece)):
                 return how or "letters that look alike, moved on or reversed"
-            if self._is_whole(word_list):
+            if self._is_whole(own):
                 return how or "words around its parts"
-            if any(self._is_whole(kept) for kept in self._unfamiliar_left_out(piece, word_list, _FEWEST - bool(how))):
+            if any(self._is_whole(kept) for kept in self._unfamiliar_left_out(piece, own, _FEWEST - bool(how))):
                 return how or "other words between its parts"
         if contained := self._contained(_same("".join(words(reading)))):
             openly = "".join(_WORD.findall(text.casefold()))
@@ -139,30 +139,26 @@ class Disguises:
                         yield found[-1]
             level = found
 
-    def _is_whole(self, word_list: Sequence[str]) -> bool:
-        return len(word_list) > 1 and (
-            _same("".join(word_list)) in self._whole or _without_filler(word_list) in self._unfilled
-        )
+    def _is_whole(self, own: Sequence[str]) -> bool:
+        return len(own) > 1 and (_same("".join(own)) in self._whole or _without_filler(own) in self._unfilled)
 
-    def _unfamiliar_left_out(self, text: str, word_list: Sequence[str], fewest: int) -> Iterator[list[str]]:
+    def _unfamiliar_left_out(self, text: str, own: Sequence[str], fewest: int) -> Iterator[list[str]]:
         """The words without those that no query contains, and without clauses of mostly such words."""
         # Where few queries are known, a word that none contains may matter.
-        if not self._representative or all(word in self._known for word in word_list):
+        if not self._representative or all(word in self._known for word in own):
             return
         clauses = [words(clause) for clause in _CLAUSE.split(text)]
         familiar = [word for clause in clauses if not self._is_filler(clause) for word in clause]
-        yield from (
-            kept for kept in ([word for word in word_list if word in self._known], familiar) if len(kept) >= fewest
-        )
+        yield from (kept for kept in ([word for word in own if word in self._known], familiar) if len(kept) >= fewest)
 
     def _is_filler(self, clause: Sequence[str]) -> bool:
         return 2 * sum(word not in self._known for word in clause) >= len(clause)
 
-    def _scattered(self, word_list: Sequence[str]) -> bool:
+    def _scattered(self, own: Sequence[str]) -> bool:
         """Whether these words contain all words of a query in their order, most next to the one before."""
-        have, pairs = set(word_list), set(itertools.pairwise(word_list))
+        have, pairs = set(own), set(itertools.pairwise(own))
         likely = (query for word in have for query in self._by_word.get(word, ()))
-        return any(have.issuperset(query) and _in_order(query, word_list, pairs) for query in likely)
+        return any(have.issuperset(query) and _in_order(query, own, pairs) for query in likely)
 
     def _is_rotated(self, text: str) -> bool:
         letters = "".join(_LETTERS.findall(plain_letters(text)))
@@ -217,17 +213,17 @@ def _orders(text: str) -> list[str]:
     return [letters, letters[::-1], turned, turned[::-1]]
 
 
-def _without_filler(word_list: Sequence[str]) -> str:
+def _without_filler(own: Sequence[str]) -> str:
     """The words without filler, joined; all of them where all are filler."""
-    return "".join(word for word in word_list if word not in _SAME_FILLER) or "".join(word_list)
+    return "".join(word for word in own if word not in _SAME_FILLER) or "".join(own)
 
 
 _SAME_FILLER = frozenset(_same(word) for word in _FILLER)
 
 
-def _in_order(query: Sequence[str], word_list: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
+def _in_order(query: Sequence[str], own: Sequence[str], pairs: set[tuple[str, str]]) -> bool:
     together = sum(pair in pairs for pair in itertools.pairwise(query))
-    words_left = iter(word_list)
+    words_left = iter(own)
     return together >= _NEIGHBOURS * (len(query) - 1) and all(word in words_left for word in query)
 
 

@@ -12,7 +12,7 @@ from cojax.types import Action, Task, content_hash, normalise, to_json
 from cojax.unicode_forms import normal_form
 from cojax.validation.confusables import BLANK, plain
 from cojax.validation.disguise import Disguises
-from cojax.validation.similarity import Nearest
+from cojax.validation.similarity import Nearest, setup_hash
 
 # Courtesies before and after a request, which do not change it.
 _OPENING = frozenset({"please", "kindly", "hey", "hi", "hello"})
@@ -147,7 +147,7 @@ class Exclusions:
         Evaluation tasks without a solution, or whose solution does not run, are not compared. `again` replays actions
         as a task.
         """
-        setup = _setup_hash(task)
+        setup = setup_hash(task)
         tasks = self.by_setup.get(setup, ())
         if setup not in self.ends:
             self.ends[setup] = tuple(end for one in tasks if (end := End.of(one, again)) is not None)
@@ -192,13 +192,9 @@ def _group_by_setup(tasks: Iterable[Task]) -> dict[str, tuple[Task, ...]]:
     """Setup → the evaluation tasks on it that have a solution, at most 20."""
     found: dict[str, tuple[Task, ...]] = {}
     for task in tasks:
-        if task.solution and len(known := found.get(_setup_hash(task), ())) < _MOST_PER_SETUP:
-            found[_setup_hash(task)] = (*known, task)
+        if task.solution and len(known := found.get(setup_hash(task), ())) < _MOST_PER_SETUP:
+            found[setup_hash(task)] = (*known, task)
     return found
-
-
-def _setup_hash(task: Task) -> str:
-    return content_hash([task.environment, task.setup])
 
 
 def _plan(task: Task) -> str:

@@ -76,7 +76,7 @@ class NearDuplicates:
 
     def add(self, task: Task) -> None:
         if self.threshold:
-            self._queries.setdefault(_setup_hash(task), {})[task.id] = _Query.of(task)
+            self._queries.setdefault(setup_hash(task), {})[task.id] = _Query.of(task)
 
     def fork(self) -> NearDuplicates:
         """A copy that follows this one, whose own additions this one does not see."""
@@ -84,7 +84,7 @@ class NearDuplicates:
 
     def why(self, task: Task) -> str:
         """One line that names the near duplicate of a task; empty where there is none."""
-        known = self._known(_setup_hash(task)) if self.threshold else []
+        known = self._known(setup_hash(task)) if self.threshold else []
         if not known:
             return ""
         this = _Query.of(task)
@@ -144,7 +144,8 @@ def paragraphs(text: str) -> list[str]:
     return [normalise(text), *(piece for piece in pieces if len(pieces) > 1 and len(piece) >= _PARAGRAPH)]
 
 
-def _setup_hash(task: Task) -> str:
+def setup_hash(task: Task) -> str:
+    """A hash of the environment and the setup of a task."""
     return content_hash([task.environment, task.setup])
 
 
