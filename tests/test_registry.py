@@ -1,4 +1,4 @@
-"""Names and dotted paths, the settings that signatures tell, and what is refused of them."""
+"""Entries by name and by dotted path, the settings that they declare, and which values are refused."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def test_a_function_of_the_current_folder(folder: Path) -> None:
         (":half", "Empty module name"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(folder: Path, name: str, reason: str) -> None:
+def test_a_missing_entry_is_one_line(folder: Path, name: str, reason: str) -> None:
     said = refusal(lambda: find("loss", name, ENTRIES))
     assert said.startswith(f"loss {name!r}")
     assert reason in said
 
 
 def test_a_changed_partial_has_another_hash(folder: Path) -> None:
-    """The file that it stands in counts, and the one of what was only taken from elsewhere."""
+    """Its own file counts, and the file of the function that it wraps."""
     partial = find("loss", "taking_mine:quadruple", ENTRIES)
     told = source("taking_mine:quadruple", partial)
     here, there = ((folder / name).read_bytes() for name in ("taking_mine.py", "of_mine.py"))
@@ -177,7 +177,7 @@ def test_settings_are_keywords_or_fields() -> None:
     assert settings(functools.partial(needy, share=0.25))["share"].default == 0.25
 
 
-def test_an_annotation_that_cannot_be_read_is_told() -> None:
+def test_an_annotation_that_cannot_be_read_is_an_error() -> None:
     def odd(*, x: Absent = 1):  # noqa: F821
         return x
 
@@ -212,7 +212,7 @@ def test_given_settings_are_converted_where_nothing_is_lost() -> None:
         (refusal, {"clip": 1}, "loss 'mine' has no setting loss_settings.clip; it has none"),
     ],
 )
-def test_what_a_setting_may_not_be_is_told_in_one_line(function: Any, given: dict[str, Any], said: str) -> None:
+def test_a_refused_value_is_one_line(function: Any, given: dict[str, Any], said: str) -> None:
     assert refusal(lambda: check_settings("loss", "mine", function, given, "loss_settings.")) == said
 
 
@@ -242,7 +242,7 @@ def test_ends_of_a_range() -> None:
         (float, "much", "much"),
     ],
 )
-def test_what_a_flag_says(annotation: Any, text: str, value: Any) -> None:
+def test_the_value_of_a_flag(annotation: Any, text: str, value: Any) -> None:
     assert from_text(annotation, text) == value
 
 

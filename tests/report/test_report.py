@@ -1,4 +1,4 @@
-"""The report of a small run written by hand: every figure on the page can be counted on fingers."""
+"""The report of a small run written by hand, whose figures are easily counted."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_figures(run: Path) -> None:
     assert (said["tasks_initial"], said["tasks_final"]) == (1, 3)
 
 
-def test_a_finished_run_is_told_by_its_summary(run: Path) -> None:
+def test_a_finished_run_shows_its_summary(run: Path) -> None:
     summary = {
         "zero_shot": 0.24,
         "final": 0.49,
@@ -173,7 +173,7 @@ def test_a_finished_run_is_told_by_its_summary(run: Path) -> None:
     assert totals(read)["seconds"] == {"update": 9.0, "total": 9.5}
 
 
-def test_helped_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
+def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
     read, visits = read_run(run), VisitIndex()
     for step in (1, 3, 5):
         for line in read.episodes.read(step):

@@ -1,4 +1,4 @@
-"""Which drafts a person should see first: wholesale harm and other people's secrets, not everyday work."""
+"""The safety filter finds wholesale harm and requests for other people's secrets, and passes everyday work."""
 
 import dataclasses
 import json
@@ -156,7 +156,7 @@ def test_the_cases_are_many_and_of_both_kinds() -> None:
         "everything on the drive is to be deleted",
     ],
 )
-def test_dress_does_not_hide_what_is_asked_for(query: str) -> None:
+def test_other_spellings_do_not_hide_a_request(query: str) -> None:
     assert violated_rule(draft(query)).startswith("wholesale destruction: ")
 
 
