@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.report import figures, growth
+from cojax.report import figures, task_set
 from cojax.report.episodes import select
 from cojax.report.exchanges import Exchanges
 from cojax.report.lineage import Lineages, Story, VisitIndex
+from cojax.report.page_exchanges import expedition_name, journal_texts
 from cojax.report.run import Json, Run, read_run
-from cojax.report.texts import expedition_name, journal_texts
 from cojax.storage.files import expect_file
 
 SCRIPTS = (
@@ -72,10 +72,10 @@ def contents(run: Run) -> Json:
         "pool": figures.pool(run),
         "totals": figures.totals(run),
         "helped": figures.first_and_last_success(histories),
-        "quality": growth.quality(run),
-        "lengths": growth.lengths(run),
-        "conversion": growth.conversion(run),
-        "feedback": growth.feedback(run),
+        "quality": task_set.quality(run),
+        "lengths": task_set.lengths(run),
+        "conversion": task_set.conversion(run),
+        "feedback": task_set.feedback(run),
         "tasks": [_task(task) for task in shown],
         "expeditions": _expeditions(run, shown),
         "exchanges": journal_texts(shown, Exchanges(run.folder / "journal.jsonl")),

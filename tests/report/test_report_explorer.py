@@ -15,8 +15,8 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, read_run, texts, write_report
-from cojax.report.growth import conversion, feedback, lengths, quality
 from cojax.report.page import contents
+from cojax.report.task_set import conversion, feedback, lengths, quality
 from cojax.storage.episodes import Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import to_json
