@@ -1,6 +1,6 @@
-"""What a run measures and where it goes: metrics.jsonl and TensorBoard always, W&B when configured.
+"""Writes the metrics of a run to metrics.jsonl, TensorBoard and, when configured, W&B; measures where its time goes.
 
-`Stopwatch` says where the time went. Nothing here decides anything: a run without this file would learn the same.
+Nothing here influences training: a run without this file would learn the same.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from tensorboardX.proto.event_pb2 import Event
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log
 
-# The parts of a run, in the order of summary.json. The warm start stands beside the total, not in it.
+# The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
-
-
 _EVENTS = "events.out.tfevents.*"
 
 
 class Stopwatch:
-    """Charges wall time, in seconds, to named parts; a moment is charged to one part only.
+    """Charges wall time, in seconds, to the parts of a run; every moment to one part at most.
 
-    A part opened inside another one stops the outer one until it closes. `total` is measured apart from the parts, so
-    that the gap between it and their sum is what nobody charged. For one thread: the one that drives the loop.
+    Opening a part inside another one stops the outer one until the inner one closes. `total` is measured apart from the
+    parts: the gap between it and their sum is time charged to none. For one thread only, that of the loop.
     """
 
     def __init__(self, parts: Sequence[str] = PARTS, now: Callable[[], float] = time.perf_counter):
@@ -50,7 +48,7 @@ class Stopwatch:
     def __call__(self, part: str) -> Iterator[None]:
         """Charges the time inside the `with` block to `part`."""
         self._charge()
-        self._open.append(self._known(part))
+        self._open.append(self._expect_part(part))
         try:
             yield
         finally:
@@ -58,19 +56,19 @@ class Stopwatch:
             self._open.pop()
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """Charges to `target` what was charged to `source`; never more than `source` holds."""
+        """Moves seconds that were charged to `source` to `target`, at most as many as `source` has."""
         self._charge()
-        seconds = min(seconds, self._parts[self._known(source)])
+        seconds = min(seconds, self._parts[self._expect_part(source)])
         self._parts[source] -= seconds
-        self._parts[self._known(target)] += seconds
+        self._parts[self._expect_part(target)] += seconds
 
     def summary(self, outside: Sequence[str] = ("warm_start",)) -> dict[str, float]:
-        """Seconds of every part so far, and `total`, which leaves the parts in `outside` out."""
+        """Seconds of every part so far, and `total`, which does not include the parts in `outside`."""
         self._charge()
         return {**self._parts, "total": self._total - sum(self._parts.get(part, 0.0) for part in outside)}
 
     def lap(self) -> dict[str, float]:
-        """Seconds of every part, and `total`, since the last lap (or the start); parts without any are left out."""
+        """Seconds of every part, and `total`, since the last lap or the start; parts of 0 seconds are left out."""
         summary = self.summary()
         spent = {part: seconds - self._lap[part] for part, seconds in summary.items()}
         self._lap = summary
@@ -82,31 +80,31 @@ class Stopwatch:
         return {"parts": dict(self._parts), "total": self._total}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Adds what `state()` gave before an interruption; the time between is not counted."""
+        """Adds the seconds of a `state()` saved before an interruption; the time in between does not count."""
         self._charge()
         for part, seconds in state["parts"].items():
-            self._parts[self._known(part)] += seconds
+            self._parts[self._expect_part(part)] += seconds
         self._total += state["total"]
         self._lap = self.summary()
 
     def _charge(self) -> None:
         now = self._now()
-        # A clock that is set back takes no time back.
+        # The system clock may be set back; time spent is never negative.
         spent = max(0.0, now - self._mark)
         if self._open:
             self._parts[self._open[-1]] += spent
         self._total += spent
         self._mark = now
 
-    def _known(self, part: str) -> str:
+    def _expect_part(self, part: str) -> str:
         if part not in self._parts:
-            raise KeyError(f"the clock has no part {part!r}; it has {', '.join(self._parts)}")
+            raise KeyError(f"the stopwatch has no part {part!r}; it has {', '.join(self._parts)}")
         return part
 
 
 @dataclasses.dataclass(frozen=True)
 class Wandb:
-    """Settings of a W&B run; `mode` is online or offline."""
+    """Settings of a W&B run; `mode` is "online" or "offline"."""
 
     project: str
     name: str = ""
@@ -114,10 +112,10 @@ class Wandb:
 
 
 class Metrics:
-    """Writes one record a step to metrics.jsonl, TensorBoard and, when configured, W&B.
+    """Writes one record per step to metrics.jsonl, TensorBoard and, when configured, W&B.
 
-    On a resume, `step` is the step resumed at, and the caller has truncated the log to the length that the checkpoint
-    remembers: what TensorBoard shows is made again from it. `log` writes metrics.jsonl.
+    On a resume, `step` is the step of the checkpoint, and the caller has cut metrics.jsonl back to it; TensorBoard's
+    files are made again from it. `log` writes metrics.jsonl.
 
     Raises ModuleNotFoundError when W&B is configured and not installed.
     """
@@ -138,31 +136,31 @@ class Metrics:
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step and sound else None)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends a record. It must hold `step`; nested mappings become names such as signals/rare on the boards.
+        """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.
 
-        A number that is not finite is a gap: null in metrics.jsonl, absent from the boards.
+        A number that is not finite is null in metrics.jsonl and missing on the boards.
         """
         step = record["step"]
         record = plain(record)
         self.log.append([record])
-        if self._board_lives():
+        if self._board_is_alive():
             _draw(self._board, record)
         if self._wandb is not None:
             self._wandb.log(scalars(record), step=step)
 
-    def _board_lives(self) -> bool:
-        """Whether TensorBoard's writing thread still runs; on a full disk it ends, and then every call would block."""
+    def _board_is_alive(self) -> bool:
+        """Whether TensorBoard's writing thread still runs. A full disk ends it, and then every call would block."""
         return self._board.file_writer.event_writer._worker.is_alive()
 
     def close(self) -> None:
-        if self._board_lives():
+        if self._board_is_alive():
             self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
 
 
 def plain(value: Any) -> Any:
-    """A record in strict JSON: NumPy scalars as numbers, None for those that are not finite."""
+    """A record as strict JSON: NumPy scalars become numbers, and numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -178,17 +176,17 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
-    """Makes TensorBoard's files again where they do not show what `log` holds up to `step`; whether they did."""
+    """Makes TensorBoard's files again if they lack a value of `log` up to `step`. Returns whether they lacked none."""
     board = folder / "tensorboard"
     records = [record for record in log.read() if record["step"] <= step]
     shown = {(record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()}
-    if shown <= _drawn(board):
+    if shown <= _values_on_board(board):
         return True
     for damaged in board.glob(_EVENTS):
         damaged.unlink()
-    # As if the run had never stopped.
+    # Times are set as if the run had never stopped.
     end = time.time() - sum(map(_total, records))
-    # The name of a file is its second: the next one must not be this one.
+    # Files are named by the second: without a suffix the next file could have this one's name.
     with SummaryWriter(str(board), filename_suffix=".again") as writer:
         for record in records:
             end += _total(record)
@@ -197,20 +195,20 @@ def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
 
 
 def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = None) -> None:
-    """Puts a record on TensorBoard, as of the time `end`."""
+    """Adds a record to TensorBoard with the time `end`, or now."""
     for name, value in scalars(record).items():
         board.add_scalar(name, value, record["step"], end)
     board.flush()
 
 
-def _drawn(folder: Path) -> set[tuple[int, str, float]]:
-    """(step, name, value) of all that TensorBoard's files hold; nothing where one of them is damaged."""
+def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
+    """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged."""
     found = set()
     for path in sorted(folder.glob(_EVENTS)):
         data = path.read_bytes()
         try:
             while data:
-                # Of each record: its length, a checksum of that, the event, a checksum of it.
+                # A record is the length of an event (8 bytes), its checksum (4), the event, and its checksum (4).
                 (length,) = struct.unpack_from("<Q", data)
                 event = Event.FromString(data[12 : 12 + length])
                 data = data[16 + length :]
@@ -229,7 +227,7 @@ def _total(record: Mapping[str, Any]) -> float:
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a nested record, by names joined with a slash."""
+    """Name → number of a nested record; names are its keys joined with slashes."""
     found: dict[str, float] = {}
     for key, value in record.items():
         if isinstance(value, Mapping):
@@ -240,7 +238,7 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _start_wandb(folder: Path, settings: Wandb, config: Mapping[str, Any]) -> Any:
-    """A W&B run that a resume continues: its id is drawn once and kept in the folder."""
+    """Starts the W&B run, or continues it on a resume: its id is drawn once and kept in the folder."""
     try:
         import wandb
     except ImportError as error:

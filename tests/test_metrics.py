@@ -1,4 +1,4 @@
-"""The clock charges each moment once; metrics reach every place they are written to."""
+"""The stopwatch charges each moment once; metrics reach every log they are written to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cojax.metrics import PARTS, Metrics, Stopwatch, Wandb, flatten, plain
 
 
 class Time:
-    """A watch that stands still until it is told."""
+    """A time source that only moves when it is advanced."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
@@ -147,7 +147,7 @@ def test_a_record_reaches_metrics_jsonl_and_tensorboard(tmp_path: Path) -> None:
     assert values == {(1, "success"): 0.25, (1, "signals/rare"): 3.0}
 
 
-def test_tensorboard_is_told_to_drop_what_came_after_the_resume(tmp_path: Path) -> None:
+def test_tensorboard_drops_the_steps_after_the_resume(tmp_path: Path) -> None:
     first = Metrics(tmp_path)
     for step in (1, 2, 3):
         first.write({"step": step, "success": 0.0})
@@ -171,7 +171,7 @@ def test_tensorboard_is_made_again_where_it_does_not_show_the_log(tmp_path: Path
     assert values == {(s, tag): v for s in (1, 2, 3) for tag, v in (("success", s / 8), ("seconds/total", 2.0))}
 
 
-def test_a_clock_that_is_set_back_takes_no_time_back() -> None:
+def test_time_spent_is_never_negative_when_the_clock_is_set_back() -> None:
     now = 10.0
     clock = Stopwatch(now=lambda: now)
     with clock("update"):

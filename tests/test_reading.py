@@ -26,7 +26,7 @@ from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
 from cojax.validation import mention, query, safety
 from cojax.validation.exclusions import Exclusions
-from cojax.validation.safety_rules import DONE
+from cojax.validation.safety_rules import ACTION_RULES
 from environments.appworld import prompt
 from environments.appworld.verdict import answer_text
 from environments.bfcl import calls
@@ -68,7 +68,7 @@ def drafted(text: str) -> None:
 
 
 def dangerous(text: str) -> None:
-    safety.concern(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
+    safety.violated_rule(TaskDraft("desk", {}, "", text, (Action(f"rm -{text}"),), ""))
 
 
 def rendered(text: str) -> None:
@@ -110,7 +110,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "answers in AppWorld": (answer_text, 200_000),
     "dangers": (dangerous, 8_000),
     "queries": (lambda text: query.flaw(text, len(text), ["<|im_end|>", "[/INST]"]), 20_000),
-    "what a query says": (lambda text: mention.Said(text).names(text[:2_000] + "y 12.5"), 4_000),
+    "what a query says": (lambda text: mention.Mentions(text).names(text[:2_000] + "y 12.5"), 4_000),
     "evaluation tasks": (lambda text: EXCLUSIONS.why(Task("desk", text, {})), 4_000),
 }
 UNITS = [
@@ -150,7 +150,7 @@ def test_repetitions_are_read_in_linear_time(name):
             assert took < MOST, f"{len(text):,} characters that end in {text[-30:]!r}"
 
 
-OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), DONE["destructive command"]
+OLD_FLAGS, FLAGS = re.compile(r"\brm\s+-\w*[rf]\w*\s+[/~*.]"), ACTION_RULES["destructive command"]
 
 
 @settings(deadline=None)

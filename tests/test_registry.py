@@ -1,4 +1,4 @@
-"""Names and dotted paths, the settings that signatures tell, and what is refused of them."""
+"""Entries by name and by dotted path, the settings that they declare, and which values are refused."""
 
 from __future__ import annotations
 
@@ -13,8 +13,18 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from cojax.registry import REQUIRED, Range, RegistryError, Setting, check_call, check_settings, find, settings, source
-from cojax.registry.annotations import checked, expected, from_text
+from cojax.registry import (
+    REQUIRED,
+    DeclaredSetting,
+    Range,
+    RegistryError,
+    check_call,
+    check_settings,
+    find,
+    settings,
+    source,
+)
+from cojax.registry.annotations import checked, description, from_text
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -94,7 +104,7 @@ def test_a_name_of_the_registry() -> None:
 def test_a_function_of_the_current_folder(folder: Path) -> None:
     double = find("loss", "of_mine:double", ENTRIES)
     assert double(4) == 8
-    assert settings(double) == {"by": Setting(int, 2)}
+    assert settings(double) == {"by": DeclaredSetting(int, 2)}
     told = source("of_mine:double", double)
     assert told == {
         "path": "of_mine:double",
@@ -117,14 +127,14 @@ def test_a_function_of_the_current_folder(folder: Path) -> None:
         (":half", "Empty module name"),
     ],
 )
-def test_what_is_not_there_is_told_in_one_line(folder: Path, name: str, reason: str) -> None:
+def test_a_missing_entry_is_one_line(folder: Path, name: str, reason: str) -> None:
     said = refusal(lambda: find("loss", name, ENTRIES))
     assert said.startswith(f"loss {name!r}")
     assert reason in said
 
 
 def test_a_changed_partial_has_another_hash(folder: Path) -> None:
-    """The file that it stands in counts, and the one of what was only taken from elsewhere."""
+    """Its own file counts, and the file of the function that it wraps."""
     partial = find("loss", "taking_mine:quadruple", ENTRIES)
     told = source("taking_mine:quadruple", partial)
     here, there = ((folder / name).read_bytes() for name in ("taking_mine.py", "of_mine.py"))
@@ -136,7 +146,7 @@ def test_a_changed_partial_has_another_hash(folder: Path) -> None:
 def test_annotations_are_read_where_they_stand(folder: Path) -> None:
     """A subclass need not import what its parent's fields are annotated by; an object's fields are no settings."""
     assert settings(find("signal", "taking_mine:Inherits", ENTRIES))["window"].annotation == Annotated[int, Range(1)]
-    assert settings(find("loss", "taking_mine:tripled", ENTRIES)) == {"plus": Setting(float, 0.0)}
+    assert settings(find("loss", "taking_mine:tripled", ENTRIES)) == {"plus": DeclaredSetting(float, 0.0)}
 
 
 def test_what_cannot_be_called_as_its_kind_is_called() -> None:
@@ -161,13 +171,13 @@ def test_settings_are_keywords_or_fields() -> None:
     assert list(settings(clipped)) == ["clip", "kind"]
     assert settings(clipped)["clip"].default == 0.2
     assert list(settings(needy)) == ["least", "share", "where", "perhaps", "untold"]
-    assert settings(needy)["least"] == Setting(int, REQUIRED)
-    assert settings(needy)["untold"] == Setting(float, 3.0)
+    assert settings(needy)["least"] == DeclaredSetting(int, REQUIRED)
+    assert settings(needy)["untold"] == DeclaredSetting(float, 3.0)
     assert list(settings(Detector)) == ["window", "play"]
     assert settings(functools.partial(needy, share=0.25))["share"].default == 0.25
 
 
-def test_an_annotation_that_cannot_be_read_is_told() -> None:
+def test_an_annotation_that_cannot_be_read_is_an_error() -> None:
     def odd(*, x: Absent = 1):  # noqa: F821
         return x
 
@@ -202,7 +212,7 @@ def test_given_settings_are_converted_where_nothing_is_lost() -> None:
         (refusal, {"clip": 1}, "loss 'mine' has no setting loss_settings.clip; it has none"),
     ],
 )
-def test_what_a_setting_may_not_be_is_told_in_one_line(function: Any, given: dict[str, Any], said: str) -> None:
+def test_a_refused_value_is_one_line(function: Any, given: dict[str, Any], said: str) -> None:
     assert refusal(lambda: check_settings("loss", "mine", function, given, "loss_settings.")) == said
 
 
@@ -232,13 +242,13 @@ def test_ends_of_a_range() -> None:
         (float, "much", "much"),
     ],
 )
-def test_what_a_flag_says(annotation: Any, text: str, value: Any) -> None:
+def test_the_value_of_a_flag(annotation: Any, text: str, value: Any) -> None:
     assert from_text(annotation, text) == value
 
 
 def test_pairs_of_numbers() -> None:
     assert checked("x", tuple[int, float], (1, 2)) == (1, 2.0)
-    assert expected(tuple[int, float]) == "a tuple of a whole number, a number"
+    assert description(tuple[int, float]) == "a tuple of a whole number, a number"
     assert refusal(lambda: checked("x", tuple[int, float], (1,))) == (
         "x is (1,); expected a tuple of a whole number, a number"
     )

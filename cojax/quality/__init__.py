@@ -1,6 +1,6 @@
-"""What a task set is like: its diversity, how near it comes to the evaluation tasks, and how long its tasks are.
+"""Quality of a task set: its diversity, its distance to the evaluation tasks, and the length of its solutions.
 
-CoEvolve's task-set metrics. Only numbers leave here: no query of an evaluation task, and no text at all.
+These are CoEvolve's task-set metrics. They are numbers only: no text, and so no query of an evaluation task, gets out.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ __all__ = [
     "histogram", "neighbour_similarity",
 ]  # fmt: skip
 
-MOST = 2_000  # tasks of a set that are compared; of more, a sample
-_DIGITS = 6
+MOST = 2_000  # tasks of a set that are compared; of a larger set, a sample
+_DIGITS = 6  # decimals of the figures
 
 
 def describe_pool(
     pool: Iterable[Task], targets: Sequence[Task], embed: Embed | None, k: int, most: int = MOST
 ) -> dict[str, Any]:
-    """The quality of a pool, as metrics.jsonl keeps it. Its keys are stable:
+    """The quality of a pool, as metrics.jsonl stores it. The keys are stable:
 
-    tasks          tasks compared: all of the pool, or a sample of `most`
+    tasks          number of tasks compared: all of the pool, or a sample of `most`
     sr_at_k        mean cosine of each query to its k nearest in the pool; lower is more diverse
     ed_rel         energy distance to the target queries, of their mean pairwise distance; lower is closer
     max_similarity cosine of each query to its nearest target: `mean`, `max`, and `histogram`, counts in 20 bins, 0 to 1
     turns          mean actions of a solution
-    initial, synthesized    the same of the tasks of the start, and of those that evolution added
+    initial, synthesized    the same of the initial tasks, and of those that evolution added
 
-    What cannot be told is left out: of fewer than two tasks, without targets, or, where `embed` is None, all that needs
-    embeddings. A sample is of the tasks with the smallest ids: ids are hashes of the content, so it is drawn as if by
-    chance, and mostly stays as the pool grows. Raises EmbeddingError.
+    Figures that are undefined are left out: those of fewer than two tasks, or without targets. Where `embed` is None,
+    all that need embeddings are left out. A sample holds the tasks with the smallest ids. As ids are hashes of the
+    content, it is as good as random, and mostly stays the same as the pool grows. Raises EmbeddingError.
     """
     tasks = list(pool)
     parts = {
@@ -60,15 +60,15 @@ def describe_pool(
         name: {"tasks": len(sample), **_turns(parts[name])} for name, sample in samples.items() if sample or not name
     }
     if embed is not None and tasks:
-        for name, figures in _compared(samples, _sample(targets, most), embed, k).items():
+        for name, figures in _embedding_figures(samples, _sample(targets, most), embed, k).items():
             found[name] |= figures
     return {**found.pop(""), **found}
 
 
-def _compared(
+def _embedding_figures(
     samples: dict[str, list[Task]], targets: Sequence[Task], embed: Embed, k: int
 ) -> dict[str, dict[str, Any]]:
-    """What embeddings tell of each sample that holds a task; everything is embedded at once and compared once."""
+    """The figures that need embeddings, of each sample that is not empty. Each task is embedded and compared once."""
     every = list({task.id: task for sample in samples.values() for task in sample}.values())
     embeddings = embed([task.query for task in (*every, *targets)])
     if embeddings.shape[:1] != (len(every) + len(targets),):
@@ -82,8 +82,8 @@ def _compared(
         if sample:
             rows = np.array([row[task.id] for task in sample])
             near, own = within(generated[rows], k)
-            told = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
-            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in told.items() if value is not None}
+            both = {"sr_at_k": near, "ed_rel": relative_energy(far[rows], own, spread)}
+            figures: dict[str, Any] = {key: round(value, _DIGITS) for key, value in both.items() if value is not None}
             if len(target):
                 figures["max_similarity"] = _distribution(nearest[rows])
             found[name] = figures
@@ -104,7 +104,7 @@ def _turns(tasks: Sequence[Task]) -> dict[str, float]:
 
 
 def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
-    """The tasks in their order, or `most` of them."""
+    """At most `most` of the tasks, in their order: those with the smallest ids."""
     if len(tasks) <= most:
         return list(tasks)
     kept = set(heapq.nsmallest(most, (task.id for task in tasks)))

@@ -1,8 +1,7 @@
-"""Measures of a set of tasks over the embeddings of their queries (CoEvolve, task-set metrics). Pure functions.
+"""Measures of a task set from the embeddings of its queries: pure functions (CoEvolve, task-set metrics).
 
-Embeddings are float[N, D]; rows are brought to unit length first, and a row of zeros (a text without any feature) has
-cosine 0 with every other. No array larger than [BLOCK, N] is made. Where a measure needs more rows than there are, it
-is None.
+Embeddings are float[N, D]. Rows are scaled to unit length first. A row of zeros (a text without any feature) has cosine
+0 with every other. No array larger than [BLOCK, N] is made. A measure is None where it needs more rows than there are.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ BINS = 20  # of a histogram of cosines from 0 to 1
 def neighbour_similarity(embeddings: Floats, k: int) -> float | None:
     """SR@k: mean cosine of each row to its k nearest other rows; lower is more diverse.
 
-    SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count. Of one and
-    the same source it rises with N, as neighbours come closer: sets of about one size compare.
+    SR@k = 1/N · Σ_i 1/k · Σ_{j ∈ kNN(i)} cos(e_i, e_j), j ≠ i. With fewer than k others, all of them count. It rises
+    with N even for samples of one source, as neighbours come closer: compare only sets of about the same size.
     """
     return within(embeddings, k)[0]
 
 
 def energy_distance(target: Floats, generated: Floats) -> float | None:
-    """ED_rel: how far the generated queries are from the target ones, of the target's own spread; lower is closer.
+    """ED_rel: energy distance of the generated to the target queries, relative to the target's spread; lower is closer.
 
     ED_rel = (2 E‖x − y‖ − E‖x − x'‖ − E‖y − y'‖) / E‖y − y'‖, with x, x' generated and y, y' target (Székely and Rizzo,
     Energy statistics, J. Stat. Plan. Inference 143, 2013; relative as in CoEvolve). Distances are Euclidean, between
-    rows of unit length. Pairs within a set are of two different rows (a U-statistic): were each row paired with itself
-    as well, a set would come closer merely by growing. So it can fall somewhat below 0 where both sets are alike. None
-    where a set has fewer than two rows, or all targets are the same.
+    rows of unit length. Pairs within a set are of two different rows (a U-statistic). If each row were also paired with
+    itself, a set would come closer merely by growing. ED_rel can therefore fall somewhat below 0 where both sets are
+    alike. It is None where a set has fewer than two rows, or where all targets are the same.
     """
     return relative_energy(across(generated, target)[1], within(generated, 1)[1], within(target, 1)[1])
 
@@ -46,7 +45,7 @@ def greatest_similarity(embeddings: Floats, targets: Floats) -> Floats:
 
 
 def within(embeddings: Floats, k: int) -> tuple[float | None, float | None]:
-    """SR@k, and the mean distance of two different rows."""
+    """SR@k, and the mean distance of two different rows. Raises ValueError for k below 1."""
     if k < 1:
         raise ValueError(f"k is {k}; expected at least 1 neighbour")
     rows, count = unit(embeddings), len(embeddings)
@@ -74,21 +73,21 @@ def across(embeddings: Floats, targets: Floats) -> tuple[Floats, Floats]:
 
 
 def relative_energy(far: Floats, own: float | None, spread: float | None) -> float | None:
-    """ED_rel from its parts: mean distances of each row to the target, of two rows, and of two targets."""
+    """ED_rel from mean distances: `far` of each row to the targets, `own` of two rows, `spread` of two targets."""
     if own is None or not spread:
         return None
     return (2.0 * float(far.mean()) - own - spread) / spread
 
 
 def histogram(cosines: Floats) -> list[int]:
-    """How many cosines fall into each of BINS equal bins from 0 to 1; negative ones count into the first."""
-    # What rounding alone keeps below the lower end of a bin belongs into it.
+    """The number of cosines in each of BINS equal bins from 0 to 1; negative ones count in the first."""
+    # A cosine that only rounding puts below the lower end of a bin belongs into it.
     bins = np.floor(cosines * BINS + 1e-5).astype(int).clip(0, BINS - 1)
     return np.bincount(bins, minlength=BINS).tolist()
 
 
 def unit(embeddings: Floats) -> Floats:
-    """The rows at unit length; rows of zeros stay. Raises ValueError for what is no float[N, D]."""
+    """The rows at unit length; rows of zeros stay. Raises ValueError for other than finite numbers [N, D]."""
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise ValueError(f"embeddings of shape {embeddings.shape}; expected finite numbers of shape [N, D]")
     lengths = np.linalg.norm(embeddings, axis=1, keepdims=True)
@@ -96,7 +95,7 @@ def unit(embeddings: Floats) -> Floats:
 
 
 def _blocks(rows: Floats, others: Floats) -> Iterator[tuple[int, Floats, Floats]]:
-    """The first row of each block, and its cosines and distances to the others, [block, M] each."""
+    """For each block of rows: the number of its first row, and its cosines and distances to the others, [block, M]."""
     squares, other_squares = (np.einsum("nd,nd->n", matrix, matrix) for matrix in (rows, others))
     for start in range(0, len(rows), BLOCK):
         cosines = rows[start : start + BLOCK] @ others.T

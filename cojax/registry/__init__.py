@@ -1,7 +1,7 @@
-"""Registries: an entry by its name, or from outside as 'package.module:function', and the settings that it declares.
+"""Registries: finds an entry by name, or outside the package as 'package.module:function', and checks its settings.
 
-An entry's settings are its keyword-only parameters, or the fields of a dataclass; `cojax.registry.annotations` says
-what each may be.
+An entry declares its settings as keyword-only parameters, or as the fields of a dataclass. Their annotations say which
+values are allowed (annotations.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cojax.registry.annotations import Range, RegistryError, checked, expected
+from cojax.registry.annotations import Range, RegistryError, checked, description
 
 __all__ = [
-    "REQUIRED", "Range", "RegistryError", "Setting", "check_call", "check_settings", "find", "settings", "source",
+    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "find", "settings",
+    "source",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -31,17 +32,17 @@ REQUIRED: Any = inspect.Parameter.empty
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """What a setting may be, and what it is where nothing is said: REQUIRED where something must be."""
+class DeclaredSetting:
+    """A setting that an entry declares: its annotation and its default, REQUIRED where it has none."""
 
     annotation: Any
     default: Any = REQUIRED
 
 
 def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
-    """The entry of that name, or the callable that 'package.module:function' names; the current folder is importable.
+    """The entry of that name, or the callable that 'package.module:function' names.
 
-    Raises RegistryError.
+    Modules in the current folder can be imported. Raises RegistryError where there is no such entry or callable.
     """
     if name in entries:
         return entries[name]
@@ -50,7 +51,7 @@ def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
         raise RegistryError(
             f"{kind} {name!r} not found; available: {', '.join(entries)}, or package.module:name from outside"
         )
-    module = _imported(kind, name, module_name)
+    module = _import(kind, name, module_name)
     found = vars(module).get(attribute)
     if found is None:
         raise RegistryError(f"{kind} {name!r} not found: {module.__file__ or module_name} defines no {attribute!r}")
@@ -59,25 +60,30 @@ def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
     return found
 
 
-def settings(function: Callable[..., Any]) -> dict[str, Setting]:
+def settings(function: Callable[..., Any]) -> dict[str, DeclaredSetting]:
     """The settings that an entry declares, by name. Raises RegistryError for an annotation that cannot be read."""
     if isinstance(function, type) and dataclasses.is_dataclass(function):
         fields = [field for field in dataclasses.fields(function) if field.init]
         defaults = {field.name: _default(field) for field in fields}
-        types_of = {field.name: _read(function, {field.name: field.type}, _home(function, field.name))[field.name]
+        types_of = {field.name: _type_hints(function, {field.name: field.type}, _home(function, field.name))[field.name]
                     for field in fields}  # fmt: skip
     else:
-        declared = [one for one in inspect.signature(function).parameters.values() if one.kind == one.KEYWORD_ONLY]
-        defaults = {one.name: one.default for one in declared}
-        types_of = _read(function, {one.name: one.annotation for one in declared}, _scope(function))
-    return {name: Setting(_or_of(types_of[name], default), default) for name, default in defaults.items()}
+        parameters = inspect.signature(function).parameters.values()
+        declared = [parameter for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        defaults = {parameter.name: parameter.default for parameter in declared}
+        annotations = {parameter.name: parameter.annotation for parameter in declared}
+        types_of = _type_hints(function, annotations, _scope(function))
+    return {name: DeclaredSetting(_or_type_of(types_of[name], default), default) for name, default in defaults.items()}
 
 
 def check_settings(
     kind: str, name: str, function: Callable[..., Any], given: Mapping[str, Any], where: str = ""
 ) -> dict[str, Any]:
-    """The given settings, converted where nothing is lost. Raises RegistryError for an unknown name, a value that the
-    setting may not be, and for one that must be given and is not; `where` goes before the name of a setting."""
+    """The given settings, converted to their declared types where nothing is lost.
+
+    `where` goes before the name of a setting in messages. Raises RegistryError for an unknown name, for a value that is
+    not allowed, and for a required setting that is not given.
+    """
     known = settings(function)
     for setting in given:
         if setting not in known:
@@ -85,14 +91,15 @@ def check_settings(
             raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {there}")
     for setting, declared in known.items():
         if declared.default is REQUIRED and setting not in given:
-            raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {expected(declared.annotation)}")
+            values = description(declared.annotation)
+            raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
     return {setting: checked(f"{where}{setting}", known[setting].annotation, value) for setting, value in given.items()}
 
 
 def check_call(
     kind: str, name: str, function: Callable[..., Any], takes: Sequence[str], given: Mapping[str, Any]
 ) -> None:
-    """Raises RegistryError for an entry that cannot be called with what its kind is called with and these settings."""
+    """Raises RegistryError for an entry that cannot be called with the arguments of its kind and these settings."""
     try:
         inspect.signature(function).bind(*takes, **given)
     except TypeError as error:
@@ -103,15 +110,16 @@ def check_call(
 
 
 def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Where an entry comes from: module and function, version of its package, SHA-256 of the file that defines it.
+    """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file.
 
-    Where `name` has a colon and names another file than that, of both: a partial, say, holds what its own file gives.
+    If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
+    partial, for example, holds arguments that its own file gives.
     """
     named, colon, attribute = name.partition(":")
     defines = sys.modules.get(function.__module__) if hasattr(function, "__module__") else None
     module = defines or sys.modules[named]
     if colon and not (inspect.isroutine(function) or inspect.isclass(function) or hasattr(function, "__wrapped__")):
-        # Of an object, as of a partial, that is its class's.
+        # An object such as a partial names the module of its class.
         module = sys.modules[named]
     elif hasattr(function, "__qualname__"):
         attribute = function.__qualname__
@@ -125,8 +133,8 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def _imported(kind: str, name: str, module: str) -> types.ModuleType:
-    """Raises RegistryError for a module that is not there, or does not import."""
+def _import(kind: str, name: str, module: str) -> types.ModuleType:
+    """The module of that name. Raises RegistryError where it is missing or cannot be imported."""
     here = os.getcwd()
     if "" not in sys.path and here not in sys.path:
         sys.path.append(here)
@@ -140,8 +148,8 @@ def _imported(kind: str, name: str, module: str) -> types.ModuleType:
             ) from error
         raise RegistryError(f"{kind} {name!r} cannot be imported: it needs {missing!r}, which is not there") from error
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        told = " ".join(str(error).split())
-        raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {told}") from error
+        reason = " ".join(str(error).split())
+        raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {reason}") from error
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -151,7 +159,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _home(cls: type, field: str) -> dict[str, Any]:
-    """The names that a field's annotation may use: those of the module of the class that declares it."""
+    """The names that the annotation of a field may use: those of the module whose class declares it."""
     declares = next((one for one in cls.__mro__ if field in inspect.get_annotations(one)), cls)
     return vars(sys.modules[declares.__module__])
 
@@ -164,19 +172,17 @@ def _scope(function: Callable[..., Any]) -> dict[str, Any]:
     return vars(sys.modules[inner.__module__]) if getattr(inner, "__module__", None) in sys.modules else {}
 
 
-def _read(function: Callable[..., Any], annotations: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
-    """The annotations, those in quotes as what they name."""
+def _type_hints(function: Callable[..., Any], annotations: Mapping[str, Any], scope: dict[str, Any]) -> dict[str, Any]:
+    """The annotations with quoted ones resolved. Raises RegistryError for one that cannot be read."""
     holder = types.SimpleNamespace(__annotations__=dict(annotations))
     try:
         return typing.get_type_hints(holder, globalns=scope, include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         called = getattr(function, "__qualname__", str(function))
-        raise RegistryError(
-            f"the settings of {called} cannot be read: {error}; annotate them by what they are"
-        ) from error
+        raise RegistryError(f"the settings of {called} cannot be read: {error}; annotate them with types") from error
 
 
-def _or_of(annotation: Any, default: Any) -> Any:
+def _or_type_of(annotation: Any, default: Any) -> Any:
     """The annotation, or the default's type where there is none."""
     if annotation is not REQUIRED:
         return annotation
@@ -184,7 +190,7 @@ def _or_of(annotation: Any, default: Any) -> Any:
 
 
 def _version(module: types.ModuleType) -> str:
-    """Of the distribution, or what the module says; "" where neither says any."""
+    """The version of the distribution, else the module's `__version__`, else ""."""
     top = module.__name__.partition(".")[0]
     names = _distributions().get(top, ())
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
@@ -192,5 +198,5 @@ def _version(module: types.ModuleType) -> str:
 
 @functools.cache
 def _distributions() -> Mapping[str, Sequence[str]]:
-    """The distributions of each top-level package. To list them reads the files of all that is installed."""
+    """Top-level package → its distributions. Cached, as this reads files of every installed distribution."""
     return importlib.metadata.packages_distributions()

@@ -1,7 +1,7 @@
-"""What a setting may be, as its annotation says.
+"""Checks and converts the values of settings by their annotations.
 
-bool, int, float, str, Literal["a", "b"], tuple[...], Optional of these, and Annotated[float, Range(low, high)];
-text in an Annotated says in an error what the number is, as "a share".
+An annotation is bool, int, float, str, Literal["a", "b"], tuple[...], an Optional of these, or
+Annotated[float, Range(low, high)]. A text in an Annotated, such as "a share", describes the number in errors.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 
 class RegistryError(ValueError):
-    """No such entry, or it has no such setting, or none of that value; one line."""
+    """There is no such entry, it has no such setting, or the setting has no such value. The message is one line."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`; an open end is not among them. Without an end all finite numbers beyond are."""
+    """The numbers from `low` to `high`. An open end is excluded; an end that is None is no bound."""
 
     low: float | None = None
     high: float | None = None
@@ -28,7 +28,7 @@ class Range:
     high_open: bool = False
 
     def __contains__(self, value: float) -> bool:
-        """Not a number is in no range, and infinity where it is an end."""
+        """NaN is in no range. Infinity is in a range only where it is an end."""
         if not (math.isfinite(value) or value in (self.low, self.high)):
             return False
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
@@ -44,46 +44,46 @@ class Range:
 
 
 def checked(name: str, annotation: Any, value: Any) -> Any:
-    """The value as the annotation wants it. Raises RegistryError, which names the setting."""
+    """The value converted to the annotated type. Raises RegistryError, naming the setting, if it is not allowed."""
     try:
         return _converted(annotation, value)
     except ValueError:
-        raise RegistryError(f"{name} is {value!r}; expected {expected(annotation)}") from None
+        raise RegistryError(f"{name} is {value!r}; expected {description(annotation)}") from None
 
 
 def from_text(annotation: Any, text: str) -> Any:
-    """What a flag's text says to a setting of this annotation."""
+    """The value that the text of a flag means for a setting of this annotation."""
     if annotation is not Any and _converts(annotation, text):
         return text
-    if text.lower() in _SAID:
-        return _SAID[text.lower()]
+    if text.lower() in _FLAG_WORDS:
+        return _FLAG_WORDS[text.lower()]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
 
 
-def expected(annotation: Any) -> str:
-    """What a value of this annotation may be, in words."""
+def description(annotation: Any) -> str:
+    """The values that an annotation allows, in words."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
-        words = [one for one in arguments[1:] if isinstance(one, str)] or [expected(arguments[0])]
+        words = [one for one in arguments[1:] if isinstance(one, str)] or [description(arguments[0])]
         return " ".join([words[0], *(str(one) for one in arguments[1:] if isinstance(one, Range))])
     if origin is Literal:
         return "one of " + ", ".join(map(repr, arguments)) if len(arguments) > 1 else repr(arguments[0])
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(expected, arguments)))
+        return " or ".join(dict.fromkeys(map(description, arguments)))
     if origin is tuple or annotation is tuple:
         if not arguments:
             return "a tuple"
         several = arguments[-1] is ...
-        inner = expected(arguments[0]) if several else ", ".join(map(expected, arguments))
+        inner = description(arguments[0]) if several else ", ".join(map(description, arguments))
         return f"a tuple, each of it {inner}" if several else f"a tuple of {inner}"
     return _WORDS.get(annotation, f"what no flag can say ({annotation})")
 
 
-# What flags say for values that Python writes otherwise.
-_SAID = {"true": True, "false": False, "none": None}
+# Words of flags for values that Python writes in another way.
+_FLAG_WORDS = {"true": True, "false": False, "none": None}
 _WORDS = {
     bool: "True or False", int: "a whole number", float: "a number", str: "text", type(None): "None",
     None: "None", Any: "anything finite",
@@ -91,7 +91,7 @@ _WORDS = {
 
 
 def _converted(annotation: Any, value: Any) -> Any:
-    """Raises ValueError for what is no value of the annotation."""
+    """The value converted to the annotated type. Raises ValueError where it is not allowed."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         inner = _converted(arguments[0], value)
@@ -119,8 +119,10 @@ def _converted(annotation: Any, value: Any) -> Any:
 
 
 def _scalar(annotation: Any, value: Any) -> Any:
-    """A whole number is a number; True is neither. Not a number is no number, nor is infinity, which config.json cannot
-    hold."""
+    """Converts a value to bool, int, float or str. Raises ValueError for any other value.
+
+    A whole number is a float too; True is neither. NaN and infinity are refused, as config.json cannot hold them.
+    """
     if annotation not in (bool, int, float, str) or (isinstance(value, bool) and annotation is not bool):
         raise ValueError
     if annotation is float and isinstance(value, int):
@@ -134,7 +136,7 @@ def _scalar(annotation: Any, value: Any) -> Any:
 
 
 def _first(annotations: tuple[Any, ...], value: Any) -> Any:
-    """The value as the first of the annotations that takes it as it is, else the first that converts it."""
+    """The value by the first annotation that keeps its type, else by the first that converts it."""
     found = [_converted(one, value) for one in annotations if _converts(one, value)]
     exact = [one for one in found if type(one) is type(value)]
     if not found:

@@ -1,6 +1,6 @@
-"""A run directory, or an evaluation, as offline HTML, and the lineage of a run's tasks.
+"""Reports: a run or an evaluation as an offline HTML page, and the lineage of a run's tasks.
 
-Works on whatever the directory of a run holds.
+Every part of a run directory is optional, so that an interrupted run has a report too.
 """
 
 from cojax.report.evaluation import write_evaluation_report

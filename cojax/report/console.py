@@ -1,6 +1,6 @@
-"""What a person sees while a run goes: one line a step, bars on long parts, a table at the end.
+"""Output on the terminal while a run goes: one line per step, progress bars, and tables at the end.
 
-On a terminal with colour and live bars; in a pipe or a log file the same words as plain lines.
+A terminal shows colours and live bars; a pipe or a log file gets the same words as plain lines.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rich.text import Text
 from cojax.types import Status
 
 _T = TypeVar("_T")
-# Without emoji: "module:fire:" is no flame.
+# Without emoji, as rich would turn "module:fire:" into a flame.
 CONSOLE = Console(highlight=False, emoji=False)
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists
-REPORT_EVERY = 15.0  # seconds between the lines that stand for a bar where there is no terminal
+REPORT_EVERY = 15.0  # seconds between the lines that replace a bar where there is no terminal
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them: 0.4 s, 12 s, 2:05, 1:02:05."""
+    """Seconds in a readable form: 0.4 s, 12 s, 2:05, 1:02:05."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -44,16 +44,16 @@ def percent(share: float) -> str:
 
 
 def seconds_left(seconds: Sequence[float], steps: int) -> float | None:
-    """Seconds that `steps` more steps will take, from those of the past steps; None before the third step.
+    """Estimated seconds of `steps` more steps, from the seconds of past steps; None before the third step.
 
-    The mean of the last twenty: it holds some evolutions, and leaves the first step out, which compiles.
+    It is the mean of the last twenty steps, which include some evolutions, without the first one, which compiles.
     """
     recent = list(seconds)[1:][-20:]
     return steps * sum(recent) / len(recent) if len(recent) >= 2 else None
 
 
 def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) -> Text:
-    """One line of metrics.jsonl (keys as there) as one line of text; `left` is the seconds to the end."""
+    """A record of metrics.jsonl as one line of text; `left` is the estimated seconds to the end."""
     signals, seconds = record.get("signals", {}), record.get("seconds", {})
     spent = seconds.get("total", sum(seconds.values()))
     line = Text.assemble(
@@ -79,14 +79,14 @@ def step_line(record: Mapping[str, Any], steps: int, left: float | None = None) 
 
 
 def _live(record: Mapping[str, Any]) -> str:
-    """The share of groups that are live; with dynamic sampling their number, of how many were sampled."""
+    """The share of live groups; with dynamic sampling their number, and the number sampled."""
     if "groups_sampled" not in record:
         return percent(record["live_groups"])
     return f"{record['groups_live']:.0f} of {record['groups_sampled']}"
 
 
 def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
-    """How often each kind was raised, by its first letters: F for forgetting, B for boundary, R for rare."""
+    """(text, style) of the count of each kind, by its first letters: F for forgetting, B for boundary, R for rare."""
     letters: dict[str, str] = {}
     for kind in dict.fromkeys((*_KIND_STYLES, *signals)):
         sizes = (size for size in range(1, len(kind)) if kind[:size].capitalize() not in letters.values())
@@ -95,7 +95,7 @@ def _signal_counts(signals: Mapping[str, int]) -> list[tuple[str, str]]:
 
 
 def extra_lines(record: Mapping[str, Any]) -> list[Text]:
-    """What a step says beyond its line: an evolution, an evaluation on the development split."""
+    """Further lines of a step: its evolution, and its evaluation on the development split."""
     lines = []
     if evolution := record.get("evolution"):
         verdicts = {status: evolution[status] for status in get_args(Status)}
@@ -115,7 +115,7 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
 
 
 def explorer_line(figures: Mapping[str, Any]) -> str:
-    """What an explorer's figures come to."""
+    """An explorer's figures in one line."""
     tokens = figures["tokens_in"] + figures["tokens_out"]
     parts = [f"{figures['calls']:,} calls", f"{tokens:,} tokens"]
     parts += [f"{figures['replayed']:,} of them from the journal"] if figures.get("replayed") else []
@@ -131,7 +131,7 @@ def show_step(record: Mapping[str, Any], steps: int, left: float | None = None, 
 
 @contextlib.contextmanager
 def bar(description: str, total: int | None = None, console: Console = CONSOLE) -> Iterator[Callable[..., None]]:
-    """A progress bar of `total` things; yields `advance(count=1)`, which any thread may call."""
+    """A progress bar for `total` items; yields `advance(count=1)`, which any thread may call."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as live:
@@ -168,27 +168,29 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
     for name in splits:
         table.add_column(name, justify="right", no_wrap=True)
 
-    def row(head: str, cell: Callable[[Mapping[str, Any]], str]) -> None:
+    def add_row(head: str, cell: Callable[[Mapping[str, Any]], str]) -> None:
         table.add_row(head, *map(cell, splits.values()))
 
-    row("tasks", lambda one: str(one["tasks"]))
-    row(f"avg@{result['samples']}", lambda one: _sure(one["avg_at_k"], 100))
+    add_row("tasks", lambda one: str(one["tasks"]))
+    add_row(f"avg@{result['samples']}", lambda one: _with_interval(one["avg_at_k"], 100))
     if result["samples"] > 1:
         for k in dict.fromkeys(k for one in splits.values() for k in one["pass_at_k"]):
-            row(f"pass@{k}", lambda one, k=k: _sure(one["pass_at_k"].get(k), 100))  # type: ignore[misc]
+            add_row(f"pass@{k}", lambda one, k=k: _with_interval(one["pass_at_k"].get(k), 100))  # type: ignore[misc]
     for measure in dict.fromkeys(name for one in splits.values() for name in one["measures"]):
-        row(measure, lambda one, measure=measure: _sure(one["measures"].get(measure), 1))  # type: ignore[misc]
-    row("checks passed", lambda one: f"{100 * one['partial']:.1f} %")
-    row("turns", lambda one: f"{one['turns']:.1f}")
-    row("lost episodes", lambda one: str(one["lost"]))
-    # Nothing is cut in a log file or a narrow window.
+        add_row(measure, lambda one, measure=measure: _with_interval(one["measures"].get(measure), 1))  # type: ignore[misc]
+    add_row("checks passed", lambda one: f"{100 * one['partial']:.1f} %")
+    add_row("turns", lambda one: f"{one['turns']:.1f}")
+    add_row("lost episodes", lambda one: str(one["lost"]))
+    # Lines are not cut in a log file or a narrow window.
     console.print(table, width=max(console.width, 20 + 26 * len(splits)), crop=False)
     console.print(result["interval"], style="dim", soft_wrap=True)
     for name, one in splits.items():
         if one["by"]:
             console.print(_kinds_table(name, one))
     if lost := sum(one["lost"] for one in splits.values()):
-        console.print(f"{lost} episodes were lost to the machinery; the same command plays them again", style="yellow")
+        console.print(
+            f"{lost} episodes were lost to infrastructure failures; the same command plays them again", style="yellow"
+        )
     if report is not None:
         console.print(f"report: {report}", soft_wrap=True, markup=False)
 
@@ -207,8 +209,8 @@ def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
     return table
 
 
-def _sure(found: Mapping[str, float] | None, scale: float) -> str:
-    """An estimate with its interval, in per cent."""
+def _with_interval(found: Mapping[str, float] | None, scale: float) -> str:
+    """An estimate with its confidence interval, in per cent; `scale` turns it into per cent."""
     if found is None:
         return "–"
     return f"{scale * found['value']:.1f} % ({scale * found['low']:.1f}–{scale * found['high']:.1f})"

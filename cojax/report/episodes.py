@@ -1,4 +1,4 @@
-"""Which episodes the page shows, and what of them: a page of a few megabytes from a run of any length."""
+"""Selects and shortens the episodes that the page shows: a few megabytes from a run of any length."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cojax.report.lineage import VisitIndex, task_id_of
 from cojax.report.run import Json, Run
 from cojax.storage.files import StorageError
 
-SAMPLED = 400  # episodes sampled evenly over the steps, beside the sources of lineages
+SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
 PER_STEP = 6
 BYTES = 1_500_000  # of sources and of samples, each
 MESSAGE = 1_500  # characters of one message
@@ -23,7 +23,7 @@ Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Shown episodes, oldest first; `total` of all stored; sources of lineages shown and known."""
+    """The episodes shown, oldest first; the number of all stored; source episodes of lineages, shown and in all."""
 
     episodes: tuple[Json, ...]
     total: int
@@ -32,10 +32,10 @@ class Selection:
 
 
 def select(run: Run, sources: Collection[str], visits: VisitIndex) -> Selection:
-    """Reads every stored episode once: counts it into `visits` and keeps the page's share.
+    """Reads every stored episode once, counts it into `visits`, and selects those for the page.
 
-    The share is every source episode of a lineage, and up to six episodes of evenly spaced steps, as unlike each
-    other as the step allows.
+    They are the source episodes of lineages, and up to six episodes of evenly spaced steps, as unlike each other as the
+    step allows.
     """
     words = words_of(run.folder)
     evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
@@ -53,15 +53,15 @@ def select(run: Run, sources: Collection[str], visits: VisitIndex) -> Selection:
                 origins.append(compact(episode, task, step, words))
             elif index % stride == 0:
                 others.append((task, episode))
-        samples += [compact(episode, task, step, words) for task, episode in varied(others, quota)]
-    kept = within(origins, BYTES)
-    shown = sorted([*kept, *within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
+        samples += [compact(episode, task, step, words) for task, episode in pick_varied(others, quota)]
+    kept = pick_within(origins, BYTES)
+    shown = sorted([*kept, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
     for episode in shown:
         episode["signals"] = [[kind, evidence.get((episode["id"], kind), "")] for kind in episode["signals"]]
     return Selection(tuple(shown), total, len(kept), len(origins))
 
 
-def varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[str, Json]]:
+def pick_varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[str, Json]]:
     """Up to `count` of a step's episodes, in turn from each kind: outcome, success or not, signals."""
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[tuple[str, Json]]] = defaultdict(list)
     for task, episode in episodes:
@@ -70,8 +70,8 @@ def varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[str, 
     return [item for _, _, item in sorted(ranked, key=lambda entry: entry[:2])[:count]]
 
 
-def within(items: Sequence[Json], limit: int) -> list[Json]:
-    """Evenly spaced items whose JSON stays under `limit` bytes."""
+def pick_within(items: Sequence[Json], limit: int) -> list[Json]:
+    """Evenly spaced items whose JSON takes at most `limit` bytes."""
     sizes = [len(json.dumps(item)) for item in items]
     share = min(1.0, limit / max(1, sum(sizes)))
     kept, used = [], 0
@@ -83,7 +83,7 @@ def within(items: Sequence[Json], limit: int) -> list[Json]:
 
 
 def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
-    """An episode as the page shows it: long texts cut, token ids as words where the run keeps its tokenizer."""
+    """An episode as the page shows it: long texts cut, and tokens as text where the run keeps its tokenizer."""
     checks = [[check["name"], check["passed"]] for check in episode["checks"]]
     return {
         "id": episode["episode"],
@@ -126,7 +126,7 @@ def _cut(text: str) -> str:
 
 
 def words_of(folder: Path) -> Words | None:
-    """The text of single tokens, where the run directory holds its tokenizer."""
+    """Decodes single tokens; None where the run directory holds no tokenizer. Raises StorageError for a damaged one."""
     paths = [folder / name for name in ("tokenizer.json", "tokenizer/tokenizer.json") if (folder / name).exists()]
     if not paths:
         return None

@@ -1,4 +1,4 @@
-"""An evaluation as offline HTML: its figures, and every episode in the viewer of a run's report."""
+"""Writes the report of an evaluation as offline HTML: its figures and every episode."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from pathlib import Path
 
 from cojax.report.episodes import Words, compact, words_of
 from cojax.report.lineage import task_id_of
-from cojax.report.page import put, render
+from cojax.report.page import render, write_page
 from cojax.report.run import Json
-from cojax.storage.files import Log, StorageError
+from cojax.storage.files import Log, StorageError, read_json
 
 SCRIPTS = ("elements.js", "viewer.js", "evaluation.js")
 BYTES = 12_000_000  # of episodes in one page
 
 
 def write_evaluation_report(folder: str | Path) -> Path:
-    """Writes `folder`/report.html, and report-2.html … where one page does not hold every episode; the first's path.
+    """Writes `folder`/report.html, and report-2.html … where one page does not hold every episode.
 
+    Returns the path of the first page.
     Raises FileNotFoundError when `folder` holds no evaluation that has ended, StorageError for a damaged file.
     """
     folder = Path(folder)
     result, config = _read(folder / "result.json"), _read(folder / "config.json")
     order = {split: place for place, split in enumerate(result["splits"])}
-    # Of an episode played again the last record counts.
+    # The last record of an episode that was played again counts.
     records = {
         record["episode"]: record for record in Log(folder / "episodes.jsonl").read() if record["split"] in order
     }
@@ -43,7 +44,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
             "page": name,
             "pages": names,
         }
-        put(folder / name, render(data, SCRIPTS))
+        write_page(folder / name, render(data, SCRIPTS))
     for old in folder.glob("report-*.html"):
         if old.name not in names:
             old.unlink()
@@ -51,7 +52,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
 
 
 def _pages(records: list[Json], words: Words | None) -> Iterator[list[Json]]:
-    """The episodes as pages show them, at least one page, each of at most BYTES where an episode is no larger."""
+    """The episodes by page, at least one page. A page takes at most BYTES, unless a single episode is larger."""
     page: list[Json] = []
     used = 0
     for record in records:
@@ -69,6 +70,6 @@ def _read(path: Path) -> Json:
     if not path.exists():
         raise FileNotFoundError(f"no {path.name} in {path.parent}; run python -m experiments.evaluate to its end")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error}). Evaluate again with the same --out.") from error

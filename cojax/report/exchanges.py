@@ -1,8 +1,13 @@
-"""The exact texts that went to a model and came back, found in journal.jsonl by what they were for.
+"""The exact requests to models and their replies, read from journal.jsonl by expedition and by task.
 
-Both are untrusted. The journal may hold gigabytes: one pass notes where each call stands, and texts are read when they
-are asked for. A record says where it belongs by its place: EVOLUTION/NUMBER/… for an expedition (reflect, run R/turn T,
-abstract), EVOLUTION/task ID/attempt N/… and judge/ID for a validation; EVOLUTION ends in "initial" or the step before.
+Both are untrusted texts. The journal may hold gigabytes: one pass stores where each record starts, and records are read
+when they are asked for. The key "place" of a record says what the call was for:
+
+EVOLUTION/NUMBER/…             an expedition: reflect, run R/turn T, abstract
+EVOLUTION/task ID/attempt N/…  an attempt on the query of a task
+judge/ID                       the judge's opinion of a draft
+
+EVOLUTION ends in "initial", or in the step before the evolution.
 """
 
 from __future__ import annotations
@@ -16,15 +21,15 @@ from pathlib import Path
 
 from cojax.report.run import Json
 
-# Bytes at the beginning of a line within which its place stands.
+# The place of a record stands within so many bytes of the beginning of its line.
 _HEAD = 8_192
 _PLACE = re.compile(rb'"place":"((?:[^"\\]|\\.)*)"')
 _EXPEDITION = re.compile(r"(?P<evolution>.*?)/(?P<number>\d+)/(?P<rest>(?:reflect|run \d+|abstract)(?:/.*)?)")
 _ATTEMPT = re.compile(r".*/task (?P<task>[0-9a-f]{16})/(?P<rest>attempt .*)")
 _JUDGE = re.compile(r"(?P<rest>judge)/(?P<task>[0-9a-f]{16})(?P<more>.*)")
-# The order in which the parts of an expedition, and of a validation, come.
+# The order of the parts of an expedition, and of a validation.
 _RANKS = {"reflect": 0, "run": 1, "abstract": 2, "judge": 3, "attempt": 4}
-_NAMED = {"key", "place", "sent", "text"}
+_OWN_FIELDS = {"key", "place", "sent", "text"}
 
 Key = tuple[int, int] | str  # step and number of an expedition, or the id of a task
 
@@ -33,9 +38,11 @@ Key = tuple[int, int] | str  # step and number of an expedition, or the id of a 
 class Exchange:
     """One call to a model.
 
-    `place` is what it was for within its expedition or validation; `messages` are role and content of what was sent,
-    `settings` the rest of the request; `text` is what came back, None where nothing did; `facts` is what else the
-    journal says of it. The first `shared` messages are those of the exchange before, word for word.
+    place     what the call was for, within its expedition or validation
+    messages  role and content of the messages sent; the first `shared` are all those of the exchange before
+    settings  the rest of the request
+    text      the reply, None where there was none
+    facts     the other fields of the journal's record
     """
 
     place: str
@@ -64,14 +71,15 @@ class Exchanges:
         return bool(self._places)
 
     def of_expedition(self, step: int, number: int) -> list[Exchange]:
-        """Reflection, the runs turn by turn, and abstraction; of calls at one place, the older first."""
+        """The exchanges of an expedition: reflection, the runs turn by turn, abstraction; older calls first."""
         return self._read((step, number))
 
     def of_task(self, id: str) -> list[Exchange]:
-        """What the judge and the attempts on the query alone were shown, and said. `id` is a task's or a draft's."""
+        """The exchanges of the judge and of the attempts on the query alone. `id` is that of a task or of a draft."""
         return self._read(id)
 
     def _note(self, raw: bytes, start: int) -> None:
+        """Stores where the record of a place starts; `raw` is the place as JSON writes it."""
         try:
             place = json.loads(b'"' + raw + b'"')
         except ValueError:
@@ -88,7 +96,7 @@ class Exchanges:
             key, rest = found["task"], found["rest"] + found["more"]
         else:
             return
-        # By part, run and turn; what was asked again or repaired stands in the order of asking.
+        # Sorted by part, run and turn; repeated and repaired calls stay in their order.
         numbers = (int(number) for number in re.findall(r"\d+", rest)[:2])
         self._places[key].append(((_RANKS[re.split(r"[ /]", rest)[0]], *numbers), start, rest))
 
@@ -104,7 +112,7 @@ class Exchanges:
                 if exchange is not None:
                     before = exchanges[-1].messages if exchanges else ()
                     shared = _common(before, exchange.messages)
-                    # Only a whole conversation that goes on is told as such.
+                    # Only the continuation of a whole conversation counts as shared.
                     shared = shared if shared == len(before) else 0
                     exchanges.append(dataclasses.replace(exchange, shared=shared))
         return exchanges
@@ -119,17 +127,17 @@ def _exchange(line: bytes, place: str) -> Exchange | None:
         text = record.get("text")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    facts = {name: value for name, value in record.items() if name not in _NAMED}
+    facts = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     return Exchange(place, messages, sent, text if isinstance(text, str) else None, facts)
 
 
 def _common(one: Sequence[tuple[str, str]], other: Sequence[tuple[str, str]]) -> int:
-    """How many messages both begin with."""
+    """The number of messages with which both begin."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _step(evolution: str) -> int | None:
-    """The step of an evolution by the path of its places; 0 for D_0, None where it is none."""
+    """The step of an evolution by its name in a place; 0 for the initial one, None for any other text."""
     last = evolution.rpartition("/")[2]
     if last == "initial":
         return 0
@@ -137,7 +145,7 @@ def _step(evolution: str) -> int | None:
 
 
 def about(exchange: Exchange) -> str:
-    """What is to be known of an exchange besides its messages, in one line."""
+    """The settings and facts of an exchange in one line."""
     schema = exchange.settings.get("response_format")
     named = schema.get("json_schema", {}) if isinstance(schema, dict) else {}
     parts: Iterable[str] = (

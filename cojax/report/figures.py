@@ -1,4 +1,4 @@
-"""The numbers behind the page's charts, from the logs of a run."""
+"""Data of the page's charts, from the logs of a run."""
 
 from __future__ import annotations
 
@@ -8,28 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from cojax.report.lineage import Story
-from cojax.report.run import Json, Run, birth
+from cojax.report.run import Json, Run, joined_at
 from cojax.types import Status
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
-    "success",
-    "reward",
-    "partial",
-    "live_groups",
-    "loss",
-    "grad_norm",
-    "kl",
-    "clip_fraction",
-    "logprob_mismatch",
-    "logprob_mismatch_max",
-    "tasks",
-    "turns",
-)
+    "success", "reward", "partial", "live_groups", "loss", "grad_norm", "kl", "clip_fraction", "logprob_mismatch",
+    "logprob_mismatch_max", "tasks", "turns",
+)  # fmt: skip
 
 
 def curves(metrics: Sequence[Json]) -> Json:
-    """Columns over steps, gaps as None; `dev` holds the steps evaluated on the development split."""
+    """Columns over steps, with None for gaps; `dev` holds the steps evaluated on the development split."""
     rows = evenly(metrics, POINTS)
     return {
         "step": [row["step"] for row in rows],
@@ -39,48 +29,48 @@ def curves(metrics: Sequence[Json]) -> Json:
 
 
 def evolutions(run: Run) -> list[Json]:
-    """One record an evolution: signals since the last one, verdicts, new tasks by origin."""
+    """One record per evolution: the signals since the last one, the verdicts, the new tasks by origin."""
     records: list[Json] = []
     detected: Counter[str] = Counter()
     for row in run.metrics:
         evolution = row.get("evolution")
-        # One that ran beside this step has not seen its signals.
-        beside = evolution is not None and evolved(row) < row["step"]
-        if not beside:
+        # An evolution that ran in the background of this step has not seen its signals.
+        in_background = evolution is not None and evolution_step(row) < row["step"]
+        if not in_background:
             detected.update(row.get("signals", {}))
         if evolution is not None:
             records.append(
                 {
-                    "step": evolved(row),
+                    "step": evolution_step(row),
                     "signals": dict(detected),
                     "verdicts": _verdicts(evolution),
                     "added": evolution["added"],
                 }
             )
             detected.clear()
-        if beside:
+        if in_background:
             detected.update(row.get("signals", {}))
-    if detected:  # not explored, or not yet
+    if detected:  # no evolution has used them, or not yet
         records.append({"step": run.metrics[-1]["step"], "signals": dict(detected), "open": True})
     return records
 
 
-def evolved(row: Json) -> int:
-    """Up to which step the evolution that a row tells of had seen signals."""
+def evolution_step(row: Json) -> int:
+    """The last step whose signals the evolution in this row of metrics.jsonl had seen."""
     return row["evolution"].get("step", row["step"])
 
 
 def pool(run: Run) -> Json:
     """Tasks of each origin in the pool at each step, from the pool's log."""
-    born = [(birth(task), task["origin"]) for task in run.tasks.values()]
+    joined = [(joined_at(task), task["origin"]) for task in run.tasks.values()]
     steps = [0, *(row["step"] for row in evenly(run.metrics, POINTS))]
-    origins = list(dict.fromkeys(origin for _, origin in sorted(born, key=lambda item: item[0])))
-    added = {origin: Counter(step for step, source in born if source == origin) for origin in origins}
+    origins = list(dict.fromkeys(origin for _, origin in sorted(joined, key=lambda item: item[0])))
+    added = {origin: Counter(step for step, source in joined if source == origin) for origin in origins}
     return {"step": steps, "origins": {origin: _cumulative(added[origin], steps) for origin in origins}}
 
 
 def totals(run: Run) -> Json:
-    """Seconds, outcomes, signals and verdicts of the whole run: the summary's, or sums over the steps so far."""
+    """Seconds, outcomes, signals and verdicts of the run, from its summary or summed over the steps so far."""
     summed: dict[str, Counter[str]] = {name: Counter() for name in ("seconds", "outcomes", "signals", "verdicts")}
     for row in run.metrics:
         for name in ("seconds", "outcomes", "signals"):
@@ -91,7 +81,7 @@ def totals(run: Run) -> Json:
 
 
 def headline(run: Run) -> Json:
-    """What the page says first; None where the run has not come to it."""
+    """The figures at the top of the page; None for those that the run has not reached."""
     last = run.metrics[-1] if run.metrics else {}
     dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
     return {
@@ -107,12 +97,12 @@ def headline(run: Run) -> Json:
     }
 
 
-def helped(stories: Iterable[Story]) -> list[Json]:
-    """Mean success of tasks at their first and their last visit, by origin; only tasks visited at least twice."""
+def first_and_last_success(histories: Iterable[Story]) -> list[Json]:
+    """Mean success of the tasks at their first and at their last visit, by origin, of those visited at least twice."""
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for story in stories:
-        if len(story.visits) >= 2:
-            pairs.setdefault(story.origin, []).append((story.visits[0].success, story.visits[-1].success))
+    for task in histories:
+        if len(task.visits) >= 2:
+            pairs.setdefault(task.origin, []).append((task.visits[0].success, task.visits[-1].success))
     return [
         {
             "origin": origin,
@@ -136,16 +126,17 @@ def _verdicts(evolution: Json) -> dict[str, int]:
 
 
 def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:
-    births = sorted(added)
+    """The number of tasks added up to each of these steps; `added` counts them by step."""
+    joined = sorted(added)
     total, place, counts = 0, 0, []
     for step in steps:
-        while place < len(births) and births[place] <= step:
-            total += added[births[place]]
+        while place < len(joined) and joined[place] <= step:
+            total += added[joined[place]]
             place += 1
         counts.append(total)
     return counts
 
 
 def _number(value: Any) -> float | None:
-    """Not-a-number and infinity are gaps: JSON has no word for them."""
+    """The number, or None, a gap, for NaN and infinity, which JSON cannot hold."""
     return value if isinstance(value, (int, float)) and math.isfinite(value) else None

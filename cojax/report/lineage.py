@@ -1,4 +1,4 @@
-"""Why does this task exist, and did it help? One query over a run directory."""
+"""The history of a task: why it exists, and how often the policy has solved it since."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import dataclasses
 from collections import defaultdict
 from pathlib import Path
 
-from cojax.report.run import Json, Run, birth, expedition_of, read_run
+from cojax.report.run import Json, Run, expedition_of, joined_at, read_run
 from cojax.types import INFRASTRUCTURE, content_hash, normalise
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskVisit:
-    """One visit of a task: the step, the valid episodes, how many of them reached full reward, their mean reward."""
+    """One visit of a task: its step, the number of valid episodes, those with full reward, and their mean reward."""
 
     step: int
     episodes: int
@@ -26,7 +26,7 @@ class TaskVisit:
 
 @dataclasses.dataclass(frozen=True)
 class Ancestor:
-    """A task of the parent chain; `query` is empty where the pool no longer knows it."""
+    """A task of the parent chain; `origin` and `query` are empty where the pool does not hold it."""
 
     id: str
     origin: str
@@ -35,12 +35,16 @@ class Ancestor:
 
 @dataclasses.dataclass(frozen=True)
 class Story:
-    """The lineage of one task. `parents` from its parent to the task it all began with.
+    """The lineage of one task and its visits.
 
-    `signal` is the kind that led here and `signal_evidence` its line; `source_episode` the episode it is about;
-    `expedition` is step and number of the expedition that found it; `verdict_evidence` is what validation found,
-    `difficulty` the share of attempts on the query alone that failed, where any were made; `visits` what the policy
-    made of the task, as far as episodes are stored; `parent_visits` the same of its parent.
+    step               the step at which it joined the pool
+    parents            the chain from its parent to an initial task
+    signal             the kind of signal that led to it; `signal_evidence` is the signal's line of evidence
+    source_episode     the episode that raised the signal
+    runs, expedition   the explorer's runs that it comes from; step and number of their expedition
+    verdict_evidence   the lines of evidence of its validation
+    difficulty         the share of attempts on the query alone that failed, None where none were made
+    visits             those whose episodes are stored; `parent_visits` are those of its parent
     """
 
     id: str
@@ -63,13 +67,13 @@ class Story:
 
 
 class VisitIndex:
-    """Visits of tasks, counted episode by episode."""
+    """Counts the visits of tasks from their episodes."""
 
     def __init__(self) -> None:
         self._counts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0.0]))
 
     def add(self, task: str, step: int, episode: Json) -> None:
-        """Counts an episode's JSON, unless it says nothing about the policy."""
+        """Counts an episode, given as JSON, unless it was lost to an infrastructure failure."""
         if episode["outcome"] in INFRASTRUCTURE:
             return
         count = self._counts[task][step]
@@ -86,7 +90,7 @@ class VisitIndex:
 
 
 class Lineages:
-    """The lineage query over a run whose episodes have been counted into `visits`."""
+    """The histories of the tasks of a run, whose episodes have been counted into `visits`."""
 
     def __init__(self, run: Run, visits: VisitIndex):
         self._tasks, self._kinds = run.tasks, run.kinds
@@ -94,7 +98,7 @@ class Lineages:
         self._visits = visits
 
     def story(self, task_id: str) -> Story:
-        """The story of a task of the pool; KeyError when it is not in the pool."""
+        """The history of a task. Raises KeyError when it is not in the pool."""
         task = self._tasks[task_id]
         lineage = task.get("lineage") or {}
         draft = self._drafts.get(task_id)
@@ -103,7 +107,7 @@ class Lineages:
             query=task["query"],
             origin=task["origin"],
             solution=tuple(action_text(action) for action in task.get("solution", ())),
-            step=birth(task),
+            step=joined_at(task),
             parents=self._parents(lineage.get("parent", "")),
             signal=task["origin"] if task["origin"] in self._kinds else "",
             signal_evidence=lineage.get("signal", ""),
@@ -130,9 +134,9 @@ class Lineages:
 
 
 def lineage(folder: str | Path, task_id: str) -> Story:
-    """The lineage of a task of a run; `task_id` may be a prefix.
+    """The history of a task of a run; `task_id` may be a prefix of the id.
 
-    Raises FileNotFoundError for a folder that is no run, KeyError for an id that fits no task or several.
+    Raises FileNotFoundError for a folder that is no run, and KeyError for an id that fits no task or several.
     """
     run = read_run(folder)
     matches = [known for known in run.tasks if known.startswith(task_id)]

@@ -21,15 +21,15 @@ function top(data) {
 }
 
 function hero({headline, totals, counts}) {
-  const held = known(headline.zero_shot) || known(headline.final);
-  const pair = held ? [headline.zero_shot, headline.final] : headline.dev || [null, null];
+  const heldOut = known(headline.zero_shot) || known(headline.final);
+  const pair = heldOut ? [headline.zero_shot, headline.final] : headline.dev || [null, null];
   const points = known(pair[0]) && known(pair[1]) ? 100 * (pair[1] - pair[0]) : null;
   const verdicts = sum(Object.values(totals.verdicts)), seconds = totals.seconds;
   const spent = seconds.total ?? sum(Object.values(seconds));
   const tile = (label, note, ...figure) => h("div", {class: "card"}, h("div", {class: "label"}, label), h("div", {class: "figure"}, figure), h("div", {class: "small faint"}, note));
   return h("div", {class: "hero"},
     h("div", {class: "card wide"},
-      h("div", {class: "label"}, held ? "held-out success, zero-shot → after training" : "success on the development split, first → latest"),
+      h("div", {class: "label"}, heldOut ? "held-out success, zero-shot → after training" : "success on the development split, first → latest"),
       h("div", {class: "figure big"}, percent(pair[0], 1), h("span", {class: "arrow"}, "→"), h("span", {class: "after"}, percent(pair[1], 1)),
         known(points) && h("span", {class: points < 0 ? "gain down" : "gain"}, `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`)),
       h("div", {class: "gauge", title: "zero-shot, and what was added"},

@@ -1,7 +1,7 @@
-"""Writes report.html: one file, no request to anywhere.
+"""Writes report.html: one file that makes no request to anywhere.
 
 Queries and observations are untrusted. They reach the page only as JSON in a data block whose `<`, `>` and `&` are
-escaped, the script puts them in as text nodes, and the content policy runs no script but ours, known by its hash.
+escaped. The script adds them as text nodes. The content policy runs no script but this one, by its hash.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.report import figures, growth
+from cojax.report import figures, task_set
 from cojax.report.episodes import select
 from cojax.report.exchanges import Exchanges
 from cojax.report.lineage import Lineages, Story, VisitIndex
+from cojax.report.page_exchanges import expedition_name, journal_texts
 from cojax.report.run import Json, Run, read_run
-from cojax.report.texts import held, named
 from cojax.storage.files import expect_file
 
 SCRIPTS = (
@@ -31,7 +31,7 @@ SCRIPTS = (
 TASKS = 1_200  # synthesized tasks in the table
 DRAFTS = 60  # drafts that were not accepted
 TEXT = 600  # characters of a query or a line of evidence
-LINES = 12  # of a list in a context of exploration
+LINES = 12  # entries of a list in a context of exploration
 
 
 def write_report(folder: str | Path) -> Path:
@@ -40,11 +40,11 @@ def write_report(folder: str | Path) -> Path:
     Raises FileNotFoundError when `folder` is no run directory.
     """
     run = read_run(folder)
-    return put(run.folder / "report.html", render(contents(run)))
+    return write_page(run.folder / "report.html", render(contents(run)))
 
 
-def put(path: Path, text: str) -> Path:
-    """Writes a page: a reader, or an interruption, never sees half of one."""
+def write_page(path: Path, text: str) -> Path:
+    """Writes a page by renaming a complete file: neither a reader nor an interruption sees half of one."""
     expect_file(path)
     partial = path.with_suffix(".partial")
     partial.write_text(text, encoding="utf-8")
@@ -57,9 +57,9 @@ def contents(run: Run) -> Json:
     visits = VisitIndex()
     selection = select(run, {task["lineage"]["episode"] for task in run.synthesized}, visits)
     lineages = Lineages(run, visits)
-    stories = [lineages.story(task) for task in run.tasks]
-    born = {task["id"] for task in run.synthesized}
-    shown = figures.evenly([story for story in stories if story.id in born], TASKS)
+    histories = [lineages.story(task) for task in run.tasks]
+    synthesized = {task["id"] for task in run.synthesized}
+    shown = figures.evenly([task for task in histories if task.id in synthesized], TASKS)
     numbers = {id(draft): name for name, draft in run.numbered_drafts()}
     rejected = [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
     return {
@@ -71,19 +71,19 @@ def contents(run: Run) -> Json:
         "evolutions": figures.evolutions(run),
         "pool": figures.pool(run),
         "totals": figures.totals(run),
-        "helped": figures.helped(stories),
-        "quality": growth.quality(run),
-        "lengths": growth.lengths(run),
-        "conversion": growth.conversion(run),
-        "feedback": growth.feedback(run),
-        "tasks": [_task(story) for story in shown],
+        "helped": figures.first_and_last_success(histories),
+        "quality": task_set.quality(run),
+        "lengths": task_set.lengths(run),
+        "conversion": task_set.conversion(run),
+        "feedback": task_set.feedback(run),
+        "tasks": [_task(task) for task in shown],
         "expeditions": _expeditions(run, shown),
-        "exchanges": held(shown, Exchanges(run.folder / "journal.jsonl")),
+        "exchanges": journal_texts(shown, Exchanges(run.folder / "journal.jsonl")),
         "drafts": [_draft(draft, numbers[id(draft)]) for draft in figures.evenly(rejected, DRAFTS)],
         "unit": "step",
         "episodes": selection.episodes,
         "counts": {
-            "tasks": len(born),
+            "tasks": len(synthesized),
             "episodes": selection.total,
             "sources": [selection.sources, selection.sources_total],
             "drafts": len(rejected),
@@ -92,7 +92,7 @@ def contents(run: Run) -> Json:
 
 
 def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
-    """The page around its data, drawn by these scripts."""
+    """The page with its data, drawn by these scripts."""
     style = _part("style.css")
     script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in scripts)}}})();\n'
     parts = {
@@ -104,37 +104,37 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
         "DATA": embed(data),
     }
     head, *rest = _part("page.html").split("{{")
-    for piece in rest:  # one pass: a value that holds {{ is never looked into
+    for piece in rest:  # one pass: a value that holds {{ is not replaced
         name, text = piece.split("}}", 1)
         head += parts[name] + text
     return head
 
 
 def embed(data: Any) -> str:
-    """JSON that no HTML parser can mistake for a tag, with gaps for what JSON cannot say."""
+    """JSON without characters that an HTML parser could take for a tag; null for NaN and infinity."""
     text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _task(story: Story) -> Json:
-    """A story for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
-    values = {field.name: _cut(getattr(story, field.name)) for field in dataclasses.fields(story)}
-    values["expedition"] = named(story.expedition) if story.expedition else ""
-    values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in story.parents[:12]]
+def _task(task: Story) -> Json:
+    """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
+    values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
+    values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
+    values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in task.parents[:12]]
     for name in ("visits", "parent_visits"):
         rows = values[name][-40:]
         values[name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
     return values
 
 
-def _expeditions(run: Run, stories: Sequence[Story]) -> dict[str, Json]:
-    """The expeditions that brought these tasks, by "STEP/NUMBER", as far as the run noted them."""
-    wanted = {story.expedition for story in stories if story.expedition in run.expeditions}
-    found = {named(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}
+def _expeditions(run: Run, tasks: Sequence[Story]) -> dict[str, Json]:
+    """The expeditions that brought these tasks, by "STEP/NUMBER", as far as the run stored them."""
+    wanted = {task.expedition for task in tasks if task.expedition in run.expeditions}
+    found = {expedition_name(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}
     return {
         name: {
-            "context": {part: _cut(value[:LINES] if isinstance(value, list) else value) for part, value in told.items()}
-            if (told := record.get("context"))
+            "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()}
+            if (context := record.get("context"))
             else None,
             "runs": record.get("runs", []),
             "failures": _cut(record.get("failures", [])[:LINES]),

@@ -1,26 +1,29 @@
-"""Reads a run directory; every part of it is optional, so that an interrupted run has a report too."""
+"""Reads a run directory for a report; every part of it is optional, as an interrupted run lacks some."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import Episodes, Log, StorageError, expect_file
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, StorageError, expect_file, read_json
 
 Json = dict[str, Any]
-# What every run may raise.
+# The kinds of signal that every run may raise.
 _KINDS = ("forgetting", "boundary", "rare")
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What a run wrote, as plain JSON; `tasks` by id, in the order of the pool, `expeditions` by step and number."""
+    """The contents of a run directory as plain JSON.
+
+    `tasks` are by id, in the order of the pool; `expeditions` by step and number.
+    """
 
     folder: Path
     config: Json
@@ -34,20 +37,20 @@ class Run:
 
     @property
     def synthesized(self) -> tuple[Json, ...]:
-        """Tasks that evolution added: those of the start have no lineage, or one of step 0."""
-        return tuple(task for task in self.tasks.values() if birth(task))
+        """The tasks that evolution added. Initial tasks have no lineage, or one of step 0."""
+        return tuple(task for task in self.tasks.values() if joined_at(task))
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The kinds of signal that the run knew, with the colours that it noted; "" where it noted none."""
-        noted = [one for one in self.config.get("code", {}).values() if {"kind", "colour"} <= one.keys()]
-        told = {str(one["kind"]): str(one["colour"]) for one in noted}
+        """Kind of signal → the colour that the run stored for it, "" where it stored none."""
+        entries = [entry for entry in self.config.get("code", {}).values() if {"kind", "colour"} <= entry.keys()]
+        stored = {str(entry["kind"]): str(entry["colour"]) for entry in entries}
         raised = dict.fromkeys((*_KINDS, *(kind for row in self.metrics for kind in row.get("signals", {}))))
-        colours = {kind: told.get(kind, "") for kind in (*raised, *told)}
+        colours = {kind: stored.get(kind, "") for kind in (*raised, *stored)}
         return {kind: colour if _COLOUR.fullmatch(colour) else "" for kind, colour in colours.items()}
 
     def numbered_drafts(self) -> Iterator[tuple[str, Json]]:
-        """Every draft by its name "STEP/NUMBER": the step of its evolution, and its place within it from 0."""
+        """(name, draft) of every draft; the name is "STEP/NUMBER", its evolution and its number there from 0."""
         counts: Counter[int] = Counter()
         for draft in self.drafts:
             yield f"{draft['step']}/{counts[draft['step']]}", draft
@@ -55,7 +58,7 @@ class Run:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Everything but the episodes, which are read step by step.
+    """The contents of a run directory; its episodes are read later, step by step.
 
     Raises FileNotFoundError when `folder` is not a run directory, StorageError for a damaged file.
     """
@@ -81,17 +84,17 @@ def read_run(folder: str | Path) -> Run:
 
 
 def expedition_of(draft: Json) -> tuple[int, int] | None:
-    """Step and number of the expedition that a draft came of; None in a run that did not note it."""
+    """Step and number of the expedition that proposed a draft; None in a run that did not store it."""
     return (draft["step"], draft["expedition"]) if "expedition" in draft else None
 
 
-def birth(task: Json) -> int:
+def joined_at(task: Json) -> int:
     """The step at which a task joined the pool."""
     return (task.get("lineage") or {}).get("step", 0)
 
 
 def _read_log(path: Path, *names: str) -> tuple[Json, ...]:
-    """The records of a log. Raises StorageError for one without these names."""
+    """The records of a log. Raises StorageError for a record that lacks one of these keys."""
     records = tuple(Log(path).read())
     for line, record in enumerate(records, 1):
         if missing := [name for name in names if name not in record]:
@@ -106,9 +109,6 @@ def _read_json(path: Path) -> Json:
         return {}
     expect_file(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(value, dict):
-            raise ValueError(f"it holds {type(value).__name__}, expected an object")
-        return value
-    except (ValueError, RecursionError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise StorageError(f"{path} is not JSON ({error}). Restore it from a copy, or delete it.") from error

@@ -25,9 +25,9 @@ function qualityCards(quality) {
 }
 
 function lengthCard({actions, counts, mean}) {
-  const told = Object.entries(mean).filter(([, value]) => known(value)).map(([set, value]) => `${SETS[set].name} ${value.toFixed(1)}`).join(", ");
+  const means = Object.entries(mean).filter(([, value]) => known(value)).map(([set, value]) => `${SETS[set].name} ${value.toFixed(1)}`).join(", ");
   const shares = (values) => { const all = sum(values); return values.map((value) => (all ? value / all : null)); };
-  return card("Interaction length", `share of the tasks by actions of their solution; mean: ${told || "–"}`, chart({x: actions, unit: "actions", format: percent,
+  return card("Interaction length", `share of the tasks by actions of their solution; mean: ${means || "–"}`, chart({x: actions, unit: "actions", format: percent,
     series: Object.entries(counts).filter(([, values]) => sum(values) > 0).map(([set, values]) => ({...SETS[set], kind: "group", legend: true, values: shares(values)}))}));
 }
 

@@ -4,8 +4,8 @@ const VIEWER_ROWS = 250;
 function episodeSection(data, go) {
   const {episodes, unit} = data;
   const byId = new Map(episodes.map((episode) => [episode.id, episode]));
-  const born = new Map();
-  for (const task of data.tasks) if (task.source_episode) born.set(task.source_episode, [...(born.get(task.source_episode) || []), task]);
+  const tasksBySource = new Map();
+  for (const task of data.tasks) if (task.source_episode) tasksBySource.set(task.source_episode, [...(tasksBySource.get(task.source_episode) || []), task]);
   const listing = h("ul", {class: "list"}), shown = h("p", {class: "small faint", css: {padding: "8px 12px"}});
   const detail = h("div", {class: "card"}, h("p", {class: "empty"}, "Choose an episode."));
   const choice = (label, options) => h("select", {"aria-label": label, onchange: () => list()}, h("option", {value: ""}, label), options.map((option) => h("option", {value: option}, option)));
@@ -35,18 +35,18 @@ function episodeSection(data, go) {
     if (!one) return false;
     chosen = id;
     for (const row of listing.children) row.classList.toggle("chosen", row.dataset.id === id);
-    replace(detail, transcript(one, data, born.get(id) || [], go));
+    replace(detail, transcript(one, data, tasksBySource.get(id) || [], go));
     return true;
   }
   list();
-  const node = section("episodes", "Episodes", held(data), episodes.length
+  const node = section("episodes", "Episodes", episodeNote(data), episodes.length
     ? [h("div", {class: "controls"}, step, outcome, signal, success, search), h("div", {class: "viewer"}, h("div", {class: "card", css: {padding: "0"}}, shown, h("div", {class: "scroll", css: {"max-height": "760px"}}, listing)), detail)]
     : h("p", {class: "empty"}, "No episode is stored."));
-  return {node, show, first: (born.size ? [...born.keys()].find((id) => byId.has(id)) : null) || (episodes[0] && episodes[0].id)};
+  return {node, show, first: (tasksBySource.size ? [...tasksBySource.keys()].find((id) => byId.has(id)) : null) || (episodes[0] && episodes[0].id)};
 }
 
-// What of the stored episodes the page holds.
-function held({episodes, counts, pages}) {
+// How many of the stored episodes the page holds.
+function episodeNote({episodes, counts, pages}) {
   if (pages) return `${whole(episodes.length)} of ${whole(counts.episodes)} episodes${pages.length > 1 ? "; the others are on the other pages" : ""}. Whole texts are in episodes.jsonl.`;
   const left = counts.sources[1] - counts.sources[0];
   return `The page holds ${whole(episodes.length)} of ${whole(counts.episodes)} stored episodes: ${left ? `${whole(counts.sources[0])} of the ${whole(counts.sources[1])}` : `all ${whole(counts.sources[1])}`} that led to a synthesized task, and others evenly over the steps. The rest is in episodes/.`;
@@ -63,19 +63,19 @@ function transcript(one, data, children, go) {
       one.signals.length > 0 && [h("dt", {}, "signals"), h("dd", {}, one.signals.map(([kind, evidence]) => h("div", {}, badge(kind), evidence)))],
       one.error && [h("dt", {}, "error"), h("dd", {class: "no"}, one.error)],
       children.length > 0 && [h("dt", {}, "led to"), h("dd", {}, children.slice(0, 8).map((task) => h("div", {}, link("task", task.id, task.query))), children.length > 8 && `and ${children.length - 8} more`)]),
-    h("div", {class: "turn"}, one.opening.map(([role, content]) => said(role, content))),
+    h("div", {class: "turn"}, one.opening.map(([role, content]) => messageNode(role, content))),
     one.turns.map(turnNode),
     one.turns.some((turn) => turn.logprobs.length) && h("p", {class: "small faint", css: {"margin-top": "14px"}}, "token shading: certain", h("span", {class: "scale"}), "probability 0.1 or less")];
 }
 
-const said = (role, content, failed) => h("div", {class: failed ? "say failed" : "say"}, h("span", {class: "who"}, failed ? `${role}, error` : role), content);
+const messageNode = (role, content, failed) => h("div", {class: failed ? "say failed" : "say"}, h("span", {class: "who"}, failed ? `${role}, error` : role), content);
 
 function turnNode(turn, index) {
   const mean = turn.logprobs.length ? sum(turn.logprobs) / turn.logprobs.length : null;
   const facts = [`turn ${index + 1}`, turn.tokens ? `${turn.tokens} tokens sampled, ${turn.prompt} new in the prompt` : null, known(mean) ? `mean log-prob ${mean.toFixed(2)}` : null, turn.weights >= 0 ? `weights ${turn.weights}` : null];
   return h("div", {class: "turn"},
     h("div", {class: "say assistant"}, h("span", {class: "who"}, facts.filter(Boolean).join(" · ")), action(turn), turn.error && h("div", {class: "no small"}, `not parsed: ${turn.error}`)),
-    turn.messages.map(([role, content]) => said(role, content, !turn.ok)));
+    turn.messages.map(([role, content]) => messageNode(role, content, !turn.ok)));
 }
 
 function action(turn) {

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -21,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.controls import Controls, Shield
 from cojax.rollout.engine import Engine, Sampling
+from cojax.storage.strict_json import NestedTooDeeply, parse_json
 from cojax.types import ROLES, Action, Call, Message, Turn
 
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
@@ -186,29 +185,11 @@ def _bodies(text: str) -> Iterator[str]:
 def read_json(body: str) -> Any:
     """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
     try:
-        value = json.loads(body, parse_constant=_reject, parse_float=_finite)
-    except (ValueError, RecursionError):
+        return parse_json(body, depth=_DEPTH)
+    except NestedTooDeeply:
+        raise ValueError("nested too deeply") from None
+    except ValueError:
         raise ValueError("not valid JSON") from None
-    if _depth(body) > _DEPTH:
-        raise ValueError("nested too deeply")
-    return value
-
-
-def _reject(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(number: str) -> float:
-    """JSON has no infinity, though 1e999 reads as one."""
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is too large")
-    return value
-
-
-def _depth(body: str) -> int:
-    """How deep brackets nest; those inside strings count too, so it is never too small."""
-    return max(itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in body), default=0)
 
 
 class Actors(Protocol):

@@ -1,1 +1,1 @@
-"""What a run keeps on disk: its directory, logs, checkpoints, and the proof that they are whole."""
+"""Files of runs and evaluations: directories, logs, episodes, checkpoints, and the checksums that verify them."""

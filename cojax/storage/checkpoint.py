@@ -1,4 +1,4 @@
-"""Checkpoints: arrays by Orbax, everything else as JSON, one directory a step, there whole or not at all.
+"""Checkpoints: arrays by Orbax, everything else as JSON; one directory per step, written whole or not at all.
 
 checkpoints/12/arrays/       Orbax
 checkpoints/12/host.json     step, the caller's host state, size and CRC-32 of every file in arrays/, its own checksum
@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import errno
 import functools
-import json
 import logging
 import os
 import re
@@ -25,18 +24,26 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.storage.checksums import is_signed, signed
-from cojax.storage.files import StorageError, explain, explain_reading, is_number, sync_folder, write_json
+from cojax.storage.files import (
+    StorageError,
+    explain,
+    explain_reading,
+    is_number,
+    read_json,
+    sync_folder,
+    write_json,
+)  # fmt: skip
 
 LOG = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint can be used, or this one is of another model: the message says which and what to do."""
+    """No checkpoint can be used, or it belongs to another model. The message says which it is and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CheckpointPart:
-    """A branch of a checkpoint as NumPy arrays, its step, and a name for the contents of the whole step."""
+    """One branch of a checkpoint as NumPy arrays, with its step and a name for the content of the whole checkpoint."""
 
     step: int
     arrays: Any
@@ -44,21 +51,20 @@ class CheckpointPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Sound:
-    """A step whose every file is as it was written; `signed`: its host state carries a checksum of its own.
+class SoundCheckpoint:
+    """A step whose files are all as they were written.
 
-    `faults` say of later steps why they are not used.
+    `faults` say why later steps are not used.
     """
 
     step: int
     host: dict[str, Any]
-    signed: bool
     faults: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Checkpointer:
-    """Saves and restores in `folder`, of which the newest `keep` steps stay."""
+    """Saves checkpoints in `folder` and restores them; the newest `keep` steps stay."""
 
     folder: Path
     keep: int = 3
@@ -81,11 +87,11 @@ class Checkpointer:
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
             write_json(temporary / "host.json", signed(record))
             if final.exists():
-                # A directory cannot replace a full one: the old one steps aside and goes with the next sweep.
+                # A directory cannot replace one that is not empty: the old one is renamed, and the sweep removes it.
                 final.rename(folder / f".{step}.{os.getpid()}.old.tmp")
             temporary.rename(final)
             sync_folder(folder)
-            # A later step can only be one that was damaged and skipped: its future is being written anew.
+            # A later step can only be one that was damaged and skipped: the run is writing it anew.
             for old in set(self.steps()) - set(self.kept(step)):
                 shutil.rmtree(folder / str(old))
             self._sweep()
@@ -96,11 +102,11 @@ class Checkpointer:
             raise
 
     def restore(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(step, arrays, host) of the newest good step; None where nothing was ever saved.
+        """(step, arrays, host) of the newest sound step; None where nothing was ever saved.
 
         `like` is a pytree of arrays or ShapeDtypeStructs with the structure, shapes, dtypes and shardings wanted. A
         damaged step is skipped with a warning that names it. Raises CheckpointError when steps exist but none is
-        good, or when the good one does not fit `like`.
+        sound, or when the sound one does not fit `like`.
         """
         found = self.newest()
         if found is None:
@@ -109,20 +115,23 @@ class Checkpointer:
             LOG.warning("%s", fault)
         return found.step, self.arrays(found.step, like), found.host
 
-    def newest(self) -> Sound | None:
-        """The newest good step, None where nothing was ever saved; reads only. Raises CheckpointError as `restore`."""
+    def newest(self) -> SoundCheckpoint | None:
+        """The newest sound step, or None where nothing was ever saved. Writes nothing.
+
+        Raises CheckpointError when steps exist but none is sound.
+        """
         steps = self.steps()
         faults = []
         for step in reversed(steps):
             folder = self.folder.absolute() / str(step)
             try:
-                host, signed = _verified(folder)
+                host = _verified_host(folder)
             except PermissionError as error:
                 raise explain_reading(error, folder) from error
             except _DAMAGE as error:
-                faults.append(f"checkpoint {folder} is damaged and skipped: {_said(error)}")
+                faults.append(f"checkpoint {folder} is damaged and skipped: {_reason(error)}")
                 continue
-            return Sound(step, host, signed, tuple(faults))
+            return SoundCheckpoint(step, host, tuple(faults))
         if steps:
             raise CheckpointError(
                 f"no usable checkpoint in {self.folder}: all of {steps} are damaged, the newest: "
@@ -131,15 +140,14 @@ class Checkpointer:
         return None
 
     def arrays(self, step: int, like: Any) -> Any:
-        """The arrays of a good step. Raises CheckpointError where they do not fit `like`."""
+        """The arrays of a sound step. Raises CheckpointError where they do not fit `like`."""
         return self._arrays(self.folder.absolute() / str(step), like)
 
     def part(self, name: str, step: int | None = None) -> CheckpointPart:
-        """One branch of what was saved, such as the parameters without the optimiser's state: of `step`, or of the
-        newest good one.
+        """One branch of a checkpoint, such as the parameters without the optimiser's state.
 
-        Writes nothing, so that it may read beside the run itself. Raises CheckpointError where the step is not there,
-        is damaged or has no such branch, and where no step is good.
+        It is of `step`, or of the newest sound step. Writes nothing, so that it can run while the run itself does.
+        Raises CheckpointError where the step is missing or damaged or has no such branch, and where no step is sound.
         """
         steps = self.steps()
         if not steps:
@@ -150,10 +158,10 @@ class Checkpointer:
         for chosen in reversed(steps) if step is None else [step]:
             folder = self.folder.absolute() / str(chosen)
             try:
-                _verified(folder)
+                _verified_host(folder)
                 content = zlib.crc32((folder / "host.json").read_bytes())
             except _DAMAGE as error:
-                faults.append(f"checkpoint {folder} is damaged: {_said(error)}")
+                faults.append(f"checkpoint {folder} is damaged: {_reason(error)}")
                 LOG.warning("%s", faults[-1])
                 continue
             return CheckpointPart(chosen, self._branch(folder, name), f"{content:08x}")
@@ -166,15 +174,15 @@ class Checkpointer:
         return sorted({*(other for other in self.steps() if other < step), step})[-self.keep :]
 
     def hosts(self, steps: Iterable[int]) -> list[dict[str, Any]]:
-        """The host state of those of these steps that are in place and can be read."""
+        """The host states of these steps, without those that are missing or cannot be read."""
         found = []
         for step in steps:
             with contextlib.suppress(*_DAMAGE):
-                found.append(_record(self.folder / str(step))[0]["host"])
+                found.append(_record(self.folder / str(step))["host"])
         return found
 
     def steps(self) -> list[int]:
-        """The steps in place, ascending; whether they are sound shows when they are read."""
+        """The steps saved, ascending. Whether they are sound is not checked."""
         if not self.folder.is_dir():
             return []
         names = [path.name for path in self.folder.iterdir() if is_number(path.name)]
@@ -217,39 +225,33 @@ class Checkpointer:
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
-def _verified(folder: Path) -> tuple[dict[str, Any], bool]:
-    """The host state, once every file is as it was written, and whether it carries a checksum of its own.
-
-    Raises one of _DAMAGE for any difference.
-    """
-    record, signed = _record(folder)
+def _verified_host(folder: Path) -> dict[str, Any]:
+    """The host state of a step whose files are all as they were written. Raises one of _DAMAGE for any difference."""
+    record = _record(folder)
     if (found := _listing(folder / "arrays")) != (expected := record["files"]):
         damaged = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         raise ValueError(f"{', '.join(damaged[:3])} missing or changed since it was written")
-    return record["host"], signed
+    host: dict[str, Any] = record["host"]
+    return host
 
 
-def _record(folder: Path) -> tuple[dict[str, Any], bool]:
+def _record(folder: Path) -> dict[str, Any]:
     """host.json of a step, as it was written. Raises one of _DAMAGE."""
     try:
-        record = json.loads((folder / "host.json").read_text(encoding="utf-8"))
-        if (
-            not isinstance(record, dict)
-            or not isinstance(record["host"], dict)
-            or not isinstance(record["files"], dict)
-        ):
+        record = read_json(folder / "host.json")
+        if not isinstance(record["host"], dict) or not isinstance(record["files"], dict):
             raise ValueError("expected an object with step, host and files")
         if record["step"] != int(folder.name):
             raise ValueError(f"it is of step {record['step']}")
-        whole = is_signed(record)
-        if "logs" in record["host"] and not whole:
+        # Checkpoints of older versions carry neither checksums of the logs nor one of themselves.
+        if not is_signed(record) and "logs" in record["host"]:
             raise ValueError("it carries no checksum of itself")
-        return record, whole
+        return record
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"host.json: {_said(error)}") from error
+        raise ValueError(f"host.json: {_reason(error)}") from error
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 
@@ -263,7 +265,7 @@ def _listing(folder: Path) -> dict[str, list[int]]:
 
 
 def _shapes(tree: Any) -> dict[str, str]:
-    """Path → dtype[shape], in words."""
+    """Path of each array → its dtype and shape as text."""
     return {
         "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
@@ -279,7 +281,7 @@ def _sync(path: Path) -> None:
 
 
 def _disk_error(error: Exception) -> OSError | None:
-    """The OSError behind an exception: Orbax's storage layer reports a full disk as text."""
+    """The OSError that caused an exception, or None. Orbax's storage layer reports a full disk as text only."""
     if isinstance(error, StorageError):
         return None
     if isinstance(error, OSError):

@@ -1,19 +1,19 @@
-"""How two configurations differ, and the code that they name."""
+"""Differences between two configurations of one run, and between the code that they name."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from typing import Any
 
-# What of learning may be changed on the way, to get past a step that fails.
+# Settings of the learner that may change during a run, to get past a step that fails.
 LEARNING_SETTINGS = frozenset(
     {
         "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
         "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
     }
 )  # fmt: skip
-# A larger `steps` extends a finished run; these too may differ between two starts of one run. What changes is noted
-# under `history` in config.json.
+# Settings that may differ between two starts of one run; a larger `steps` extends a finished run. config.json notes
+# every change under `history`.
 FREE_SETTINGS = frozenset(
     {
         "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
@@ -29,23 +29,29 @@ FREE_SETTINGS = frozenset(
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Container[str] = ()) -> str:
-    """Which settings differ but for the `free` ones, dotted, with the values of the first; empty where none does."""
+    """The dotted names of the settings that differ, without the `free` ones, and the values of the first.
+
+    Empty where none differs.
+    """
     different = sorted(_differences(before, now, free))
     if not different:
         return ""
     name = different[0]
-    return f"{', '.join(different)} ({name} was {_at(before, name)!r}, now {_at(now, name)!r})"
+    return f"{', '.join(different)} ({name} was {_value(before, name)!r}, now {_value(now, name)!r})"
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Every setting that differs, dotted, with its value before and now; None where it was, or is, not set."""
+    """The dotted name of every setting that differs → its values before and now, None where it is not set."""
     names = sorted(_differences(before, now, ("workdir",)))
-    return {name: [_at(before, name, None), _at(now, name, None)] for name in names}
+    return {name: [_value(before, name, None), _value(now, name, None)] for name in names}
 
 
 def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, list[Any]]:
-    """The changes of a run's configuration and code on its way, those from `before` to `now` at this step added; each
-    holds `config.json` under its name. Empty where nothing ever changed."""
+    """The entry `history` of config.json: all changes of a run's settings and code so far.
+
+    The changes from `before` to `now`, both contents of config.json, are added as of this step. Empty where nothing
+    ever changed.
+    """
     changed = changes(before["config"], now["config"]) if before else {}
     one, other = before.get("code", {}), now.get("code", {})
     code = {name: [one[name].get("hash"), other[name]["hash"]] for name in one.keys() & other.keys()}
@@ -56,10 +62,12 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
 
 
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Which entries from outside the package, by the setting that names them, come from another source file than
-    before; empty where none does. What config.json does not know of is not compared."""
-    named = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
-    changed = [f"{name} ({now[name]['path']})" for name in named if before[name].get("hash") != now[name]["hash"]]
+    """The settings that name an entry from outside the package whose source file has changed; empty where none has.
+
+    Entries that `before` does not hold are not compared.
+    """
+    external = [name for name, entry in now.items() if ":" in entry["name"] and before.get(name, entry) != entry]
+    changed = [f"{name} ({now[name]['path']})" for name in external if before[name].get("hash") != now[name]["hash"]]
     return ", ".join(changed)
 
 
@@ -78,7 +86,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], free: Contai
     return names
 
 
-def _at(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
+def _value(config: Mapping[str, Any], name: str, absent: Any = "absent") -> Any:
     found: Any = config
     for part in name.split("."):
         found = found.get(part, absent) if isinstance(found, Mapping) else absent

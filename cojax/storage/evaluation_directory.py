@@ -1,14 +1,13 @@
-"""The folder of one evaluation: its configuration, every episode as it finishes, and how it goes on when stopped.
+"""The folder of one evaluation: its configuration and every episode that has ended, from which it can be resumed.
 
-config.json       what is evaluated, on what, and versions, commit and hardware
-episodes.jsonl    appended to, one line an episode with its checksum; of an episode played again the last one counts
+config.json       the model, tasks and settings, and versions, commit and hardware
+episodes.jsonl    append-only, one line per episode with its checksum; if an episode is played again, the last counts
 result.json       the figures
-report.html       the same with the episodes, offline; report-2.html … where one page does not hold them all
+report.html       the figures and the episodes, offline; report-2.html … where one page does not hold all episodes
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 from cojax.storage.checksums import CHECKSUM, is_signed, signed
 from cojax.storage.differences import differences
-from cojax.storage.files import Log, StorageError, write_json
+from cojax.storage.files import Log, StorageError, read_json, write_json
 from cojax.storage.run_directory import RunDirectoryError, locked
 from cojax.types import Trajectory, from_json, to_json
 
@@ -24,12 +23,12 @@ _LOG = logging.getLogger("cojax")
 
 
 class EvaluationDirectory:
-    """Locked until it is left. Raises RunDirectoryError when another process is at work in the folder."""
+    """A context manager that locks the folder. Raises RunDirectoryError when another process is using it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = locked(folder, "--out")
-        # What a crash of the whole machine may cost is played again.
+        # No fsync: episodes that a crash of the whole machine loses are played again.
         self.episodes = Log(folder / "episodes.jsonl", sync=False)
 
     def __enter__(self) -> EvaluationDirectory:
@@ -39,15 +38,15 @@ class EvaluationDirectory:
         self._lock.close()
 
     def claim(self, identity: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
-        """Writes config.json: what decides the result, with `facts` (versions, commit, hardware) beside it.
+        """Writes config.json: `identity`, which decides the result, and `facts` (versions, commit, hardware).
 
-        A folder without an episode has nothing to lose and is taken over. Raises RunDirectoryError where another
-        evaluation has begun there, and names what differs.
+        A folder without an episode has nothing to lose and is taken over. Raises RunDirectoryError, which names what
+        differs, where another evaluation has begun there.
         """
         path = self.folder / "config.json"
         if self.episodes.length:
             try:
-                record = json.loads(path.read_text(encoding="utf-8"))
+                record = read_json(path)
                 before = record["config"]
                 if not isinstance(before, dict):
                     raise ValueError("it holds no settings")
@@ -71,24 +70,26 @@ class EvaluationDirectory:
         self.episodes.append([signed({"split": split, **to_json(trajectory)})])
 
     def known(self) -> dict[str, Trajectory]:
-        """Episode id → what happened, but for those that were lost to the machinery: these are to be played again.
+        """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.
 
-        Raises StorageError, which names the line, for an episode that is not what was written. Those that an older
-        version wrote carry no checksum, which is said once.
+        Raises StorageError, which names the line, for an episode that is not what was written. Episodes that an older
+        version wrote carry no checksum; one warning says so.
         """
         found: dict[str, Trajectory] = {}
-        bare = 0
+        unsigned = 0
         for line, record in enumerate(self.episodes.read(), 1):
             try:
-                bare += not is_signed(record)
-                told = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
-                episode = from_json(Trajectory, told)
+                unsigned += not is_signed(record)
+                fields = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
+                episode = from_json(Trajectory, fields)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise StorageError(
                     f"{self.episodes.path}, line {line}: {error}. Restore the file from a copy, or remove the line: "
                     "its episode is played again."
                 ) from error
             found[episode.episode] = episode
-        if bare:
-            _LOG.warning("%s holds %d episodes without checksums, as an older version wrote them", self.folder, bare)
+        if unsigned:
+            _LOG.warning(
+                "%s holds %d episodes without checksums, as an older version wrote them", self.folder, unsigned
+            )
         return {name: episode for name, episode in found.items() if episode.valid}

@@ -1,7 +1,7 @@
-"""What a run keeps on disk besides arrays: append-only logs, episodes, and JSON files written whole or not at all.
+"""Files of a run besides its arrays: append-only JSONL logs, and files that are written whole or not at all.
 
-Standard library only. A process killed at any moment leaves a readable folder: logs lose at most a torn last line,
-every other file is either the old one or the new one.
+Standard library only. A process killed at any moment leaves a readable folder: a log loses at most a torn last line,
+and every other file is either the old one or the new one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import gzip
 import io
 import json
 import os
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.storage.strict_json import parse_json
+
 Record = Mapping[str, Any]
-# Bytes that no log of ours holds, and what they are.
-_MARKS = {
+# Bytes that no log of ours holds → their name.
+_FOREIGN_BYTES = {
     b"\xef\xbb\xbf": "a byte-order mark",
     b"\r": "a carriage return (CRLF line ends)",
     b"\0": "a NUL byte",
@@ -28,12 +28,12 @@ _MARKS = {
 
 
 class StorageError(OSError):
-    """The disk refused: the message names the path and what to do."""
+    """A file cannot be written or read, or is damaged. The message names the path and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """An append-only JSONL file. Its length in bytes is what a checkpoint stores; resume truncates to it.
+    """An append-only JSONL file. A checkpoint stores its length in bytes, and resuming truncates it to that length.
 
     Every append is flushed, and fsynced unless `sync` is False.
     """
@@ -43,36 +43,36 @@ class Log:
 
     @property
     def length(self) -> int:
-        """Bytes; 0 for a log that was never written. Raises StorageError for what is no file."""
+        """Bytes; 0 for a log that was never written. Raises StorageError where the path is not a file."""
         if not self.path.exists():
             return 0
         expect_file(self.path)
         return self.path.stat().st_size
 
     def append(self, records: Iterable[Record]) -> int:
-        """Adds one line a record, all or none, and returns the new length.
+        """Adds one line per record, all or none, and returns the new length in bytes.
 
-        A torn tail of a killed writer is cut first. Raises StorageError when the disk refuses, the log then as
-        before, and ValueError for a record that is not strict JSON (NaN and infinity are not).
+        A torn last line, which a killed writer left, is cut first. Raises StorageError when the disk refuses, which
+        leaves the log as before, and ValueError for a record that is not strict JSON (NaN and infinity are not).
         """
         return self.extend(self.encode(records))
 
     def encode(self, records: Iterable[Record]) -> bytes:
-        """The lines of these records. Raises ValueError for one that is not strict JSON."""
-        return b"".join(_line(record, self.path) for record in records)
+        """The records as lines. Raises ValueError for one that is not strict JSON."""
+        return b"".join(encode_record(record, self.path) for record in records)
 
     def extend(self, text: bytes) -> int:
-        """Adds whole lines as `append` does."""
-        with _explained(self.path):
+        """Adds encoded lines, as `append` does."""
+        with explaining(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer: what the disk refuses would be written once more when the file is closed.
+            # A buffer would write once more, on closing, what the disk has refused.
             with open(self.path, "a+b", buffering=0) as file:
-                start = _whole(file)
+                start = _end_of_lastencode_record(file)
                 file.truncate(start)
                 try:
-                    left = memoryview(text)
-                    while left:
-                        left = left[file.write(left) :]
+                    remaining = memoryview(text)
+                    while remaining:
+                        remaining = remaining[file.write(remaining) :]
                     if self.sync:
                         os.fsync(file.fileno())
                 except OSError:
@@ -89,12 +89,12 @@ class Log:
                 "Records were lost: restore the file from a copy, or start in a new workdir."
             )
         if present > length:
-            with _explained(self.path), open(self.path, "r+b") as file:
+            with explaining(self.path), open(self.path, "r+b") as file:
                 file.truncate(length)
                 os.fsync(file.fileno())
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records, oldest first; a torn last line is left out. Raises StorageError for a broken earlier line."""
+        """The records, oldest first, without a torn last line. Raises StorageError for a damaged earlier line."""
         if not self.path.exists():
             return
         expect_file(self.path)
@@ -103,7 +103,7 @@ class Log:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    record = parsed(line)
+                    record = parse_record(line)
                 except ValueError as error:
                     raise StorageError(
                         f"{self.path}, line {number}: {error}; expected one JSON object a line. "
@@ -112,112 +112,50 @@ class Log:
                 yield record
 
 
-@dataclasses.dataclass(frozen=True)
-class Episodes:
-    """One compressed JSONL file a step, `000012.jsonl.gz`; the newest `keep` steps stay, 0 keeps all.
-
-    A record's key `episode` is its id, "STEP-TASK-SAMPLE". Equal records give equal bytes.
-    """
-
-    folder: Path
-    keep: int = 0
-
-    def write(self, step: int, records: Iterable[Record]) -> bytes:
-        """Stores the episodes of a step; the content of its file."""
-        path = self.path(step)
-        buffer = io.BytesIO()
-        # Neither time nor file name goes into the header, so that two runs of one seed give the same file.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-            packed.writelines(_line(record, path) for record in records)
-        content = buffer.getvalue()
-        _replace(path, content)
-        return content
-
-    def first_kept(self, pending: int) -> int:
-        """The first step that retention covers; steps from `pending` on stay whatever their age.
-
-        Signals not yet explored point there, in this process or in the one that resumes from a checkpoint.
-        """
-        newest = self.steps()[-self.keep :]
-        return min(pending, newest[0] if self.keep and newest else 0)
-
-    def drop_before(self, first: int) -> None:
-        """Drops the episodes of every step before `first`."""
-        self._drop(old for old in self.steps() if old < first)
-
-    def read(self, step: int) -> list[dict[str, Any]]:
-        """The episodes of a step in the order written; none for a step not kept. Raises StorageError if damaged."""
-        path = self.path(step)
-        if not path.exists():
-            return []
-        expect_file(path)
-        try:
-            with gzip.open(path, "rb") as file:
-                return [parsed(line) for line in file]
-        # Of a damaged stream zlib raises its own error.
-        except (EOFError, ValueError, OSError, zlib.error) as error:
-            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
-
-    def truncate(self, step: int) -> None:
-        """Drops the episodes of every step later than `step`."""
-        self._drop(later for later in self.steps() if later > step)
-
-    def retain(self, steps: Iterable[int]) -> None:
-        """Drops the episodes of every other step."""
-        kept = set(steps)
-        self._drop(step for step in self.steps() if step not in kept)
-
-    def steps(self) -> list[int]:
-        """The steps kept, ascending."""
-        names = (path.name.partition(".") for path in self.folder.glob("*.jsonl.gz"))
-        return sorted(int(stem) for stem, _, _ in names if is_number(stem))
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"{step:06d}.jsonl.gz"
-
-    def _drop(self, steps: Iterable[int]) -> None:
-        for step in list(steps):
-            with _explained(self.path(step)):
-                self.path(step).unlink(missing_ok=True)
-
-
-def parsed(line: bytes) -> dict[str, Any]:
-    """The record of a line. Raises ValueError, which says why, for one that no log wrote."""
-    for mark, what in _MARKS.items():
+def parse_record(line: bytes) -> dict[str, Any]:
+    """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
+    for mark, name in _FOREIGN_BYTES.items():
         if mark in line:
-            raise ValueError(f"it holds {what}")
-    try:
-        value = json.loads(line.decode(), parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("its JSON is too deep") from error
+            raise ValueError(f"it holds {name}")
+    return _parse_object(line)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises OSError, and ValueError, which says why, for a file that holds none."""
+    return _parse_object(path.read_bytes())
+
+
+def _parse_object(content: bytes) -> dict[str, Any]:
+    # Episodes hold a float for every token: checking each would double the time of reading.
+    value = parse_json(content.decode(), finite=False)
     if not isinstance(value, dict):
-        raise ValueError(f"it holds {type(value).__name__}")
+        raise ValueError(f"it holds {type(value).__name__} instead of an object")
     return value
 
 
 def expect_file(path: Path) -> None:
-    """Raises StorageError for a folder, or anything else, where a file must be."""
+    """Raises StorageError where the path is a folder, or anything else but a file. It may be missing."""
     if path.exists() and not path.is_file():
         raise StorageError(f"{path} is no file; expected one. Move it away and restore the file from a copy.")
 
 
 def is_number(name: str) -> bool:
-    """Whether a name is a step: digits 0 to 9 alone."""
+    """Whether a name is a step number: digits 0 to 9 alone."""
     return name.isascii() and name.isdigit()
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON, atomically and durably. Raises StorageError when the disk refuses."""
-    _replace(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+    replace_file(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:
     """Writes text, atomically and durably. Raises StorageError when the disk refuses."""
-    _replace(path, text.encode())
+    replace_file(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable: a rename is on disk only once its folder is."""
+    """Makes the names in a folder durable: a rename is on disk only once the folder is."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -226,7 +164,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def explain(error: OSError, path: Path) -> StorageError:
-    """The error with its path and the fix."""
+    """The error of writing a file, with its path and the fix."""
     fixes = {
         errno.ENOSPC: "The disk is full: free space, then run the same command again.",
         errno.EDQUOT: "The disk quota is used up: free space, then run the same command again.",
@@ -242,13 +180,14 @@ def explain(error: OSError, path: Path) -> StorageError:
 
 
 def explain_reading(error: OSError, path: Path) -> StorageError:
-    """The error of reading a file with its path and the fix."""
+    """The error of reading a file, with its path and the fix."""
     fix = "Make it readable, then run the same command again."
     return StorageError(error.errno, f"cannot read {error.filename or path}: {error.strerror or error}. {fix}")
 
 
 @contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explaining(path: Path) -> Iterator[None]:
+    """Turns any OSError of writing `path` inside the block into a StorageError that names the fix."""
     try:
         yield
     except StorageError:
@@ -257,10 +196,10 @@ def _explained(path: Path) -> Iterator[None]:
         raise explain(error, path) from error
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Puts `content` at `path` by way of a temporary sibling: readers see the old file or the new one."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes `content` to a temporary file and renames it to `path`: readers see the old file or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _explained(path):
+    with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(temporary, "wb") as file:
@@ -274,19 +213,16 @@ def _replace(path: Path, content: bytes) -> None:
         sync_folder(path.parent)
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _line(record: Record, path: Path) -> bytes:
+def encode_record(record: Record, path: Path) -> bytes:
+    """The record as one line of `path`. Raises ValueError for one that is not strict JSON."""
     try:
         return (json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
 
 
-def _whole(file: io.FileIO) -> int:
-    """Bytes up to and including the last newline."""
+def _end_of_lastencode_record(file: io.FileIO) -> int:
+    """The number of bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)

@@ -57,7 +57,7 @@ def synthesize(
     """
     # An evolution that is not brought to its end leaves nothing in the kin of the pool.
     harvest = Collector(
-        explorer.name, step, budget, NearDuplicates(0.0) if near_duplicates is None else near_duplicates.beside()
+        explorer.name, step, budget, NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
     )
     if isinstance(explorer, Metered):
         explorer.begin(seed)

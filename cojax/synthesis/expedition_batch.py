@@ -107,7 +107,7 @@ class ExpeditionBatch:
     ) -> Iterator[tuple[TaskDraft, Verdict, Task | None]]:
         """The drafts with their verdicts. What is worded like another task is not run."""
         own: dict[str, Task] = {}
-        near_duplicates = self.near_duplicates.beside()
+        near_duplicates = self.near_duplicates.fork()
 
         def taken(id: str) -> bool:
             return id in own or self.taken(id)

@@ -1,8 +1,8 @@
-"""Validation: what a draft must survive to become a task (CoEvolve §3.3).
+"""Validation: decides by running a draft whether it becomes a task (CoEvolve §3.3).
 
-A task's reward is the environment's own comparison with the replayed solution, so what is proved here is that the
-solution runs, always to the same end, that this end is worth something, that nothing less passes for it, and, as far as
-the environment can tell, that the query asks for it.
+A task's reward is the environment's own comparison with the replayed solution. Validation therefore proves that the
+solution runs and always ends in the same state, that this end is worth something, and that no lesser solution earns
+full reward. As far as the environment and the words show, it also proves that the query asks for this end.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cojax.explorer.scripted.windows import documented, phrased
 from cojax.host.deadlines import PATIENCE, within
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict
 from cojax.validation import necessity, query, safety
-from cojax.validation.answered import answered
+from cojax.validation.answer_check import check_answer
 from cojax.validation.attempts import Attempts
-from cojax.validation.consistency import Accord, Documents, accord
-from cojax.validation.controls import Controls
+from cojax.validation.consistency import Documents, QueryMatch, compare_query
+from cojax.validation.controls import NegativeControls
 from cojax.validation.exclusions import Exclusions
 from cojax.validation.judge import Judge
 from cojax.validation.refusal import DraftRefused
@@ -35,26 +35,29 @@ _NONE = Exclusions()
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """Examines drafts by running them.
+    """Examines drafts by running them. The verdict is one of:
 
-    accepted   the query is text of at most `longest_query` characters without `control_tokens`; the solution runs
-               twice to the same end and earns full reward, the end differs from doing nothing, neither doing nothing
-               nor the solution less one effective action passes, no look-up is superfluous (necessity.py), an answer
-               was shown and does not stand in the query, which agrees with the solution (consistency.py); and, where
-               attempts are made on the query alone, one of them earns full reward. Doing nothing is to end at once and
-               without a word; an ending that does something besides is an action like any other, left out by ending so
-               instead
-    retained   the run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule);
-               not a task
-    discarded  everything else
+    accepted   All checks hold:
+               - the query is text of at most `longest_query` characters without `control_tokens`;
+               - the solution runs twice through the same states and earns full reward;
+               - its end differs from that of doing nothing, which does not earn full reward;
+               - the solution without any one of its effective actions does not earn full reward (controls.py);
+               - no look-up is superfluous (necessity.py);
+               - an answer was shown by an action and does not stand in the query (answer_check.py);
+               - the query agrees with the solution (consistency.py);
+               - where attempts are made on the query alone, one of them earns full reward.
+    retained   The run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule).
+               It is no task.
+    discarded  Everything else.
 
-    An examination is on behalf of the explorer that wrote the draft: its `ending` is the bare one, and its budget pays
-    for what is asked of models.
+    Doing nothing means to end the episode at once, without an answer. An ending that does more is an action like any
+    other; its control ends the episode without an answer instead.
 
-    `controls` is how many effective actions are left out in turn, drawn by the draft; None leaves out each. `attempts`
-    and `judge` are asked last, as they cost most; a judge can refuse and never accept. With `safe`, drafts under a rule
-    of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run, and only what is no
-    query, duplicates, evaluation tasks and what is unsafe are refused (the ablation).
+    The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls of
+    models. `controls` is the number of effective actions left out in turn, drawn by the task's id; None means all.
+    `judge` and `attempts` come last, as they cost most; a judge can refuse a draft but never accept it. With `safe`,
+    drafts under a rule of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run (the
+    ablation): only queries that are no text, duplicates, evaluation tasks and unsafe drafts are refused.
     """
 
     environment: Environment
@@ -71,11 +74,11 @@ class Validation:
     def __call__(
         self, draft: TaskDraft, known: Callable[[str], bool], explorer: Explorer
     ) -> tuple[Verdict, Task | None]:
-        """The verdict, and the task where it was accepted (its origin and lineage are the caller's to fill in).
+        """The verdict, and the task where it was accepted. The caller fills in the task's origin and lineage.
 
-        `known` tells whether a task of that id is in the pool already. An environment that breaks is evidence too: the
-        draft is discarded with a line that begins "environment failed". Raises TypeError where a judge or attempts are
-        asked for on behalf of an explorer without a budget.
+        `known` says whether a task of that id is in the pool already. Where the environment breaks, the draft is
+        discarded with a line of evidence that begins "environment failed". Raises TypeError where a judge or attempts
+        need a budget and the explorer has none.
         """
         evidence: list[str] = []
         try:
@@ -85,8 +88,8 @@ class Validation:
             if not self.enabled:
                 return Verdict("accepted", (*evidence, "not validated: validation is off")), task
             run = self._run(task, task.solution)
-            if late := necessity.after_the_end(task.solution, len(run.trajectory.turns), explorer.ending):
-                raise DraftRefused(late)
+            if reason := necessity.after_the_end(task.solution, len(run.trajectory.turns), explorer.ending):
+                raise DraftRefused(reason)
             if failure := _failure(run):
                 evidence.append(failure)
                 retained = run.trajectory.reward > 0
@@ -99,9 +102,9 @@ class Validation:
             bare = self._bare_ending(task, explorer.ending)
             self._worth_doing(task, run, bare, evidence)
             agreed = self._agrees(task, run, explorer.ending, evidence)
-            rest = None if _merely_ends(task.solution[-1], bare) else bare
+            rest = None if _only_ends(task.solution[-1], bare) else bare
             phrase = functools.partial(phrased, self.environment)
-            controls = Controls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
+            controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
             controls.examine(self.controls, evidence)
             if self.judge is not None:
                 self._judged(task, draft, _metered(explorer), evidence)
@@ -118,12 +121,13 @@ class Validation:
         return ask(documented, self.environment)
 
     def _readable(self, draft: TaskDraft) -> None:
-        """First of all, as what is no query costs time wherever it is looked at."""
+        """Raises DraftRefused for a query or a solution that must not be processed any further."""
         reason = query.flaw(draft.query, self.longest_query, self.control_tokens) or query.oversize(draft.solution)
         if reason:
             raise DraftRefused(reason)
 
     def _admissible(self, task: Task, draft: TaskDraft, known: Callable[[str], bool], evidence: list[str]) -> None:
+        """Raises DraftRefused for a draft that is objected to, known, an evaluation task or unsafe."""
         if draft.objections:
             evidence += draft.objections[:-1]
             raise DraftRefused(draft.objections[-1])
@@ -134,20 +138,24 @@ class Validation:
         if reason := self.exclusions.why(task):
             raise DraftRefused(reason)
         evidence.append("new, and no evaluation task")
-        if self.safe and (rule := safety.concern(draft)):
+        if self.safe and (rule := safety.violated_rule(draft)):
             raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
+        """Raises DraftRefused where a second run passes through other states."""
         again = self._run(task, task.solution)
         if again.states != run.states:
             both = zip(run.states, again.states, strict=False)
-            first = next((i for i, (one, other) in enumerate(both) if one != other), len(again.states))
+            first = next((i for i, (state, other) in enumerate(both) if state != other), len(again.states))
             raise DraftRefused(f"not repeatable: a second run differs in the state after action {first}")
         evidence.append("repeatable: a second run passes through the same states")
 
     def _bare_ending(self, task: Task, ending: str) -> Action:
-        """The end alone, without an answer: a call of the tool that ends, which an environment where actions are code
-        writes as code; else an action without calls. Where that is text, the environment offers it last."""
+        """The action that ends the episode and does nothing else.
+
+        It is a call of `ending` without arguments, which an environment whose actions are code writes as code. Where
+        there is no such tool it is an action without calls: with the text that the environment offers last, if any.
+        """
         if ending:
             return Action(calls=(Call(ending),))
         if task.solution[-1].calls or not task.solution[-1].text.strip():
@@ -164,7 +172,8 @@ class Validation:
         return next((action for action in offered if not action.calls), Action())
 
     def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
-        # Where the user's turns end, each of them is handed back.
+        """Raises DraftRefused where doing nothing ends in the same state, or earns full reward."""
+        # In a dialogue, doing nothing ends each of the user's turns at once.
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
         if nothing.states[-1] == run.states[-1]:
@@ -173,19 +182,21 @@ class Validation:
             raise DraftRefused("doing nothing earns full reward")
         evidence.append("has an effect, and doing nothing fails")
 
-    def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> Accord:
-        """That an answer is found and not said; and how the query stands to the solution."""
+    def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> QueryMatch:
+        """Compares the query with the solution. Raises DraftRefused for an answer that was not shown or is given."""
         steps = necessity.triplets(run)
-        answer = answered(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
+        answer = check_answer(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
         if answer.against:
             raise DraftRefused(answer.against)
         evidence += [answer.line] if answer.line else []
         worded = phrased(self.environment, steps)
-        agreed = accord(task.query, task.environment, steps, necessity.opening(run), worded, self._documents, ending)
+        opening = necessity.opening(run)
+        agreed = compare_query(task.query, task.environment, steps, opening, worded, self._documents, ending)
         evidence += [] if agreed.against else [agreed.line]
         return agreed
 
     def _judged(self, task: Task, draft: TaskDraft, explorer: Metered, evidence: list[str]) -> None:
+        """Raises DraftRefused where the judge refuses the draft."""
         assert self.judge is not None
         opinion = self.judge(task, draft, explorer.remaining_budget())
         if opinion.unsafe and self.safe:
@@ -197,7 +208,7 @@ class Validation:
     def _attempted(
         self, task: Task, attempts: Attempts, explorer: Metered, evidence: list[str]
     ) -> tuple[Verdict, Task | None]:
-        """The verdict by how attempts on the query alone fare."""
+        """The verdict by the rewards of attempts on the query alone."""
         found = attempts(self.environment, task, explorer, self.play)
         evidence.append(found.line)
         if found.solved:
@@ -206,7 +217,7 @@ class Validation:
         return Verdict(status, tuple(evidence), found.difficulty), None
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
-        """One replay. Raises EnvironmentFailure where the environment broke or was cut off: that proves nothing."""
+        """One replay. Raises EnvironmentFailure where the environment broke or ran out of time: no proof."""
         run = replay(self.environment, task, actions, self.play)
         if not run.trajectory.valid or run.trajectory.outcome == "timeout":
             raise EnvironmentFailure(run.trajectory.error)
@@ -214,7 +225,7 @@ class Validation:
 
 
 def _failure(run: Replay) -> str:
-    """Why the run does not complete its objective; empty where it does."""
+    """Why the run does not reach its objective; empty where it does."""
     for position, turn in enumerate(run.trajectory.turns, start=1):
         if not turn.observation.ok:
             return f"run fails: action {position}, {signature(turn.action)}: {turn.observation.text[:200]}"
@@ -225,8 +236,8 @@ def _failure(run: Replay) -> str:
     return ""
 
 
-def _merely_ends(action: Action, bare: Action) -> bool:
-    """Whether an action that ends the episode does nothing besides, but perhaps answer."""
+def _only_ends(action: Action, bare: Action) -> bool:
+    """Whether an action only ends the episode, perhaps with an answer."""
     if bare.calls:
         return [call.name for call in action.calls] == [call.name for call in bare.calls]
     return not action.calls and action.text.strip() == bare.text.strip()

@@ -1,4 +1,4 @@
-"""Can a task be solved by who knows its query alone? Attempts without hints, and how hard they find it."""
+"""Attempts at a task by actors that know its query alone: whether it can be solved, and how often they fail."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from cojax.environment.replay import Play
 from cojax.explorer import Metered
 from cojax.types import Task
 
-# On behalf of an explorer, actors for so many attempts at a task, to act at once; what they hold is freed when the
-# context is left.
+# Makes actors, on behalf of an explorer, for a number of attempts at a task at the same time. Leaving the context frees
+# what they hold.
 Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempted:
-    """What came of the attempts. `best` is the greatest reward; `difficulty` the share of valid attempts that failed,
-    None where none was valid."""
+class AttemptsResult:
+    """The result of the attempts.
+
+    `line` is evidence in words, `solved` the number of attempts with full reward, `best` the greatest reward, and
+    `difficulty` the share of valid attempts that failed: None where none was valid.
+    """
 
     line: str
     solved: int
@@ -31,10 +34,9 @@ class Attempted:
 
 @dataclasses.dataclass(frozen=True)
 class Attempts:
-    """Plays a task `count` times at once, each with an actor that sees what an episode shows and nothing else.
+    """Plays a task `count` times at once, each time with an actor that sees only what the episode shows.
 
-    An attempt lost to the machinery says nothing, and where all are, nothing is proved. Raises ValueError for a count
-    below 1.
+    Attempts lost to infrastructure failures do not count. Raises ValueError for a count below 1.
     """
 
     attempters: Attempters
@@ -45,15 +47,15 @@ class Attempts:
         if self.count < 1:
             raise ValueError(f"{self.count} attempts; expected at least 1")
 
-    def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> Attempted:
+    def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> AttemptsResult:
         with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
             played = list(pool.map(lambda act: play(environment, task, act, max_turns=self.max_turns), actors))
         valid = [trajectory for trajectory in played if trajectory.valid]
         if not valid:
-            return Attempted(f"no attempt on the query alone came to an end: {played[0].error}", 0, 0.0, None)
+            return AttemptsResult(f"no attempt on the query alone came to an end: {played[0].error}", 0, 0.0, None)
         solved = sum(trajectory.reward >= 1.0 for trajectory in valid)
         best = max(trajectory.reward for trajectory in valid)
         line = f"solved without hints: {solved} of {len(valid)} attempts on the query alone"
-        return Attempted(
+        return AttemptsResult(
             line if solved else f"{line}, the best earned {best:.2f}", solved, best, 1 - solved / len(valid)
         )

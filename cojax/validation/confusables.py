@@ -1,7 +1,7 @@
-"""Letters that look alike, read as the plain letters they stand for.
+"""Replaces letters that look like plain ASCII letters by these.
 
 The table is Unicode's own (UTS #39, confusables.txt), as the package confusable_homoglyphs ships it. Letters that it
-does not hold are read by their Unicode name: "NEGATIVE SQUARED LATIN CAPITAL LETTER A" is an A.
+does not hold are replaced by their Unicode name: "NEGATIVE SQUARED LATIN CAPITAL LETTER A" is an A.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _NAMED = re.compile(r"\b(?:LATIN|SYMBOL) (?:[A-Z-]+ )*?([A-Z])(?: WITH [A-Z -]+)
 # Characters that show nothing: the fillers of Hangul and the blank Braille pattern.
 BLANK = frozenset("\u115f\u1160\u3164\uffa0\u2800")
 _HIDDEN = ("Cf", "Mn", "Me", "Cc", "Cn", "Co")
-# One character may be read as at most so many.
+# Most characters that one character is replaced by.
 _WIDEST = 18
 
 
 def plain(text: str) -> str:
-    """The text with every character outside ASCII as the ASCII letters it looks like, where it looks like any.
+    """The text, in which ASCII letters replace every other character that looks like them.
 
     Marks and characters that show nothing are left out; case, punctuation and ASCII itself stay.
     """
@@ -44,7 +44,7 @@ def _plain(char: str) -> str:
 def _lookalike(char: str) -> str:
     if char.isascii():
         return char
-    # A letter that looks like none may do so in its other case.
+    # A letter without a lookalike may have one in its other case.
     for one in (char, char.upper(), char.lower()):
         if found := _table().get(one):
             return found
@@ -58,7 +58,7 @@ def _unmarked(text: str) -> str:
 
 @functools.cache
 def _table() -> Mapping[str, str]:
-    """Character → the ASCII letters, digits or marks that Unicode says it looks like; letters before digits."""
+    """Character → the ASCII text that Unicode says it looks like, letters preferred to digits and marks."""
     # The table takes a moment to load, and only texts beyond ASCII need it.
     from confusable_homoglyphs.confusables import confusables_data
 
@@ -66,7 +66,7 @@ def _table() -> Mapping[str, str]:
     for char, alike in confusables_data.items():
         if len(char) > 1 or char.isascii():
             continue
-        # The package lists a prototype's likenesses both ways: what is alike to one prototype is alike to each other.
+        # The package lists pairs of a character and its prototype: two characters with one prototype look alike.
         near = [_unmarked(one["c"]) for one in alike]
         around = [other["c"] for one in near for other in confusables_data.get(one, ())]
         plain_ones = [one for one in near if one.isascii()] or [one for one in around if one.isascii()]

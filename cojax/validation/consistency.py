@@ -1,13 +1,12 @@
-"""Whether query and solution belong together, as far as the environment and the words of both can tell.
+"""Checks by their words that a query asks for what its solution does.
 
-The environment's own wording of the steps settles it. For a query in other words, what the calls are given has to be
-named in it, or shown by an earlier action, documented with the tool, or computed of such. What people may have said in
-words that nothing here knows is left open, and the evidence says so.
+A query in the environment's own wording of the steps agrees. For a query in other words, every argument of a call must
+be named in it, shown by an earlier action, documented with the tool, or computed from such values. Arguments that
+people may call by another name, such as codes, are left open, and the evidence says so.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import json
@@ -16,15 +15,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.answers import parsed
-from cojax.types import Action, Call, Observation, Triplet, normalise
-from cojax.validation.mention import Said, codified, computed, fold, number_of, specific, words
+from cojax.types import Action, Call, Triplet, normalise
+from cojax.validation.code import names_and_literals
+from cojax.validation.mention import Mentions, codified, computed, fold, number_of, specific, words
 
-# Values told in a line of evidence, and characters of each.
-_TOLD, _SHORT = 4, 60
+# Most values in a line of evidence, and characters of each.
+_LISTED, _SHORT = 4, 60
 
-# Words for doing something by which people mean much the same.
-_ALIKE = (
+# Verbs that people use for one another.
+_SYNONYMS = (
     ("add", "create", "write", "schedule", "new", "post", "put", "set", "update", "edit", "change", "append"),
     ("delete", "remove", "cancel", "erase", "clear", "close"),
     ("find", "read", "show", "search", "list", "view", "look", "check", "day"),
@@ -35,8 +34,12 @@ Documents = Mapping[str, Mapping[str, Any]]  # tool → its documentation
 
 
 @dataclasses.dataclass(frozen=True)
-class Accord:
-    """What speaks against a query, and what is left open about it; `worded` where the environment says the same."""
+class QueryMatch:
+    """How a query fits a solution.
+
+    `against` is the reason to refuse it, if any. `worded` says that it is the environment's own wording of the steps.
+    `named` counts the arguments that are accounted for, and `open` lists those that cannot be checked.
+    """
 
     against: str = ""
     worded: bool = False
@@ -51,11 +54,11 @@ class Accord:
             return f"query and solution agree: {self.named} arguments are named, shown or documented"
         return (
             f"query and solution have words in common, and {self.named} arguments are named, shown or documented; it "
-            f"cannot be told of {', '.join(self.open[:_TOLD])}"
+            f"cannot be told of {', '.join(self.open[:_LISTED])}"
         )
 
 
-def accord(
+def compare_query(
     query: str,
     world: str,
     steps: Sequence[Triplet],
@@ -63,53 +66,57 @@ def accord(
     worded: str | None,
     documents: Documents,
     ending: str,
-) -> Accord:
-    """How the query stands to the steps of a replay, which `worded` says in the environment's words, if it has any.
+) -> QueryMatch:
+    """How the query fits the steps of a replay.
 
-    `world` is the environment's name, `opening` what the episode shows before the first action.
+    `world` is the environment's name, `opening` the text that the episode shows before the first action, and `worded`
+    the environment's wording of the steps, or None. `ending` is the tool that ends an episode.
     """
     if worded is not None and normalise(worded) == normalise(query):
-        return Accord(worded=True)
-    if worded is not None and _counted(worded) == _counted(query):
-        return Accord("the query says the words of these steps in another order")
-    said = Said(query)
+        return QueryMatch(worded=True)
+    if worded is not None and _word_counts(worded) == _word_counts(query):
+        return QueryMatch("the query says the words of these steps in another order")
+    asked = Mentions(query)
     calls = [(place, call) for place, step in enumerate(steps, 1) for call in step.action.calls if call.name != ending]
-    if against := _unrelated(said, steps, calls, worded, world, documents):
-        return Accord(against)
-    seen = [opening.replace(query, " "), *(shown(step, query) for step in steps)]
+    if against := _unrelated(asked, steps, calls, worded, world, documents):
+        return QueryMatch(against)
+    seen = [opening.replace(query, " "), *(shown_text(step, query) for step in steps)]
     named, open_ = 0, list[str]()
     for place, call in calls:
-        known = _Known(said, Said("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str))
+        sources = _Sources(
+            asked, Mentions("\n".join(seen[:place])), json.dumps(documents.get(call.name, {}), default=str)
+        )
         for name, value in _arguments(call):
-            if known.tells(value):
+            if sources.account_for(value):
                 named += 1
             elif codified(value):
                 open_.append(f"{value!r:.{_SHORT}}")
             else:
-                return Accord(
+                return QueryMatch(
                     f"the query does not name {value!r:.{_SHORT}}, {name!r:.{_SHORT}} of action {place}, and no "
                     "earlier action shows it"
                 )
     if any(step.action.text.strip() and not step.action.calls for step in steps):
         open_.append("code")
-    return Accord(named=named, open=tuple(open_))
+    return QueryMatch(named=named, open=tuple(open_))
 
 
-def shown(step: Triplet, query: str) -> str:
-    """What a step showed, the user's own turns aside."""
+def shown_text(step: Triplet, query: str) -> str:
+    """The text that a step showed, without the user's own turns."""
     texts = (message.content for message in step.observation.messages)
     return "\n".join(text for text in texts if not (text.strip() and text.strip() in query))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Known:
-    """Whence the value of an argument may come."""
+class _Sources:
+    """Where the value of an argument may come from: the query, what earlier actions showed, the documentation."""
 
-    query: Said
-    seen: Said
+    query: Mentions
+    seen: Mentions
     documented: str
 
-    def tells(self, value: Any) -> bool:
+    def account_for(self, value: Any) -> bool:
+        """Whether the value is named in one of the sources or computed from numbers in them."""
         if self.query.names(value):
             return True
         if not isinstance(value, str):
@@ -134,62 +141,65 @@ class _Known:
 
 
 def _unrelated(
-    said: Said,
+    query: Mentions,
     steps: Sequence[Triplet],
     calls: Sequence[tuple[int, Call]],
     worded: str | None,
     world: str,
     documents: Documents,
 ) -> str:
-    """Why the query asks for something else altogether; empty where it does not seem to."""
-    asked = {word for word in said.words if not word[0].isdigit()}
+    """Why the query seems to ask for something else altogether; empty where it does not."""
+    asked = {word for word in query.words if not word[0].isdigit()}
     given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
-    done = {word for _, call in calls for word in words(f"{call.name} {_told(documents.get(call.name, {}))}")}
-    done |= {word for step in steps for word in _of_code(step)} | set(words(f"{worded or ''} {world}"))
-    about = Said(" ".join(done | given))
-    if not any(about.names(word) for word in asked) and not (said.numbers & about.numbers):
+    done = {
+        word for _, call in calls for word in words(f"{call.name} {_documentation_text(documents.get(call.name, {}))}")
+    }
+    done |= {word for step in steps for word in _code_words(step.action)} | set(words(f"{worded or ''} {world}"))
+    about = Mentions(" ".join(done | given))
+    if not any(about.names(word) for word in asked) and not (query.numbers & about.numbers):
         return "the query has no word in common with what the solution does"
     return _contradiction(asked, {call.name for _, call in calls}, done, documents)
 
 
-def _kind(word: str) -> str:
-    """The first of the words that are said for one another."""
-    return next((alike[0] for alike in _ALIKE if word in alike), word)
+def _synonym(word: str) -> str:
+    """The first of the word's synonyms, which stands for all of them."""
+    return next((synonyms[0] for synonyms in _SYNONYMS if word in synonyms), word)
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
-    """A tool beside those called whose name the query says, where it says none of theirs; empty where there is none."""
+    """Why the query asks for another tool of the same application than those called; empty where it does not."""
     split = {tool: [*words(tool)] for tool in documents}
-    rooms = Counter(name[0] for name in split.values() if len(name) > 1)
-    # What a tool does, by its name: the application that others share says nothing of it.
-    does = {tool: set(name[1:] if rooms[name[0]] > 1 else name) for tool, name in split.items() if name}
+    # The first word of a name is an application where several tools share it.
+    prefixes = Counter(name[0] for name in split.values() if len(name) > 1)
+    # The words that say what a tool does: its name without the application.
+    does = {tool: set(name[1:] if prefixes[name[0]] > 1 else name) for tool, name in split.items() if name}
     ours = {word for tool in called for word in does.get(tool, ())}
-    homes = {split[tool][0] for tool in called if split.get(tool) and rooms[split[tool][0]] > 1}
-    kinds = {_kind(word) for word in ours}
-    if not ours or kinds & {_kind(word) for word in asked}:
+    applications = {split[tool][0] for tool in called if split.get(tool) and prefixes[split[tool][0]] > 1}
+    verbs = {_synonym(word) for word in ours}
+    if not ours or verbs & {_synonym(word) for word in asked}:
         return ""
     for tool, name in split.items():
-        if name and name[0] in homes and (other := (does[tool] - done) & asked):
+        if name and name[0] in applications and (other := (does[tool] - done) & asked):
             return f"the query says {min(other)!r}, which is what {tool} does, and not what the solution does"
     return ""
 
 
-def described(documents: Documents, action: Action) -> str:
-    """The words about an action: what it is given, and its tools' names and documentation, or its code."""
+def action_words(documents: Documents, action: Action) -> str:
+    """The words about an action: its arguments, its tools' names and documentation, or its code."""
     given = (str(value) for call in action.calls for _, value in _arguments(call))
-    told = (f"{call.name} {_told(documents.get(call.name, {}))}" for call in action.calls)
-    return " ".join((*given, *told, *_of_code(Triplet(action, Observation(), 0))))
+    tools = (f"{call.name} {_documentation_text(documents.get(call.name, {}))}" for call in action.calls)
+    return " ".join((*given, *tools, *_code_words(action)))
 
 
-def _told(document: Mapping[str, Any]) -> str:
-    """What a tool's documentation says of it and of its parameters."""
+def _documentation_text(document: Mapping[str, Any]) -> str:
+    """The descriptions of a tool and of its parameters."""
     parameters = document.get("parameters", {}).get("properties", {})
-    told = (f"{name} {parameter.get('description', '')}" for name, parameter in parameters.items())
-    return " ".join((str(document.get("description", "")), *told))
+    described = (f"{name} {parameter.get('description', '')}" for name, parameter in parameters.items())
+    return " ".join((str(document.get("description", "")), *described))
 
 
 def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
-    """The values of a call that a query has to name, however deep they stand, with the arguments they stand in."""
+    """(argument, value) for every value of a call that a query has to name, at any depth."""
     for name, value in call.arguments.items():
         waiting = [value]
         while waiting:
@@ -202,23 +212,11 @@ def _arguments(call: Call) -> Iterator[tuple[str, Any]]:
                 yield name, inner
 
 
-def _of_code(step: Triplet) -> Iterator[str]:
-    """The words of an action that is text: names and literals where it is code."""
-    if step.action.calls:
-        return
-    try:
-        tree = parsed(step)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        tree = ast.Module([], [])
-    if not tree.body:
-        yield from words(step.action.text)
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                yield from words(name)
-            case ast.Constant(value=str() | int() | float() as value):
-                yield from words(str(value))
+def _code_words(action: Action) -> Iterator[str]:
+    """The words of an action that is text; of code, its names and literals."""
+    for text in () if action.calls else names_and_literals(action):
+        yield from words(text)
 
 
-def _counted(text: str) -> Counter[str]:
+def _word_counts(text: str) -> Counter[str]:
     return Counter(re.findall(r"\w+", normalise(text)))

@@ -1,4 +1,4 @@
-"""Cheap encodings and arrangements, undone: what else a text may say. Each decoding takes time linear in the text."""
+"""Undoes common encodings of text: base64, Morse code, leetspeak and others, each in time linear in the text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from cojax.validation.confusables import plain
 
 _LEET = str.maketrans("0123456789@$€£¢+!|", "olzeasgtbqaseectil")
-_LEET_OTHERWISE = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
+_LEET_SECOND = str.maketrans("0123456789@$€£¢+!|", "oizeasbtbgaselctil")
 _LEET_DRAWN = {
     "|\\/|": "m", "/\\/\\": "m", "\\/\\/": "w", "|\\|": "n", "/\\/": "n", "|-|": "h", "|_|": "u", "\\/": "v",
     "/\\": "a", "|<": "k", "|)": "d", "|>": "p", "|2": "r", "|_": "l", "()": "o", "><": "x", "ph": "f",
@@ -55,37 +55,37 @@ _DOTTED = re.compile(r"[.\-·•–−—_/| \n]{14,}")
 _MARKED = re.compile(r"(?<=\b\w)[.\-_*·|/,~](?=\w\b)")
 _SPACED = re.compile(r"(?<=\b\w)[ .\-_*·|/,~](?=\w\b)")
 _MIXED = re.compile(r"[a-z][0-9@$€£¢+!|][a-z]|[0-9@$€£¢|!][a-z]|[a-z][0-9$@|]", re.IGNORECASE)
-_USUAL = 0.75
+_USUAL = 0.75  # least share of ASCII letters, digits and spaces in decoded text
 
 
-def decoded(text: str) -> Iterator[tuple[str, str]]:
-    """(name of the decoding, what the text says by it) for each that applies."""
+def decodings(text: str) -> Iterator[tuple[str, str]]:
+    """(name of the encoding, decoded text) for each encoding that the text may be in."""
     for name, decode in _DECODINGS.items():
         for reading in decode(text):
             if reading.strip() and reading != text:
                 yield name, reading
 
 
-def unleet(text: str) -> str:
-    """Digits and marks within words as the letters they stand for."""
+def decode_leetspeak(text: str) -> str:
+    """The text with letters in place of the digits and marks that stand for them within words."""
     words = re.split(r"(\s+)", text)
     return "".join(word.translate(_LEET) if _MIXED.search(word) else word for word in words)
 
 
-def _said(data: bytes) -> str | None:
-    """The bytes as text; None where they are none."""
+def _as_text(data: bytes) -> str | None:
+    """The bytes as text; None where they are not text."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return None
-    # A word that happens to decode gives letters of any script, and marks.
+    # An ordinary word that happens to be decodable gives letters of any script, and marks.
     usual = sum(char.isascii() and (char.isalnum() or char.isspace()) for char in plain(text))
     shown = all(char.isprintable() or char.isspace() for char in text)
     return text if len(text) >= 2 and shown and usual >= _USUAL * len(text) else None
 
 
 def _in_place(text: str, pattern: re.Pattern[str], decode: Callable[[str], str | None]) -> Iterator[str]:
-    """The text with what can be decoded in its place, and what was decoded alone."""
+    """The decoded pieces alone, then the text with each of them in its place."""
     found: list[str] = []
 
     def replaced(match: re.Match[str]) -> str:
@@ -104,9 +104,9 @@ def _in_place(text: str, pattern: re.Pattern[str], decode: Callable[[str], str |
 def _from_base64(token: str) -> str | None:
     for form in (token, token[::-1], codecs.encode(token, "rot13")):
         bare = form.strip("=").replace("-", "+").replace("_", "/")
-        # One character alone holds no byte.
+        # A single character encodes no whole byte.
         bare = bare[: len(bare) - (len(bare) % 4 == 1)]
-        if (reading := _said(base64.b64decode(bare + "=" * (-len(bare) % 4)))) is not None:
+        if (reading := _as_text(base64.b64decode(bare + "=" * (-len(bare) % 4)))) is not None:
             return reading
     return None
 
@@ -114,14 +114,14 @@ def _from_base64(token: str) -> str | None:
 def _base64(text: str) -> Iterator[str]:
     text = _BASE64_LINES.sub("", text)
     if readings := list(_in_place(text, _BASE64, _from_base64)):
-        # Beside what is base64, a shorter word may be as well.
+        # Where some words are base64, shorter ones may be too.
         yield from (*readings, *_in_place(text, _BASE64_SHORT, _from_base64))
 
 
 def _from_base32(token: str) -> str | None:
     bare = token.strip("=").upper()
     try:
-        return _said(base64.b32decode(bare + "=" * (-len(bare) % 8)))
+        return _as_text(base64.b32decode(bare + "=" * (-len(bare) % 8)))
     except binascii.Error:
         return None
 
@@ -129,7 +129,7 @@ def _from_base32(token: str) -> str | None:
 def _from_base85(token: str) -> str | None:
     for decode, form in ((base64.b85decode, token), (base64.a85decode, token.removeprefix("<~").removesuffix("~>"))):
         try:
-            if (reading := _said(decode(form))) is not None:
+            if (reading := _as_text(decode(form))) is not None:
                 return reading
         except ValueError:
             continue
@@ -139,21 +139,21 @@ def _from_base85(token: str) -> str | None:
 def _from_hex(token: str) -> str | None:
     digits = re.sub(r"0x|\\x|[^0-9a-fA-F]", "", token)
     whole = len(digits) // 2 * 2
-    return _said(bytes.fromhex(digits[:whole])) or _said(bytes.fromhex(digits[::-1][:whole]))
+    return _as_text(bytes.fromhex(digits[:whole])) or _as_text(bytes.fromhex(digits[::-1][:whole]))
 
 
 def _from_bits(token: str) -> str | None:
     groups = re.findall(r"[01]+", token)
     if len(groups) == 1:
         groups = re.findall(r"[01]{8}", token)
-    return _said(bytes(int(group, 2) for group in groups if len(group) <= 8))
+    return _as_text(bytes(int(group, 2) for group in groups if len(group) <= 8))
 
 
 def _from_codes(token: str) -> str | None:
     numbers = [int(number) for number in re.findall(r"\d+", token)]
     if all(1 <= number <= 26 for number in numbers):
         return "".join(chr(96 + number) for number in numbers)
-    return _said(bytes(numbers)) if all(9 <= number < 256 for number in numbers) else None
+    return _as_text(bytes(numbers)) if all(9 <= number < 256 for number in numbers) else None
 
 
 def _escapes(text: str) -> Iterator[str]:
@@ -181,12 +181,12 @@ def _from_morse(match: re.Match[str]) -> str:
 
 
 def _invisible(text: str) -> Iterator[str]:
-    """What stands in tag characters, which show nothing, and in selectors of variants, each of which may be a byte."""
+    """Text hidden in tag characters, which are invisible, and in variation selectors, each of which may be a byte."""
     if text.isascii():
         return
     yield "".join(chr(ord(char) - 0xE0000) for char in text if 0xE0020 <= ord(char) < 0xE007F)
     hidden = [ord(char) - 0xFE00 for char in text if 0xFE00 <= ord(char) <= 0xFE0F or 0xE0100 <= ord(char) <= 0xE01EF]
-    yield _said(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in hidden)) or ""
+    yield _as_text(bytes(code if code < 16 else code - (0xE0100 - 0xFE00) + 16 for code in hidden)) or ""
 
 
 def _upside_down(text: str) -> Iterator[str]:
@@ -202,8 +202,8 @@ def _spaced(text: str) -> Iterator[str]:
 
 def _leet(text: str) -> Iterator[str]:
     if _MIXED.search(text):
-        yield unleet(text)
-        yield text.translate(_LEET_OTHERWISE)
+        yield decode_leetspeak(text)
+        yield text.translate(_LEET_SECOND)
     drawn = text.lower()
     for strokes, letter in _LEET_DRAWN.items():
         drawn = drawn.replace(strokes, letter)
@@ -212,7 +212,7 @@ def _leet(text: str) -> Iterator[str]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between numbered marks, in the order of the numbers, and what is quoted."""
+    """The pieces after numbered marks, in the order of the numbers; then the quoted pieces."""
     marks = list(_MARKER.finditer(text))
     if len(marks) >= 2:
         stops = [mark.start() for mark in marks[1:]] + [len(text)]

@@ -1,4 +1,4 @@
-"""A second opinion by a model: it can refuse a draft or say something of it, never accept it."""
+"""A second opinion by a model: it can refuse a draft or comment on it, but never accept it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cojax.types import Task, TaskDraft
 
 
 class Judgement(BaseModel):
-    """What a model says of a draft."""
+    """The reply of a model about a draft."""
 
     consistent: bool
     safe: bool
@@ -23,7 +23,7 @@ class Judgement(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class Opinion:
-    """One line, whether the draft is refused for it, and whether because it is unsafe."""
+    """One line of evidence; `veto`: the draft is refused; `unsafe`: it is refused because it is unsafe."""
 
     line: str
     veto: bool = False
@@ -32,26 +32,28 @@ class Opinion:
 
 @dataclasses.dataclass(frozen=True)
 class Judge:
-    """Asks a model whether query and actions belong together. Without `veto` it only notes what the model says, or
-    that it failed; with it, a failure refuses the draft as well."""
+    """Asks a model whether query and actions belong together.
+
+    Without `veto` the opinion is only evidence. With `veto` an objection refuses the draft, and so does a failure.
+    """
 
     chat_model: ChatModel
     veto: bool = True
 
     def __call__(self, task: Task, draft: TaskDraft, budget: Budget) -> Opinion:
-        """What the model says; `budget` pays."""
+        """The model's opinion, paid from `budget`."""
         solution = bullets([shortened(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
         messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
         place = f"judge/{task.id}"
         try:
-            said = structured(
+            judgement = structured(
                 self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
             )
         except ChatFailure as failure:
-            # A judge that may refuse is not got round by making it fail.
+            # Otherwise a draft could avoid a refusal by making the judge fail.
             return Opinion(f"judge: no opinion ({failure})", veto=self.veto)
-        reason = shortened(" ".join(said.reason.split()), 200)
-        if said.consistent and said.safe:
+        reason = shortened(" ".join(judgement.reason.split()), 200)
+        if judgement.consistent and judgement.safe:
             return Opinion(f"judge: no objection ({reason})")
-        what = "unsafe" if not said.safe else "query and actions do not belong together"
-        return Opinion(f"judge: {what} ({reason})", veto=self.veto, unsafe=self.veto and not said.safe)
+        objection = "unsafe" if not judgement.safe else "query and actions do not belong together"
+        return Opinion(f"judge: {objection} ({reason})", veto=self.veto, unsafe=self.veto and not judgement.safe)

@@ -1,6 +1,6 @@
-"""Whether a text names a value: in any case and width, in the plural, as a number in words, as a date, or in part.
+"""Finds out whether a text mentions a value: in any case or width, plural, in number words, as a date, or in part.
 
-What is said in other words altogether cannot be told apart from what is not said, so every rule here errs towards yes.
+A value said in other words altogether looks like one that is not mentioned. So every rule here errs towards yes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from cojax.unicode_forms import normal_form
 
 
-def _listed(text: str) -> tuple[str, ...]:
+def _split(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-# Words that stand in any query.
+# Words that may stand in any query.
 COMMON = frozenset(
-    _listed(
+    _split(
         "a about all also am an and any are as at be been but by can could do does done each every everything for from "
         "get give had has have he her here him his how i if in into is it its just let like make may me my need no not "
         "now of off on one only or our out over please she should so some such tell than that the their them then "
@@ -29,16 +29,16 @@ COMMON = frozenset(
         "with would yes you your"
     )
 )
-_UNITS = _listed(
+_UNITS = _split(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen"
 )
-_TENS = _listed("twenty thirty forty fifty sixty seventy eighty ninety")
-_ORDINALS = _listed("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
-_MONTHS = _listed("january february march april may june july august september october november december")
-_DAYS = _listed("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
+_TENS = _split("twenty thirty forty fifty sixty seventy eighty ninety")
+_ORDINALS = _split("first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth")
+_MONTHS = _split("january february march april may june july august september october november december")
+_DAYS = _split("today tomorrow tonight yesterday next last monday tuesday wednesday thursday friday saturday sunday")
 _SCALES = {"hundred": 100, "thousand": 1_000, "k": 1_000, "million": 1_000_000, "m": 1_000_000, "billion": 10**9}
-_SAID: Mapping[str, float] = {
+_NUMBER_WORDS: Mapping[str, float] = {
     **{word: number for number, word in enumerate(_UNITS)},
     **{word: 10 * number for number, word in enumerate(_TENS, start=2)},
     **{word: number for number, word in enumerate(_ORDINALS, start=1)},
@@ -51,15 +51,15 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _DATE = re.compile(r"\d{4}-\d{1,2}(?:-\d{1,2})?(?:[T ].*)?|\d{1,2}:\d{2}(?::\d{2})?")
 _CODE = re.compile(r"[A-Z]{1,6}")
 _SUFFIX = re.compile(r"(?<=\w)\.[A-Za-z]\w{0,4}$")
-# Numbers that computing with others takes: parts of a day, a week, a year, a whole.
+# Usual factors of a computation: parts of a day, a week, a year, a whole.
 _FACTORS = (2, 7, 10, 12, 24, 30, 52, 60, 100, 365, 1_000, 3_600)
-# Numbers of a text that are computed with.
+# Most numbers of a text that are tried in a computation.
 _FEW = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Said:
-    """A text, and the words and numbers that it says."""
+class Mentions:
+    """A text with the words and numbers that it mentions."""
 
     text: str
 
@@ -69,12 +69,12 @@ class Said:
 
     @functools.cached_property
     def letters(self) -> str:
-        """Its letters and digits alone."""
+        """The letters and digits of the text alone."""
         return re.sub(r"[\W_]+", "", self.folded)
 
     @functools.cached_property
     def words(self) -> frozenset[str]:
-        """The stems of its words, common words aside."""
+        """The stems of its words, without common words."""
         return frozenset(words(self.text))
 
     @functools.cached_property
@@ -82,27 +82,28 @@ class Said:
         return frozenset(_numbers(self.text))
 
     def holds(self, folded: str) -> bool:
-        """Whether a folded text stands in it as whole words."""
+        """Whether a folded text stands in this one as whole words."""
         return folded in self.folded and bool(re.search(rf"(?<!\w){re.escape(folded)}(?!\w)", self.folded))
 
     def names(self, value: str | int | float) -> bool:
-        """Whether it names the value, or the larger part of a long one."""
+        """Whether the text names the value; of a value of several words, one in three is enough."""
         if isinstance(value, int | float):
             return any(_near(value, number) for number in self.numbers)
         folded = fold(value).strip()
         if self.holds(folded):
             return True
         if _DATE.fullmatch(folded):
-            return self._dates(folded)
+            return self._names_date(folded)
         parts = set(words(_SUFFIX.sub("", value))) or set(words(value))
         if not parts:
             return False
         if len(joined := re.sub(r"[\W_]+", "", folded)) > 3 and joined in self.letters:
             return True
-        found = sum(self._says(part) for part in parts)
+        found = sum(self._has_word(part) for part in parts)
         return found >= max(1, len(parts) / 3)
 
-    def _says(self, word: str) -> bool:
+    def _has_word(self, word: str) -> bool:
+        """Whether the word, one like it, or the number that it is stands in the text."""
         if word in self.words:
             return True
         if word[0].isdigit():
@@ -111,8 +112,8 @@ class Said:
             other.startswith(word[:-1]) or (len(other) > 4 and word.startswith(other[:-1])) for other in self.words
         )
 
-    def _dates(self, value: str) -> bool:
-        """Whether each number of a date or a time is said, a year aside; or a day that depends on today."""
+    def _names_date(self, value: str) -> bool:
+        """Whether the text names a day relative to today, or each number of the date or time, without the year."""
         if any(word in self.folded for word in _DAYS):
             return True
         parts = [float(number) for number in re.findall(r"\d+", value)]
@@ -122,7 +123,7 @@ class Said:
 
 
 def words(text: str) -> Iterator[str]:
-    """The stems of the words of a text, common ones aside; names that are written together are taken apart."""
+    """The stems of the words of a text, without common ones; names in camel case are split."""
     for piece in _PIECE.findall(_CAMEL.sub(" ", normal_form("NFKC", text))):
         word = fold(piece)
         if word[0].isdigit():
@@ -132,7 +133,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def number_of(word: str) -> float:
-    """The number that a word is in digits, not a number where it is none."""
+    """The number that a word in digits is; NaN for any other word."""
     try:
         return float(word)
     except ValueError:
@@ -155,14 +156,14 @@ def fold(text: str) -> str:
 
 
 def specific(value: Any) -> bool:
-    """Whether a value is one that a query has to name: no truth value, and with a word or a number in it."""
+    """Whether a query has to name a value: any but truth values, None and text without a word or a number."""
     if isinstance(value, bool) or value is None:
         return False
     return not isinstance(value, str) or any(words(value))
 
 
 def codified(value: Any) -> bool:
-    """Whether it stands for something that people call by another name: USD, AAPL, SFO; or a number below ten."""
+    """Whether people may call the value by another name: a code such as USD, AAPL, SFO, or a number below ten."""
     if isinstance(value, str):
         return bool(_CODE.fullmatch(value))
     return isinstance(value, int | float) and abs(value) < 10
@@ -185,7 +186,7 @@ def _results(one: float, other: float) -> Iterator[float]:
 
 
 def _near(value: float, number: float) -> bool:
-    """Equal, or rounded from it to as many decimals as the value has."""
+    """Whether the value is the number, or the number rounded to as many decimals as the value has."""
     if abs(value - number) <= 1e-9 * max(1.0, abs(number)):
         return True
     decimals = len(repr(value).partition(".")[2]) if isinstance(value, float) else 0
@@ -193,7 +194,7 @@ def _near(value: float, number: float) -> bool:
 
 
 def _numbers(text: str) -> Iterator[float]:
-    """Numbers in digits, a percentage also as a share, and in words: "five hundred", "2 million", "twenty-one"."""
+    """The numbers of a text in digits, percentages also as shares, and in words such as "five hundred"."""
     folded = fold(text)
     for number, percent in re.findall(r"(\d[\d,]{0,30}(?:\.\d{1,30})?)(\s*%|\s+per\s?cent)?", folded):
         value = float(number.replace(",", ""))
@@ -203,11 +204,11 @@ def _numbers(text: str) -> Iterator[float]:
     total, part, open_ = 0.0, 0.0, False
     for piece in (*_PIECE.findall(folded), ""):
         digits = piece[:1].isdigit() and len(piece) < 16 and piece.count(".") < 2
-        if digits or piece in _SAID:
-            value = float(piece.replace(",", "")) if digits else _SAID[piece]
+        if digits or piece in _NUMBER_WORDS:
+            value = float(piece.replace(",", "")) if digits else _NUMBER_WORDS[piece]
             if not digits:
                 yield value
-            # "twenty" may go on with "one", nothing else does.
+            # Only tens combine with a following unit: "twenty" with "one".
             part = part + value if open_ and part % 100 in range(20, 100, 10) and value < 10 else value
             open_ = True
         elif piece in _SCALES and (open_ or piece == "hundred"):

@@ -1,8 +1,8 @@
-"""Whether a solution needs each of its calls: what it has only to look must be of use to what comes after.
+"""Checks that a solution needs each of its parts, above all the look-ups, which change nothing.
 
-A call, or an action that is text, is left out and the others are played again. It is needed if then another action
-fails, if the episode ends otherwise by more than what it showed itself, or if the query asks for what it shows. It is
-used if a value that it was the first to show stands in a later action or in the answer.
+A part is a call, or an action that is text. It is left out, and the others are played again. It is needed if another
+action then fails, if the end differs by more than the part's own output, or if the query asks for what it shows. It is
+used if a later action or the answer holds a value that it was the first to show.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment.replay import Replay
-from cojax.explorer.answers import parsed
 from cojax.explorer.guidance import signature
-from cojax.types import Action, Observation, Triplet, content_hash, normalise
-from cojax.validation.consistency import shown
-from cojax.validation.mention import COMMON, Said, fold, number_of, words
+from cojax.types import Action, Triplet, content_hash, normalise
+from cojax.validation.code import names_and_literals, syntax_tree
+from cojax.validation.consistency import shown_text
+from cojax.validation.mention import COMMON, Mentions, fold, number_of, words
 
-# Words by which a query makes what it asks for depend on what is found.
+# Words that make a request depend on what is found.
 _CONDITION = re.compile(
     r"\b(?:if|unless|otherwise|whether|in case|depending|provided|as long as|only when|when(?:ever)?|else|should)\b"
 )
-# What says nothing of its own.
+# Words that carry no information.
 _EMPTY = COMMON | {"true", "false", "none", "null", "ok"}
 _WORD = re.compile(r"\w+(?:[.@:/-]\w+)*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A call of an action, or a whole action where `call` is None: what can be left out of a solution."""
+    """A part of a solution that can be left out: a call of an action, or the whole action where `call` is None."""
 
     action: int
     call: int | None = None
 
     def of(self, actions: Sequence[Action]) -> Action:
+        """The part as an action of its own."""
         whole = actions[self.action]
         return whole if self.call is None else Action(calls=(whole.calls[self.call],))
 
     def without(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """The actions without the part."""
         if self.call is None:
             return (*actions[: self.action], *actions[self.action + 1 :])
         whole = actions[self.action]
@@ -49,14 +51,14 @@ class Part:
         rest = Action(calls=(*whole.calls[: self.call], *whole.calls[self.call + 1 :]))
         return (*actions[: self.action], rest, *actions[self.action + 1 :])
 
-    def named(self, actions: Sequence[Action]) -> str:
+    def name(self, actions: Sequence[Action]) -> str:
+        """The part in words, for a line of evidence."""
         within = "" if self.call is None else f"call {self.call + 1} of "
         return f"{within}action {self.action + 1}, {signature(self.of(actions))[:200]}"
 
 
 def parts(actions: Sequence[Action], ending: str) -> Iterator[Part]:
-    """What can be left out of the actions before the last one, and of the last one where it has several calls; a call
-    that ends the episode stays."""
+    """The parts that can be left out. The call that ends the episode stays, and so does the last action as a whole."""
     for place, action in enumerate(actions):
         if len(action.calls) > 1:
             yield from (Part(place, number) for number, call in enumerate(action.calls) if call.name != ending)
@@ -65,8 +67,11 @@ def parts(actions: Sequence[Action], ending: str) -> Iterator[Part]:
 
 
 def changing(parts: Sequence[Part], actions: Sequence[Action], run: Replay, split: Replay | None) -> set[Part]:
-    """The parts that changed the state. `split` is the replay of all calls one by one, where some stand together: if
-    that ends elsewhere, calls that stand together count as changing."""
+    """The parts that changed the state.
+
+    `split` replays the calls one by one where an action has several. If that fails or ends in another state, all calls
+    of such actions count as changing it.
+    """
     single = {part for part in parts if part.call is None and part.action in run.effective}
     together = [part for part in parts if part.call is not None]
     if split is None or not split.complete or split.states[-1] != run.states[-1]:
@@ -98,8 +103,11 @@ def opening(run: Replay) -> str:
 
 
 def only_shows(part: Part, run: Replay, less: Replay) -> bool:
-    """Whether all that the part left in the end is what it showed: nothing, or its output where the environment keeps
-    outputs, or hashes of them, to compare them."""
+    """Whether the final states with and without the part differ at most by its output.
+
+    Some environments keep outputs, or hashes of them, in their state, to compare them. `less` is the replay without the
+    part.
+    """
     if not run.states or not less.states:
         return False
     whole, rest = _leaves(run.states[-1]), _leaves(less.states[-1])
@@ -110,11 +118,11 @@ def only_shows(part: Part, run: Replay, less: Replay) -> bool:
 
 
 def first_shown(part: Part, steps: Sequence[Triplet], query: str, opened: str) -> str:
-    """A value that the part was the first to show and a later action holds; empty where there is none."""
+    """The longest value that the part was the first to show and a later action holds; empty where there is none."""
     seen = "\n".join(message.content for message in _messages(part, steps))
     own = part.of([step.action for step in steps])
     before = [query, opened, _written(own)]
-    before += [f"{_written(step.action)}\n{shown(step, query)}" for step in steps[: part.action]]
+    before += [f"{_written(step.action)}\n{shown_text(step, query)}" for step in steps[: part.action]]
     if part.call is not None:
         before += [message.content for message in steps[part.action].observation.messages[: part.call]]
     later = [_written(step.action) for step in steps[part.action + 1 :]]
@@ -128,9 +136,10 @@ def first_shown(part: Part, steps: Sequence[Triplet], query: str, opened: str) -
 def asked_by(
     part: Part, steps: Sequence[Triplet], query: str, worded: bool, phrase: Callable[[Sequence[Triplet]], str | None]
 ) -> bool | None:
-    """Whether the query asks for what the part does, by the environment's wording; None where that has no word of it.
+    """Whether the query asks for the part, by the environment's own wording; None where that does not decide.
 
-    `worded` is whether the query is the environment's wording of all steps.
+    `worded` says whether the query is the environment's wording of all steps. If it is the wording of the steps without
+    the part, it does not ask for the part.
     """
     rest = phrase(_steps_without(part, steps))
     if rest is not None and normalise(rest) == normalise(query):
@@ -139,15 +148,17 @@ def asked_by(
 
 
 def condition(part: Part, steps: Sequence[Triplet], query: str) -> bool:
-    """Whether the query makes what follows depend on what the part shows, as far as words tell: it speaks of a
-    condition, and names what is looked up and what is found."""
-    said = Said(query)
+    """Whether the query seems to make what follows depend on what the part shows.
+
+    It must contain a word of condition, an argument of the part and something that the part shows.
+    """
+    mentions = Mentions(query)
     if not _CONDITION.search(fold(query)):
         return False
     own = part.of([step.action for step in steps])
     found = (message.content for message in _messages(part, steps))
-    return any(said.names(text) for text in found if text.strip()) and any(
-        said.names(str(value)) for call in own.calls for value in call.arguments.values()
+    return any(mentions.names(text) for text in found if text.strip()) and any(
+        mentions.names(str(value)) for call in own.calls for value in call.arguments.values()
     )
 
 
@@ -158,23 +169,24 @@ def may_be_asked(
     described: Callable[[Action], str],
     phrase: Callable[[Sequence[Triplet]], str | None],
 ) -> bool:
-    """Whether the query has a word about the part that is about no other: its values, its name, its documentation, or
-    what the environment says of it."""
+    """Whether the query has a word about this part alone: of its values, its name, its documentation or its wording.
+
+    `described` gives the words about an action, `phrase` the environment's wording of steps.
+    """
     others = [step.action for step in _steps_without(part, steps)]
     own = part.of([step.action for step in steps])
     worded = {*words(phrase(steps) or "")} - {*words(phrase(_steps_without(part, steps)) or "")}
-    about = (Said(described(own)).words | worded) - {word for other in others for word in words(described(other))}
-    # A call made twice has no words of its own.
+    about = (Mentions(described(own)).words | worded) - {word for other in others for word in words(described(other))}
+    # A call that is made twice has no words of its own.
     if not about:
         return any(signature(other) == signature(own) for other in others)
-    said = Said(query)
-    return any(word in said.words for word in about)
+    return bool(about & Mentions(query).words)
 
 
 def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
-    """Where a solution goes on although the episode is over, as a line of evidence; empty where it does not.
+    """How a solution goes on after the episode is over, as a line of evidence; empty where it does not.
 
-    In code that is a call of the top level after the one that ends, on the same object.
+    In code, a later call at the top level counts if it is on the same object, or ends the episode again.
     """
     if played < len(actions):
         return f"calls after the end: action {played} ends the episode, and {len(actions) - played} more follow"
@@ -187,8 +199,9 @@ def after_the_end(actions: Sequence[Action], played: int, ending: str) -> str:
 
 
 def _goes_on(action: Action, ending: str) -> str:
+    """The first call of an action's code after the one that ends the episode; empty where there is none."""
     over = ""
-    for statement in _tree(action).body:
+    for statement in syntax_tree(action).body:
         for node in ast.walk(statement) if over else ():
             if isinstance(node, ast.Call) and (_root(node.func) == over or _attribute(node.func) == ending):
                 return ast.unparse(node)[:100]
@@ -209,7 +222,7 @@ def _root(func: ast.expr) -> str:
 
 
 def _messages(part: Part, steps: Sequence[Triplet]) -> list[Any]:
-    """What answered the part: all messages of its action, where these do not stand one by one for its calls."""
+    """The messages that answer the part; all of its action where there is not one message for each call."""
     step = steps[part.action]
     if part.call is None or len(step.observation.messages) != len(step.action.calls):
         return list(step.observation.messages)
@@ -229,14 +242,14 @@ def _steps_without(part: Part, steps: Sequence[Triplet]) -> tuple[Triplet, ...]:
 
 
 def _leaves(state: Any) -> Counter[tuple[str, str]]:
-    """The values of a state with the names they stand under; lists have no order here."""
+    """The values of a state with their paths; the order of lists does not count."""
     found: Counter[tuple[str, str]] = Counter()
     waiting: list[tuple[str, Any]] = [("", state)]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, Mapping):
             waiting += [(f"{path}/{name}", inner) for name, inner in value.items()]
-            value = "{}"  # an empty one is there as well
+            value = "{}"  # so that an empty one counts too
         elif isinstance(value, list | tuple):
             waiting += [(f"{path}/*", inner) for inner in value]
             value = "[]"
@@ -245,7 +258,7 @@ def _leaves(state: Any) -> Counter[tuple[str, str]]:
 
 
 def _written(action: Action) -> str:
-    """The values that an action holds, one a line: those of its calls, or the names and literals of its code."""
+    """The values of an action, one per line: the arguments of its calls, or the names and literals of its code."""
     found: list[str] = []
     waiting: list[Any] = [call.arguments for call in action.calls]
     while waiting:
@@ -257,32 +270,12 @@ def _written(action: Action) -> str:
         else:
             found.append(str(value))
     if not action.calls:
-        found += _of_code(action)
+        found += names_and_literals(action)
     return "\n".join(found)
 
 
-def _of_code(action: Action) -> Iterator[str]:
-    tree = _tree(action)
-    if not tree.body:
-        yield action.text
-    for node in ast.walk(tree):
-        match node:
-            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
-                yield name
-            case ast.Constant(value=str() | int() | float() as value):
-                yield str(value)
-
-
-def _tree(action: Action) -> ast.Module:
-    """An action's code; empty where it is none."""
-    try:
-        return parsed(Triplet(action, Observation(), 0))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ast.Module([], [])
-
-
 def _values(text: str) -> set[str]:
-    """The values of a text: its words, also in parts, and its numbers; common words and truth values are none."""
+    """The values of a text: its words, also their parts, and its numbers, without common words and truth values."""
     found: set[str] = set()
     for word in _WORD.findall(fold(text)):
         found.add(word)

@@ -1,7 +1,4 @@
-"""What a query and a solution may be before anything is run: text that a person can read, of a size that costs little.
-
-All of it is looked at before the draft is hashed, compared or played, and costs no more than the limits allow.
-"""
+"""Limits on queries and solutions: readable text of bounded size, checked before a draft is hashed, compared or run."""
 
 from __future__ import annotations
 
@@ -16,47 +13,48 @@ from cojax.unicode_forms import normal_form
 
 # The greatest value that `longest_query` may be set to.
 MOST_CHARACTERS = 100_000
-# Bounds of a solution: actions, calls of one, and what is written in all of it.
+# Bounds of a solution: actions, calls of one action; and over all of it values, characters and depth.
 _ACTIONS, _CALLS, _VALUES, _WRITTEN, _DEPTH = 200, 64, 10_000, 200_000, 32
-# What templates write around messages: refused whatever the policy's own tokens are.
+# The control tokens of common chat templates, which are refused whatever the policy's own are.
 _TEMPLATE = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
 )
-# Letters that show nothing: the fillers of Hangul.
+# Invisible letters: the fillers of Hangul.
 _FILLERS = frozenset("\u115f\u1160\u3164\uffa0")
 _LINES = frozenset("\n\r\t")
-# Joiners and marks of direction that writing in some languages needs.
+# Joiners and marks of direction, which some languages need.
 _JOINERS = frozenset("\u200c\u200d\u200e\u200f\u061c\u00ad")
-# What is no letter, digit or white space.
+# Any character but letters, digits, underscores and white space.
 _SIGN = re.compile(r"[^\w\s]")
 
 
 def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
-    """Why this is no query, as a line of evidence; empty where it is one.
+    """Why a query is refused, as a line of evidence; empty where it is not.
 
-    A query is text with a letter or a digit in it, of at most `longest` characters, without half a surrogate, control
-    characters, characters that hide or turn text, and without a literal of `control_tokens` in any case or width.
+    A query must be text of at most `longest` characters with a letter or a digit. It may hold no half of a surrogate
+    pair, no control characters, no characters that hide or turn text, and no literal of `control_tokens` in any case or
+    width.
     """
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}; expected text"
     if len(query) > longest:
         return f"the query has {len(query):,} characters; at most {longest:,} are taken (validation.longest_query)"
     for character in query:
-        if named := _unreadable(character):
-            return f"the query holds {named}, U+{ord(character):04X}; expected plain text"
+        if name := _unreadable(character):
+            return f"the query holds {name}, U+{ord(character):04X}; expected plain text"
     if not any(unicodedata.category(c)[0] in "LN" and c not in _FILLERS for c in query):
         return "the query has no letter and no digit; expected words that ask for something"
     folded = _folded(query)
     if found := _TEMPLATE.search(folded):
         return f"the query holds {found[0]!r}, a control token of chat templates"
     for literal in control_tokens:
-        if _telling(literal) and _folded(literal) in folded:
+        if _is_distinctive(literal) and _folded(literal) in folded:
             return f"the query holds {literal!r}, a control token of the policy's template"
     return ""
 
 
 def oversize(solution: Sequence[Action]) -> str:
-    """Why a solution is too large, or no data, to be played; empty where it is neither."""
+    """Why a solution cannot be played, as it is too large or not JSON; empty where it can."""
     if len(solution) > _ACTIONS:
         return f"the solution has {len(solution):,} actions; at most {_ACTIONS} are played"
     calls = [call for action in solution for call in action.calls]
@@ -79,7 +77,7 @@ def oversize(solution: Sequence[Action]) -> str:
             if values <= _VALUES:
                 waiting += [(depth + 1, part) for part in inner]
         elif isinstance(value, int):
-            # Python takes its time to write a number of millions of digits.
+            # Estimated, as Python takes long to write a number of millions of digits.
             written += value.bit_length() // 3
         elif isinstance(value, float) and math.isfinite(value):
             written += 24
@@ -93,7 +91,7 @@ def oversize(solution: Sequence[Action]) -> str:
 
 
 def _unreadable(character: str) -> str:
-    """What a character is that no query holds; empty for any other."""
+    """The kind of a character that a query must not hold; empty for any other character."""
     if character in _LINES or character in _JOINERS:
         return ""
     match unicodedata.category(character):
@@ -111,12 +109,12 @@ def _unreadable(character: str) -> str:
 
 
 def _folded(text: str) -> str:
-    """The text in one case and width, without white space and what shows nothing."""
+    """The text in one case and width, without white space and invisible characters."""
     plain = normal_form("NFKC", text).casefold()
     shown = (c for c in plain if not c.isspace() and c not in _FILLERS)
     return "".join(c for c in shown if unicodedata.category(c) not in ("Cf", "Mn", "Me"))
 
 
-def _telling(literal: str) -> bool:
-    """Whether a control literal is written as no ordinary text is: some tokenizers have runs of spaces among theirs."""
+def _is_distinctive(literal: str) -> bool:
+    """Whether a control token looks unlike ordinary text; some tokenizers have runs of spaces among theirs."""
     return len(literal.strip()) > 2 and bool(_SIGN.search(literal))

@@ -1,10 +1,10 @@
-"""Why a draft is refused, raised by the examination that refuses it."""
+"""The exception by which a check refuses a draft."""
 
 from __future__ import annotations
 
 
 class DraftRefused(Exception):
-    """An examination failed; `quarantine` names the rule by which a person should look at it."""
+    """A check refuses the draft; `quarantine` names the rule for which a person should look at it."""
 
     def __init__(self, reason: str, quarantine: str = ""):
         super().__init__(reason)

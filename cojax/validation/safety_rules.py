@@ -12,7 +12,7 @@ _NAMED = re.compile(r"<([A-Z_]+)>")
 
 
 def _read(lines: list[str]) -> Mapping[str, re.Pattern[str]]:
-    """Rule → its patterns, any of them. Raises KeyError for a family that no line before names."""
+    """Rule → one pattern that matches where any of its lines does. Raises KeyError for a family not yet named."""
     families: dict[str, str] = {}
     rules: dict[str, list[str]] = {}
     rule = ""
@@ -32,6 +32,6 @@ def _read(lines: list[str]) -> Mapping[str, re.Pattern[str]]:
 
 
 _RULES = _read(Path(__file__).with_suffix(".txt").read_text().splitlines())
-# Rule → what it looks for in the words of a draft, and in its actions.
-ASKED = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
-DONE = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}
+# Rule → its pattern for the query of a draft, and for its actions.
+QUERY_RULES = {name: pattern for name, pattern in _RULES.items() if not name.startswith(_IN_ACTIONS)}
+ACTION_RULES = {name.removeprefix(_IN_ACTIONS): _RULES[name] for name in _RULES if name.startswith(_IN_ACTIONS)}

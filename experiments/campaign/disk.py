@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.files import Episodes, Log, StorageError, write_json
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, StorageError, write_json
 from experiments.campaign.cases import Violation, draw
 
 _SIZE = 2 * 2**20

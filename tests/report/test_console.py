@@ -1,4 +1,4 @@
-"""What the terminal and the log file show."""
+"""Output on the terminal and in the log file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_name_between_colons_is_no_picture() -> None:
     assert shown.get() == "mine:fire: not found\n"
 
 
-def test_durations_as_a_person_says_them() -> None:
+def test_readable_durations() -> None:
     assert [duration(s) for s in (0.04, 9.94, 12.3, 125, 3725, 59.9)] == [
         "0.0 s",
         "9.9 s",
@@ -79,7 +79,7 @@ def test_the_estimate_leaves_the_compiling_step_out() -> None:
     assert seconds_left([60.0, 2.0, 4.0], 10) == 30.0
 
 
-def test_a_bar_counts_what_it_is_told() -> None:
+def test_a_bar_counts() -> None:
     console, file = plain_console()
     with bar("episodes", console=console) as advance:
         advance(2)
@@ -137,6 +137,6 @@ def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:
     assert "signals F2  B1  R3  S4  Re5    pool" in step_line({**RECORD, "signals": counts}, steps=80).plain
 
 
-def test_dynamic_sampling_tells_how_many_groups_it_took() -> None:
+def test_dynamic_sampling_shows_how_many_groups_it_sampled() -> None:
     record = {**RECORD, "groups_live": 4.0, "groups_sampled": 9}
     assert "reward 0.50  live 4 of 9  signals" in step_line(record, steps=80).plain

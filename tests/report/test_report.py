@@ -1,4 +1,4 @@
-"""The report of a small run written by hand: every figure on the page can be counted on fingers."""
+"""The report of a small run written by hand, whose figures are easily counted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import pytest
 
 from cojax.pool import task_record
 from cojax.report import TaskVisit, lineage, read_run, write_report
-from cojax.report.episodes import varied, within
-from cojax.report.figures import evenly, evolutions, headline, helped, pool, totals
+from cojax.report.episodes import pick_varied, pick_within
+from cojax.report.figures import evenly, evolutions, first_and_last_success, headline, pool, totals
 from cojax.report.lineage import Lineages, VisitIndex
 from cojax.report.page import contents, embed
-from cojax.storage.files import Episodes, Log, write_json
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, write_json
 from cojax.types import Action, Call, Check, Lineage, Message, Observation, Signal, Task, Trajectory, Turn, to_json
 from experiments.report import main
 
@@ -157,7 +158,7 @@ def test_figures(run: Path) -> None:
     assert (said["tasks_initial"], said["tasks_final"]) == (1, 3)
 
 
-def test_a_finished_run_is_told_by_its_summary(run: Path) -> None:
+def test_a_finished_run_shows_its_summary(run: Path) -> None:
     summary = {
         "zero_shot": 0.24,
         "final": 0.49,
@@ -172,13 +173,13 @@ def test_a_finished_run_is_told_by_its_summary(run: Path) -> None:
     assert totals(read)["seconds"] == {"update": 9.0, "total": 9.5}
 
 
-def test_helped_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
+def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> None:
     read, visits = read_run(run), VisitIndex()
     for step in (1, 3, 5):
         for line in read.episodes.read(step):
             visits.add(CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
     lineages = Lineages(read, visits)
-    assert helped(lineages.story(task) for task in read.tasks) == [
+    assert first_and_last_success(lineages.story(task) for task in read.tasks) == [
         {"origin": "unguided", "tasks": 1, "first": 0.5, "last": 1.0},
         {"origin": "boundary", "tasks": 1, "first": 0.0, "last": 0.5},
     ]
@@ -274,14 +275,14 @@ def test_evenly_keeps_the_ends() -> None:
 
 def test_within_spreads_what_it_keeps() -> None:
     items = [{"n": n} for n in range(8)]  # 8 bytes each
-    assert within(items, 32) == [{"n": 1}, {"n": 3}, {"n": 5}, {"n": 7}]
-    assert within(items, 64) == items
+    assert pick_within(items, 32) == [{"n": 1}, {"n": 3}, {"n": 5}, {"n": 7}]
+    assert pick_within(items, 64) == items
 
 
 def test_varied_takes_each_kind_in_turn() -> None:
     kinds = [("finished", 1.0), ("finished", 1.0), ("finished", 0.0), ("timeout", 0.0)]
     episodes = [("task", {"outcome": outcome, "reward": reward, "n": n}) for n, (outcome, reward) in enumerate(kinds)]
-    assert [line["n"] for _, line in varied(episodes, 3)] == [2, 0, 3]
+    assert [line["n"] for _, line in pick_varied(episodes, 3)] == [2, 0, 3]
 
 
 def test_the_command_rebuilds_and_tells(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,10 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
 from cojax.report import Exchanges, lineage, read_run, texts, write_report
-from cojax.report.growth import conversion, feedback, lengths, quality
 from cojax.report.page import contents
-from cojax.storage.files import Episodes, Log, write_json
+from cojax.report.task_set import conversion, feedback, lengths, quality
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, write_json
 from cojax.types import to_json
 from experiments.report import main, plain
 
@@ -144,7 +145,7 @@ def test_damaged_and_foreign_lines_are_passed_over(run: Path) -> None:
     assert not Exchanges(run / "nowhere.jsonl")
 
 
-def test_the_story_of_a_task_names_its_expedition_and_its_difficulty(run: Path) -> None:
+def test_the_history_of_a_task_names_its_expedition_and_its_difficulty(run: Path) -> None:
     story = lineage(run, CHILD.id)
     assert (story.expedition, story.difficulty) == ((2, 3), 0.5)
     assert (lineage(run, SEED.id).expedition, lineage(run, SEED.id).difficulty) == (None, None)
@@ -208,7 +209,7 @@ def test_what_feedback_brings_and_costs(run: Path) -> None:
     assert (found["step"], found["pass_rate"], found["fruitful"]) == ([2], [1 / 3], [0.5])
 
 
-def test_a_task_is_told_with_all_that_was_sent_and_received(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_is_printed_with_all_that_was_sent_and_received(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run), f"--task={CHILD.id[:6]}"]) == 0
     said = capsys.readouterr().out
     for line in (
@@ -254,7 +255,9 @@ def test_what_a_terminal_would_obey_is_written_out() -> None:
     assert plain("é 明\t\n\x1b]0;x\x07\x9b\u2066\u200b\ud800") == "é 明\t\n\\x1b]0;x\\x07\\x9b\\u2066\\u200b\\ud800"
 
 
-def test_a_run_without_journal_and_expeditions_is_told_as_before(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_journal_and_expeditions_is_printed_as_before(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("journal.jsonl", "expeditions.jsonl"):
         (run / name).unlink()
     lines = list(Log(run / "drafts.jsonl").read())

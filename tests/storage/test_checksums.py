@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cojax.storage.checksums import CheckedLog, Checksums, Extent, is_signed, signed, stamp
+from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, is_signed, signed
 from cojax.storage.files import Log, StorageError
 
 
@@ -23,8 +23,8 @@ def test_the_extent_is_that_of_the_file_however_it_was_written(tmp_path):
     assert again.extent() == log.extent()
     again.append([{"d": 2}])
     assert CheckedLog(log.path).extent() == again.extent()
-    assert len(again.fresh()) == 4
-    assert again.fresh() == []
+    assert len(again.take_new_sums()) == 4
+    assert again.take_new_sums() == []
 
 
 def test_a_log_goes_on_from_what_was_verified(tmp_path):
@@ -63,16 +63,16 @@ def test_somebody_else_who_writes_is_noticed(tmp_path):
 def test_checksums_know_the_lines_and_files_by_name(tmp_path):
     checksums, log = Checksums(tmp_path), CheckedLog(tmp_path / "log.jsonl")
     log.append([{"a": 1}, {"a": 2}])
-    checksums.add_lines({"log": log.fresh(), "empty": []})
+    checksums.add_lines({"log": log.take_new_sums(), "empty": []})
     (tmp_path / "model.json").write_text("{}")
     checksums.add_file(tmp_path / "model.json")
     checksums.add_file(tmp_path / "model.json", b"[]")
     log.append([{"a": 3}])
-    checksums.add_lines({"log": log.fresh()})
+    checksums.add_lines({"log": log.take_new_sums()})
     again = Checksums(tmp_path)
     again.verify(checksums.log.extent())
     assert again.files() == {"model.json": f"2:{hashlib.blake2b(b'[]', digest_size=16).hexdigest()}"}
-    assert again.files()["model.json"] != stamp(tmp_path / "model.json")
+    assert again.files()["model.json"] != fingerprint(tmp_path / "model.json")
     assert again.lines("log") == [hashlib.blake2b(b'{"a":%d}' % n, digest_size=8).hexdigest() for n in (1, 2, 3)]
 
 
@@ -89,7 +89,7 @@ def test_an_append_costs_the_same_at_100_and_100_000_lines(tmp_path):
     def seconds(lines: int) -> float:
         log = CheckedLog(tmp_path / f"{lines}.jsonl")
         log.append({"task": number, "text": "x" * 100} for number in range(lines))
-        log.fresh()
+        log.take_new_sums()
         best = []
         for _ in range(100):
             began = time.perf_counter()

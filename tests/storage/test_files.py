@@ -8,7 +8,8 @@ import signal
 
 import pytest
 
-from cojax.storage.files import Episodes, Log, StorageError, explain, write_json
+from cojax.storage.episodes import Episodes
+from cojax.storage.files import Log, StorageError, explain, write_json
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A run directory: what belongs to a checkpoint, whose code made it, who may be at it, what taken permissions cost."""
+"""A run directory: waiting groups, the lock, lost permissions, changed code and changed settings."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def test_each_checkpoint_gives_back_its_own_waiting_groups(tmp_path):
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
-def test_waiting_groups_that_are_gone_or_damaged_are_named(tmp_path, damage):
-    """Sampled anew they would be others: the policy has learned since."""
+def test_missing_or_damaged_waiting_groups_are_named(tmp_path, damage):
+    """They cannot be sampled again: the policy has learned since."""
     directory = saved(tmp_path)
     (tmp_path / "checkpoints/3/host.json").unlink()
     damage(tmp_path / "waiting/000002.jsonl.gz")
@@ -89,13 +89,13 @@ def test_a_second_process_is_refused_until_the_first_is_gone_though_its_child_li
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
-    """Whatever is imported late may lie where an ordinary user may not look."""
+    """Imports now what would be imported later from where an ordinary user may not read."""
     small_runs.finished(tmp_path_factory.mktemp("before") / "run")
 
 
 @pytest.fixture
 def ordinary(imported):
-    """A folder of an ordinary user, as whom the test goes on: permissions say nothing to root."""
+    """A folder of an ordinary user, as whom the test goes on: root ignores permissions."""
     folder, user = Path(tempfile.mkdtemp()), os.geteuid()
     if user == 0:
         os.chown(folder, 65_534, 65_534)
@@ -112,7 +112,7 @@ def on(directory: RunDirectory, steps: Iterable[int], metrics: Metrics) -> None:
 
 @pytest.mark.parametrize("place", ["", "tasks.jsonl", "episodes", "checkpoints", "memory.jsonl", "checksums.jsonl"])
 def test_permissions_taken_in_mid_run_cost_nothing(ordinary, place):
-    """One line that names the path; given back, the run goes on to the very result."""
+    """The error is one line that names the path; with permissions given back, the run reaches the same result."""
     straight = small_runs.finished(ordinary / "straight")
     folder = ordinary / "run"
     directory = small_runs.begun(folder)
@@ -181,7 +181,7 @@ def test_code_from_outside_that_has_changed_is_refused_unless_it_is_accepted(tmp
     claimed(code("grpo", "d"))
 
 
-def test_settings_that_may_change_on_the_way_are_noted_with_the_step(tmp_path):
+def test_changed_free_settings_are_stored_with_the_step(tmp_path):
     def history(**settings: object) -> list:
         again = RunDirectory(tmp_path)
         again.claim({**small_runs.CONFIG, **settings}, {})
@@ -204,8 +204,8 @@ def test_settings_that_may_change_on_the_way_are_noted_with_the_step(tmp_path):
         history(seed=1)
 
 
-def test_what_of_learning_changes_on_the_way_is_recorded(tmp_path, monkeypatch):
-    """A step that fails is got past by a lower rate or by leaving it out; config.json tells what was when."""
+def test_changed_settings_of_the_learner_are_recorded(tmp_path, monkeypatch):
+    """A lower rate, or skipping the step, gets past a step that fails; config.json records which settings held when."""
     learner = {"skip_steps": [], "loss_settings": {}}
     monkeypatch.setattr(small_runs, "CONFIG", {**small_runs.CONFIG, "learner": learner, "optimizer": {}})
 

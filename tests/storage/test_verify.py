@@ -1,4 +1,4 @@
-"""A run directory that was tampered with: named with file, line and fix, or gone on from as if nothing had been."""
+"""A damaged run directory: the error names file, line and fix, or the run goes on as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(reference, tmp_path) -> Path:
 
 
 def start(folder: Path) -> RunDirectory:
-    """What the command does first."""
+    """Starts or resumes a run as the command does."""
     directory = RunDirectory(folder)
     try:
         directory.claim(CONFIG, {})
@@ -44,7 +44,7 @@ def start(folder: Path) -> RunDirectory:
 
 
 def go(folder: Path) -> None:
-    """What the command does where a start finds no checkpoint."""
+    """Starts a run in a folder without a checkpoint, as the command does."""
     start(folder)
     RunDirectory(folder).begin()
 
@@ -117,13 +117,13 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "checkpoints gone": ("checkpoints", shutil.rmtree, r"no checkpoint to go on from\. Restore checkpoints/"),
     "checkpoints and steps gone": ("checkpoints", lambda p: (shutil.rmtree(p), emptied(p.parent / "metrics.jsonl")),
                                    r"no checkpoint to go on from\. Restore checkpoints/"),
-    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder, as those of a step are"),
+    "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder; expected one for a step"),
     "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is no file, as those of a"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_what_was_tampered_with_is_named_with_the_fix_and_nothing_is_changed(name, run):
+def test_damage_is_named_with_the_fix_and_nothing_is_changed(name, run):
     file, tamper, message = TAMPERED[name]
     tamper(run / file)
     before = tree(run)
@@ -133,7 +133,7 @@ def test_what_was_tampered_with_is_named_with_the_fix_and_nothing_is_changed(nam
     assert tree(run) == before
 
 
-def test_a_host_state_that_was_tampered_with_makes_way_for_the_one_before(run):
+def test_a_damaged_host_state_is_skipped_for_the_one_before(run):
     """Zeroed lengths would empty every log."""
     whole = verify(run)
     host = run / "checkpoints/6/host.json"
@@ -152,7 +152,7 @@ def test_a_host_state_that_was_tampered_with_makes_way_for_the_one_before(run):
     assert verify(run).step == 2
 
 
-def test_names_that_are_no_step_are_no_step(run):
+def test_file_names_that_are_no_step_are_ignored(run):
     for name in ("²", "٣", "07", "-1", "6 "):
         (run / "checkpoints" / name).mkdir()
         (run / f"episodes/{name}.jsonl.gz").touch()
@@ -165,11 +165,11 @@ def test_a_log_of_a_newer_version_is_named(run):
         record = json.loads(path.read_text())
         record["host"]["logs"]["dreams"] = [0, 0, ""]
         path.write_text(json.dumps(signed(record)))
-    with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version has not"):
+    with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version does not have"):
         verify(run)
 
 
-def test_what_is_paid_for_stays_and_is_checked_beyond_the_checkpoint(run):
+def test_paid_logs_are_not_cut_and_are_checked_beyond_the_checkpoint(run):
     with open(run / "journal.jsonl", "ab") as file:
         file.write(b'{"key":"new","text":"paid"}\n{"key":"torn')
     start(run)
@@ -215,7 +215,7 @@ def test_checkpoints_without_checksums_go_on_with_one_warning(run):
     found = verify(run)
     assert found.warnings == (
         f"checkpoint {run / 'checkpoints/6'} carries no checksums, as an older version wrote it: the files of the run "
-        "were checked as far as they tell themselves; its next checkpoint carries them",
+        "were checked only for being readable and complete; its next checkpoint carries checksums",
     )
     assert (list(found.pool), found.pending, found.changes) == (list(whole.pool), whole.pending, whole.changes)
     directory = RunDirectory(run)
@@ -251,7 +251,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_without_checksums_the_files_still_tell_themselves(name, run):
+def test_without_checksums_damage_that_shows_in_the_files_is_still_found(name, run):
     file, tamper, message = OLD[name]
     older(run)
     tamper(run / file)
@@ -262,7 +262,7 @@ def test_without_checksums_the_files_still_tell_themselves(name, run):
 
 
 def targets(folder: Path) -> list[Path]:
-    """Every file, but of each checkpoint's arrays the largest alone."""
+    """Every file; of each checkpoint's arrays only the largest."""
     files = mutations.targets(folder)
     arrays = [path for path in files if "arrays" in path.parts]
     steps = {path.relative_to(folder).parts[1] for path in arrays}
@@ -272,7 +272,7 @@ def targets(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", mutations.KINDS)
 def test_every_mutation_of_every_file_is_refused_or_heals(kind, run):
-    """By seeds that are told: a case is made again by its own."""
+    """The seed of a case is in its name, so that the case can be made again."""
     whole, found = mutations.Whole.of(run), Counter()
     for path in targets(run):
         content, case = path.read_bytes(), f"0 {path.relative_to(run)} {kind}"
@@ -289,6 +289,6 @@ def test_every_mutation_of_every_file_is_refused_or_heals(kind, run):
 
 def test_a_folder_that_holds_no_run_is_not_taken_over(tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"mine":1}\n')
-    with pytest.raises(RunDirectoryError, match=r"tasks.jsonl is of no run: config.json is missing\. Choose another"):
+    with pytest.raises(RunDirectoryError, match=r"tasks.jsonl belongs to no run: config.json is missing\."):
         start(tmp_path)
     assert (tmp_path / "tasks.jsonl").read_text() == '{"mine":1}\n'

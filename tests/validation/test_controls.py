@@ -1,4 +1,4 @@
-"""What a draft is compared with: doing nothing, and the solution less one action, wherever its work is done."""
+"""Negative controls: doing nothing, and the solution without one action, wherever the work is done."""
 
 from __future__ import annotations
 

@@ -121,5 +121,5 @@ def test_a_look_up_put_in_is_superfluous() -> None:
     assert reasons == {"discarded: superfluous": 55}, reasons
 
 
-def test_the_good_ones_are_enough_to_tell() -> None:
+def test_there_are_enough_good_drafts() -> None:
     assert len(good()) == 55

@@ -1,4 +1,4 @@
-"""An evaluation task's plan stays its plan with other look-ups, another order or another wording around it."""
+"""The plan of an evaluation task is recognised with other look-ups, in another order or under another wording."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEPARATOR = "\n\n[next turn]\n\n"
 
 
 def offered(environment, task: Task) -> list[Action]:
-    """What an explorer could do first."""
+    """The actions that the environment offers first, but for the ending."""
     seen: list[Action] = []
 
     def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
@@ -32,7 +32,7 @@ def offered(environment, task: Task) -> list[Action]:
 
 
 def with_a_look_up(environment, task: Task) -> tuple[Action, ...] | None:
-    """The solution behind a call that leaves the world as it was; None where none of those on offer does."""
+    """The solution after an offered call that leaves the world as it was; None where there is no such call."""
     start = replay(environment, task, task.solution[-1:]).states[0]
     for action in offered(environment, task):
         run = replay(environment, task, (action, *task.solution))
@@ -116,7 +116,7 @@ def test_a_question_is_the_same_where_its_answer_earns_the_reward() -> None:
     assert reason(asked, MOVE, answer("amber")) == ""
 
 
-def test_a_solution_that_does_not_run_tells_nothing() -> None:
+def test_a_solution_that_does_not_run_excludes_nothing() -> None:
     assert reason((Action(calls=(Call("files_move", {"file": "ghost", "folder": "x"}),)), FINISH), MOVE, FINISH) == ""
     assert reason((), MOVE, FINISH) == ""
 
@@ -138,7 +138,7 @@ def test_evaluation_tasks_are_run_once_a_setup_and_only_where_a_draft_is() -> No
 
 
 def test_an_end_that_is_not_known_lets_nothing_through(monkeypatch) -> None:
-    """One replay that the machinery loses must not open the way for all that follows."""
+    """One replay lost to an infrastructure failure must not let later drafts through."""
     desk = environments.load("desk")
     held_out = next(task for task in desk.tasks("eval", 50) if with_a_look_up(desk, task))
     validate, lost = Validation(desk, Exclusions.of([held_out], words=0)), [True]

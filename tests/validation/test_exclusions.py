@@ -1,4 +1,4 @@
-"""Evaluation tasks are recognised however they are dressed, and little else is taken for one."""
+"""Evaluation tasks are recognised in any spelling, and few other tasks are mistaken for one."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ def dressed(draw: st.DrawFn, query: str) -> str:
 @pytest.mark.parametrize("query", HELD_OUT)
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_however_it_is_dressed_it_is_the_same_query(query: str, data: st.DataObject) -> None:
+def test_a_query_in_another_spelling_is_the_same_query(query: str, data: st.DataObject) -> None:
     assert why(data.draw(dressed(query))) == SAME
 
 
 @pytest.mark.parametrize("query", [REQUEST, LONG, DIALOGUE])
 @given(data=st.data(), before=st.text(max_size=30), after=st.text(max_size=30))
 @settings(max_examples=40, deadline=None)
-def test_nor_does_it_hide_in_a_longer_one(query: str, data: st.DataObject, before: str, after: str) -> None:
+def test_a_query_inside_a_longer_one_is_found(query: str, data: st.DataObject, before: str, after: str) -> None:
     assert why(f"{before} . {data.draw(dressed(query))} . {after}") in (SAME, HELD)
 
 
-def test_nor_as_a_turn_of_a_dialogue() -> None:
+def test_a_query_as_a_turn_of_a_dialogue_is_found() -> None:
     for query in HELD_OUT:
         assert why(f"Good morning to you.\n\n[next turn]\n\n{query}!\n\n[next turn]\n\nGood night.") in (SAME, HELD)
     # A turn of an evaluated dialogue is found too, where it says enough to be one.
@@ -93,7 +93,7 @@ def test_nor_as_a_turn_of_a_dialogue() -> None:
         "Book a table for five at the Green Door on Friday at seven, and tell Nadia about it.",
     ],
 )
-def test_what_says_something_else_is_another_query(query: str) -> None:
+def test_a_query_for_something_else_is_another_query(query: str) -> None:
     assert why(query) == ""
 
 
@@ -104,7 +104,7 @@ def test_a_query_without_letters_is_like_none_but_itself() -> None:
     assert why("", ["!!!", ""]) == SAME
 
 
-def test_how_many_words_are_told_by_themselves_is_a_setting() -> None:
+def test_the_fewest_words_of_a_distinctive_query_are_a_setting() -> None:
     inside = f"First feed the cat. {REQUEST}. Then go home."
     assert why(inside, words=7) == HELD
     assert why(inside, words=8) == ""

@@ -1,4 +1,4 @@
-"""What the scripted explorer proposes passes as before: being strict refuses next to none of it."""
+"""Validation refuses next to none of the drafts of the scripted explorer."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_a_similarity_is_a_cosine(similarity: float) -> None:
         Exclusions.of([], similarity)
 
 
-def test_kin_are_on_one_setup_and_learned_once() -> None:
+def test_near_duplicates_are_on_one_setup_and_added_once() -> None:
     near_duplicates = NearDuplicates(0.95)
     first = task(BOOK, room="a")
     pool = [first]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import json
 import math
 import re
@@ -18,6 +17,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from cojax.environment import EngineError
+from cojax.storage.strict_json import NestedTooDeeply, parse_json
 from cojax.types import Message, content_hash
 
 FailureKind = Literal[
@@ -253,25 +253,13 @@ def _json(text: str) -> Any:
     reason: ValueError | None = None
     for candidate in candidates:
         try:
-            value = json.loads(candidate, parse_constant=_reject, parse_float=_finite)
+            value = parse_json(candidate, depth=_DEPTH)
+        except NestedTooDeeply:
+            raise
         except ValueError as error:
             reason = error
             continue
-        nesting = itertools.accumulate(1 if c in "[{" else -1 if c in "]}" else 0 for c in candidate)
-        if max(nesting, default=0) > _DEPTH:
-            raise ValueError(f"nested deeper than {_DEPTH}")
         # Half a surrogate pair is a Python string but no text.
         json.dumps(value, ensure_ascii=False).encode()
         return value
     raise reason or ValueError("nothing there")
-
-
-def _reject(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(number: str) -> float:
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is too large")
-    return value

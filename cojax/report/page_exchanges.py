@@ -1,4 +1,4 @@
-"""Which exchanges with a model the page holds: those of tasks spread evenly over the run, within a bound."""
+"""Selects the exchanges with models that the page holds: of tasks spread evenly over the run, up to a bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = 8_000  # characters of one text
 
 
 class Texts:
-    """Texts, each kept once: tools' documentation stands in every prompt of a run."""
+    """Texts, each stored once, as the documentation of tools stands in every prompt of a run."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -23,7 +23,7 @@ class Texts:
         self._places: dict[str, int] = {}
 
     def add(self, text: str) -> int:
-        """Where the text stands; of a long one only its beginning does, and how much is missing."""
+        """The number of the text; of a long one only its beginning is stored, with the number of characters cut."""
         shown = text if len(text) <= TEXT else f"{text[:TEXT]} … [{len(text) - TEXT:,} characters more]"
         if shown not in self._places:
             self._places[shown] = len(self.all)
@@ -32,25 +32,27 @@ class Texts:
         return self._places[shown]
 
 
-def held(stories: Sequence[Story], exchanges: Exchanges) -> Json:
-    """The exchanges of some of these tasks: `texts`, and by expedition "STEP/NUMBER" and by task id rows of place,
-    messages shared with the row before, other messages as role and number of text, number of the reply's text, facts.
+def journal_texts(histories: Sequence[Story], exchanges: Exchanges) -> Json:
+    """The exchanges of some of these tasks, as JSON.
 
-    `tasks` maps a task to whether all of its exchanges are there; tasks beyond the bound are in none.
+    `texts` holds every text once. `expeditions`, by "STEP/NUMBER", and `tasks`, by id, hold rows, one per exchange: its
+    place, the number of messages shared with the row before, the other messages as role and number of text, the number
+    of the reply's text, and a line of facts. Tasks beyond the bound are left out.
     """
     texts = Texts()
     expeditions: dict[str, list[Json]] = {}
     tasks: dict[str, list[Json]] = {}
-    for story in _spread(evenly(stories, TASKS) if exchanges else ()):
+    for task in _spread(evenly(histories, TASKS) if exchanges else ()):
         if texts.characters >= CHARACTERS:
             break
-        if story.expedition is not None and (name := named(story.expedition)) not in expeditions:
-            expeditions[name] = _rows(exchanges.of_expedition(*story.expedition), texts)
-        tasks[story.id] = _rows(exchanges.of_task(story.id), texts)
+        if task.expedition is not None and (name := expedition_name(task.expedition)) not in expeditions:
+            expeditions[name] = _rows(exchanges.of_expedition(*task.expedition), texts)
+        tasks[task.id] = _rows(exchanges.of_task(task.id), texts)
     return {"texts": texts.all, "expeditions": expeditions, "tasks": tasks}
 
 
-def named(expedition: tuple[int, int]) -> str:
+def expedition_name(expedition: tuple[int, int]) -> str:
+    """ "STEP/NUMBER"."""
     return "/".join(map(str, expedition))
 
 
@@ -67,7 +69,7 @@ def _rows(exchanges: Iterable[Exchange], texts: Texts) -> list[Json]:
     ]
 
 
-def _spread(stories: Sequence[Story]) -> list[Story]:
-    """The same in an order whose every beginning is spread over them: wherever the bound falls, it is even."""
-    width = max(1, (len(stories) - 1).bit_length())
-    return [story for _, story in sorted(enumerate(stories), key=lambda item: f"{item[0]:0{width}b}"[::-1])]
+def _spread(tasks: Sequence[Story]) -> list[Story]:
+    """The tasks in an order of which every beginning is spread evenly over them (reversed binary numbers)."""
+    width = max(1, (len(tasks) - 1).bit_length())
+    return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{width}b}"[::-1])]

@@ -1,14 +1,14 @@
-"""The numbers behind the charts of the task set: quality, lengths, and what feedback brings and costs."""
+"""Data of the charts about the task set: quality, lengths, the yield of feedback and its share of the time."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from cojax.report.figures import POINTS, evenly
-from cojax.report.run import Json, Run, birth, expedition_of
+from cojax.report.run import Json, Run, expedition_of, joined_at
 
 LONGEST = 16  # actions of a solution that have a bar of their own; longer ones share the last
-# Of a record of quality: our name → where it stands.
+# Name of a curve → its path in a record of quality.
 _FIGURES = {
     "sr_at_k": ("sr_at_k",),
     "ed_rel": ("ed_rel",),
@@ -19,8 +19,11 @@ _PARTS = ("initial", "synthesized")
 
 
 def quality(run: Run) -> Json:
-    """Curves over evolutions, the start first, of the pool and of its synthesized tasks; the last distributions of
-    similarity to the evaluation tasks; what they were measured with. Empty where a run measured none."""
+    """Curves over evolutions, from the start on, of the pool and of its synthesized tasks.
+
+    Also the last distributions of similarity to the evaluation tasks, and the settings of the measurement. Empty where
+    a run measured none.
+    """
     rows = [
         (row["step"], row["evolution"]["quality"]) for row in run.metrics if row.get("evolution", {}).get("quality")
     ]
@@ -45,11 +48,11 @@ def quality(run: Run) -> Json:
 
 
 def lengths(run: Run) -> Json:
-    """Tasks by the actions of their solution, of the start and synthesized: counts by 1 to LONGEST, and means."""
+    """Initial and synthesized tasks by the number of actions of their solution: counts for 1 to LONGEST, and means."""
     found: dict[str, list[int]] = {part: [] for part in _PARTS}
     for task in run.tasks.values():
         if task.get("solution"):
-            found["synthesized" if birth(task) else "initial"].append(len(task["solution"]))
+            found["synthesized" if joined_at(task) else "initial"].append(len(task["solution"]))
     counts = {part: Counter(min(length, LONGEST) for length in lengths) for part, lengths in found.items()}
     top = max((length for lengths in found.values() for length in lengths), default=0)
     return {
@@ -60,21 +63,24 @@ def lengths(run: Run) -> Json:
 
 
 def conversion(run: Run) -> Json:
-    """From signals to tasks. `funnel`: by origin, signals raised (None where none led there), expeditions, those that
-    brought a task, drafts, tasks. Over evolutions: `pass_rate`, tasks of drafts, and `fruitful`, expeditions that
-    brought a task of all."""
+    """From signals to tasks.
+
+    `funnel` counts, by origin, the signals raised (None where the origin is no signal), the expeditions, those that
+    brought a task (`fruitful`), the drafts and the tasks. Over evolutions, `pass_rate` is the share of drafts that
+    became tasks, and `fruitful` the share of expeditions that brought one.
+    """
     raised: Counter[str] = Counter()
     for row in run.metrics:
         raised.update(row.get("signals", {}))
     after = [draft for draft in run.drafts if draft["step"]]
-    outings = {key: record for key, record in run.expeditions.items() if key[0]}
+    expeditions = {key: record for key, record in run.expeditions.items() if key[0]}
     brought = {expedition_of(draft) for draft in after if draft.get("task")}
     origins = [kind for kind in run.kinds if raised[kind]]
-    origins += sorted({record["origin"] for record in (*after, *outings.values())} - set(origins))
+    origins += sorted({record["origin"] for record in (*after, *expeditions.values())} - set(origins))
     funnel = []
     for origin in origins:
         drafts = [draft for draft in after if draft["origin"] == origin]
-        made = {key for key, record in outings.items() if record["origin"] == origin}
+        made = {key for key, record in expeditions.items() if record["origin"] == origin}
         funnel.append(
             {
                 "origin": origin,
@@ -85,12 +91,12 @@ def conversion(run: Run) -> Json:
                 "tasks": sum(bool(draft.get("task")) for draft in drafts),
             }
         )
-    steps = sorted({draft["step"] for draft in after} | {step for step, _ in outings})
-    return {"funnel": funnel, "step": steps, **_rates(steps, after, outings, brought)}
+    steps = sorted({draft["step"] for draft in after} | {step for step, _ in expeditions})
+    return {"funnel": funnel, "step": steps, **_rates(steps, after, expeditions, brought)}
 
 
 def feedback(run: Run) -> Json:
-    """The share of the wall time so far that went into feedback, over the steps; None before anything was timed."""
+    """The share of feedback in the wall time so far, over the steps; None before anything was timed."""
     shares: list[float | None] = []
     spent = total = 0.0
     for row in run.metrics:
@@ -103,12 +109,12 @@ def feedback(run: Run) -> Json:
 
 
 def _rates(
-    steps: list[int], drafts: list[Json], outings: dict[tuple[int, int], Json], brought: set[tuple[int, int] | None]
+    steps: list[int], drafts: list[Json], expeditions: dict[tuple[int, int], Json], brought: set[tuple[int, int] | None]
 ) -> Json:
     examined = Counter(draft["step"] for draft in drafts)
     accepted = Counter(draft["step"] for draft in drafts if draft.get("task"))
-    made = Counter(step for step, _ in outings)
-    fruitful = Counter(key[0] for key in outings if key in brought)
+    made = Counter(step for step, _ in expeditions)
+    fruitful = Counter(key[0] for key in expeditions if key in brought)
     return {
         "pass_rate": [accepted[step] / examined[step] if examined[step] else None for step in steps],
         "fruitful": [fruitful[step] / made[step] if made[step] else None for step in steps],
@@ -116,7 +122,7 @@ def _rates(
 
 
 def _at(record: Json, path: tuple[str, ...]) -> float | list[int] | None:
-    """What stands there, None where nothing does."""
+    """The value at this path; None where there is none."""
     found: Json | float | list[int] | None = record
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None

@@ -1,0 +1,124 @@
+"""The episodes of a run: one compressed file per step, and the trajectories that are read back from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cojax.storage.files import (
+    Record,
+    StorageError,
+    encode_record,
+    expect_file,
+    explaining,
+    is_number,
+    parse_record,
+    replace_file,
+)  # fmt: skip
+from cojax.types import Trajectory, from_json
+
+
+@dataclasses.dataclass(frozen=True)
+class Episodes:
+    """One compressed JSONL file per step, `000012.jsonl.gz`; the newest `keep` steps stay, 0 keeps all.
+
+    A record's key `episode` is its id, "STEP-TASK-SAMPLE". Equal records give equal bytes.
+    """
+
+    folder: Path
+    keep: int = 0
+
+    def write(self, step: int, records: Iterable[Record]) -> bytes:
+        """Stores the episodes of a step and returns the content of its file."""
+        path = self.path(step)
+        buffer = io.BytesIO()
+        # The header holds neither time nor file name, so that two runs of one seed write the same file.
+        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
+            packed.writelines(encode_record(record, path) for record in records)
+        content = buffer.getvalue()
+        replace_file(path, content)
+        return content
+
+    def first_kept(self, pending: int) -> int:
+        """The first step whose episodes stay: the first of the newest `keep`, or `pending` where that is earlier.
+
+        Signals that no evolution has used yet point to the steps from `pending` on.
+        """
+        newest = self.steps()[-self.keep :]
+        return min(pending, newest[0] if self.keep and newest else 0)
+
+    def drop_before(self, first: int) -> None:
+        """Drops the episodes of every step before `first`."""
+        self._drop(old for old in self.steps() if old < first)
+
+    def read(self, step: int) -> list[dict[str, Any]]:
+        """The episodes of a step in the order written; none for a step that is not kept.
+
+        Raises StorageError for a damaged file.
+        """
+        path = self.path(step)
+        if not path.exists():
+            return []
+        expect_file(path)
+        try:
+            with gzip.open(path, "rb") as file:
+                return [parse_record(line) for line in file]
+        # zlib raises an error of its own for a damaged stream.
+        except (EOFError, ValueError, OSError, zlib.error) as error:
+            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+
+    def truncate(self, step: int) -> None:
+        """Drops the episodes of every step later than `step`."""
+        self._drop(later for later in self.steps() if later > step)
+
+    def retain(self, steps: Iterable[int]) -> None:
+        """Drops the episodes of every other step."""
+        kept = set(steps)
+        self._drop(step for step in self.steps() if step not in kept)
+
+    def steps(self) -> list[int]:
+        """The steps kept, ascending."""
+        names = (path.name.partition(".")[0] for path in self.folder.glob("*.jsonl.gz"))
+        return sorted(int(name) for name in names if is_number(name))
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"{step:06d}.jsonl.gz"
+
+    def _drop(self, steps: Iterable[int]) -> None:
+        for step in list(steps):
+            with explaining(self.path(step)):
+                self.path(step).unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class PastTrajectories:
+    """Trajectories of earlier steps, read back from the episodes of a run; each is built only when it is asked for."""
+
+    records: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Episode ids, ordered by step, task and sample."""
+        return tuple(self.records)
+
+    def find(self, episode: str) -> Trajectory:
+        """The trajectory of an episode id. Raises KeyError when it is not kept."""
+        record = self.records[episode]
+        return from_json(Trajectory, {name: value for name, value in record.items() if name != "signals"})
+
+
+def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajectories:
+    """The trajectories of these steps. Raises StorageError where the episodes of one are missing."""
+    steps = list(steps)
+    for step in steps:
+        if not episodes.path(step).exists():
+            raise StorageError(
+                f"{episodes.path(step)} is missing; signals that are still to be explored point to its "
+                "episodes. Restore it from a copy, then run the same command again."
+            )
+    return PastTrajectories({record["episode"]: record for step in steps for record in episodes.read(step)})
