@@ -27,7 +27,7 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax import signals
-from cojax.coevolve import coevolve, evolution_record, save
+from cojax.coevolve import coevolve
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
 from cojax.host.processes import end_all, leave_none
@@ -36,6 +36,8 @@ from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.update import NonFiniteUpdate, TrainState
 from cojax.loop import Loop, State
+from cojax.loop.evolution import evolution_record
+from cojax.loop.records import save
 from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
 from cojax.pool import TaskPool
 from cojax.report import write_report

@@ -1,100 +1,208 @@
-"""Rollouts that run ahead of the update."""
+"""Evolutions beside the step that follows, and evolutions that are told to stop."""
 
 import threading
 import time
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from counter_environment import CounterEnvironment
 
-from cojax.coevolve import ahead
+from cojax import signals
+from cojax.coevolve import coevolve
+from cojax.explorer import Exploration
+from cojax.host.background import in_background, settle
 from cojax.loop import Loop, State
+from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.types import Action, Call
+from cojax.storage.run_directory import RunDirectory
+from cojax.synthesis import Expedition
+from cojax.types import Action, Call, Task, TaskDraft, Triplet
+from cojax.validation import Validation
 
 ENVIRONMENT = CounterEnvironment()
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), none)
-POOL = TaskPool.of(ENVIRONMENT.tasks("train", 4))
-STATE = State(0, SimpleNamespace(), POOL, {})
+FINISH = Action(calls=(Call("finish"),))
+STEPS = 6
 
 
-class Patient:
-    """Finishes every episode at once, once it is `free` to; knows how many it was asked for."""
+class Hasty:
+    """An engine that ends every episode at once."""
 
     busy_seconds = 0.0
 
-    def __init__(self) -> None:
-        self.free = threading.Event()
-        self.asked = 0
+    def load(self, weights):
+        pass
+
+    def rest(self):
+        pass
 
     def generate(self, prompt, sampling, *, session, seed):
-        self.asked += 1
-        assert self.free.wait(10)
-        tokens = CHAT.encode_action(Action(calls=(Call("finish"),)))
-        return Completion(tokens, (-0.5,) * len(tokens), 3, "stop")
+        tokens = CHAT.encode_action(FINISH)
+        return Completion(tokens, (-0.5,) * len(tokens), 0, "stop")
 
     def release(self, session):
         pass
 
 
-def loop(engine, **settings) -> Loop:
-    nothing = SimpleNamespace()
-    return Loop(
-        environment=ENVIRONMENT, engine=engine, chat=CHAT, learner=nothing, explorer=nothing, validate=nothing,
-        detectors={}, evolve=nothing, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
-        clock=Stopwatch(), seed=0, steps=5, batch_size=2, group_size=4, evolve_every=1, fresh_fraction=0.0, contexts=1,
-        budget=1, per_context=1, checkpoint_every=1, **settings,
-    )  # fmt: skip
+class Counting:
+    """A learner whose state counts its updates; `during` is called in each of them."""
+
+    def __init__(self, during):
+        self.during = during
+
+    def weights(self, state, version):
+        return version
+
+    def update(self, state, groups, sizes=()):
+        self.during()
+        return {"updates": state["updates"] + 1}, {"groups": float(len(groups)), "groups_live": 0.0}
 
 
-def test_the_next_groups_are_sampled_beside_the_block():
-    engine = Patient()
-    with ahead(loop(engine, staleness=1), STATE, 2) as groups:
-        deadline = time.monotonic() + 5
-        while not engine.asked:
-            assert time.monotonic() < deadline
-        assert groups == []
-        engine.free.set()
-    assert [len(group.trajectories) for group in groups] == [4, 4]
-    assert [group.task for group in groups] == list(POOL.sample(2, (0, 1)))
+class Finder:
+    """An explorer that finds one new number to count to on each expedition; `during` is called on the way."""
+
+    name = "finder"
+    ending = "finish"
+    width = 1
+
+    def __init__(self, during):
+        self.during = during
+
+    def explore(self, environment, task, context, seed, weights=None):
+        self.during()
+        add = Action(calls=(Call("add"),))
+        episode = environment.start(task)
+        return Exploration((Triplet(add, episode.step(add), 0),))
+
+    def abstract(self, triplets, environment, task, context, seed, limit):
+        target = task.setup["target"]
+        solution = (*(triplets[0].action for _ in range(target)), FINISH)
+        yield TaskDraft("counter", {"target": target}, "", f"count up to {target}", solution, "", (0,))
 
 
-@pytest.mark.parametrize(("settings", "step"), [({}, 2), ({"staleness": 1}, 6)])
-def test_nothing_is_sampled_ahead_without_need(settings, step):
-    engine = Patient()
-    with ahead(loop(engine, **settings), STATE, step) as groups:
-        time.sleep(0.05)
-    assert (groups, engine.asked) == ([], 0)
+def expeditions(inputs):
+    for number in range(2):
+        target = 2 + number + 2 * inputs.seed[1]
+        yield Expedition(Task("counter", "", {"target": target}), "unguided")
 
 
-def test_a_failed_update_is_not_held_up_by_what_it_no_longer_needs():
-    engine = Patient()
-    began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), ahead(loop(engine, staleness=1), STATE, 2):
-        raise ZeroDivisionError
-    assert time.monotonic() - began < 1
-    time.sleep(0.3)
-    asked = engine.asked
-    engine.free.set()
-    time.sleep(0.2)
-    assert engine.asked == asked
+class Run:
+    """A run of six steps with an evolution every second one."""
+
+    def __init__(self, folder, parallel, exploring=lambda: None, updating=lambda: None):
+        self.directory = RunDirectory(folder)
+        self.loop = Loop(
+            environment=ENVIRONMENT, engine=Hasty(), chat=CHAT, learner=Counting(updating), explorer=Finder(exploring),
+            validate=Validation(ENVIRONMENT), detectors={}, evolve=expeditions, popularity=None,
+            sampling=Sampling(max_tokens=32), limits=Limits(concurrency=2), clock=Stopwatch(), seed=0, steps=STEPS,
+            batch_size=2, group_size=2, evolve_every=2, fresh_fraction=0.5, contexts=2, budget=2, per_context=1,
+            checkpoint_every=3, staleness=int(parallel), evolve_beside=parallel,
+        )  # fmt: skip
+
+    def go(self, stop=lambda: False) -> State:
+        arrays = {"updates": np.zeros((), np.int32)}
+        found = self.directory.resume(arrays, {})
+        if found is None:
+            self.directory.begin()
+            tasks = ENVIRONMENT.tasks("train", 2)
+            self.directory.add_tasks(tasks)
+            state = State(0, arrays, TaskPool.of(tasks), signals.init({}))
+            save(self.loop, state, self.directory)
+        else:
+            host = found.host
+            state = State(
+                found.step, found.arrays, found.pool, found.memory, found.pending, host["evolved"], found.waiting,
+                host["record"],
+            )  # fmt: skip
+        return coevolve(self.loop, state, self.directory, lambda record: self.directory.metrics.append([record]), stop)
+
+    def left(self) -> list[list]:
+        logs = self.directory.logs
+        return [list(logs[name].read()) for name in ("metrics", "tasks", "drafts", "expeditions")]
+
+    def untimed(self) -> list[list]:
+        return [
+            [{key: value for key, value in line.items() if key != "seconds"} for line in log] for log in self.left()
+        ]
 
 
-def test_a_rollout_that_fails_ahead_ends_the_step():
-    class Buggy(Patient):
-        def generate(self, prompt, sampling, *, session, seed):
-            raise KeyError("bug")
+@pytest.mark.parametrize("parallel", [False, True])
+def test_an_evolution_that_is_stopped_is_left_and_the_run_goes_on_to_the_same_end(parallel, tmp_path):
+    straight = Run(tmp_path / "straight", parallel)
+    assert straight.go().step == STEPS
+    for met in range(1, 7):  # stopped on each of the expeditions there are
+        stopped, seen = threading.Event(), []
 
-    with pytest.raises(KeyError), ahead(loop(Buggy(), staleness=1), STATE, 2):
+        def exploring(seen=seen, stopped=stopped, met=met):
+            seen.append(1)
+            if len(seen) == met:
+                stopped.set()
+
+        folder = tmp_path / f"stopped{met}"
+        first = Run(folder, parallel, exploring)
+        assert first.go(stopped.is_set).step <= STEPS
+        evolutions = [record for record in first.left()[0] if "evolution" in record]
+        assert len(evolutions) == (met - 1) // 2, "the evolution that was stopped left a record"
+        first.directory._lock.close()
+        again = Run(folder, parallel)
+        assert again.go().step == STEPS
+        assert again.untimed() == straight.untimed(), met
+        again.directory._lock.close()
+
+
+def test_an_evolution_beside_runs_while_the_next_step_trains(tmp_path):
+    training = threading.Event()
+    waited = []
+
+    def exploring():
+        waited.append(training.wait(5))
+
+    run = Run(tmp_path, True, exploring, updating=training.set)
+    run.go()
+    assert waited == [True] * 6
+    records = run.left()[0]
+    # That of step 2 comes with step 3, that of step 4 with step 5; no step follows the sixth, which ends with its own.
+    assert [record["step"] for record in records if "evolution" in record] == [3, 5, 6]
+    assert [record["tasks"] for record in records] == [2, 2, 4, 4, 6, 8]
+    assert [record["evolution"]["step"] for record in records if "evolution" in record] == [2, 4, 6]
+    assert [task["lineage"]["step"] for task in run.left()[1][2:]] == [2, 2, 4, 4, 6, 6]
+
+
+def test_an_evolution_that_fails_beside_ends_the_step(tmp_path):
+    def exploring():
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        Run(tmp_path, True, exploring).go()
+
+
+def test_what_is_under_way_is_waited_for_but_not_for_ever():
+    free = threading.Event()
+    with in_background("stalled", lambda unwanted: free.wait(10)):
         pass
+    began = time.monotonic()
+    assert not settle(0.1)
+    assert time.monotonic() - began < 5
+    free.set()
+    assert settle(10)
 
 
-@pytest.mark.parametrize("settings", [{"staleness": 2}, {"staleness": -1}, {"quorum": 0.0}, {"quorum": 1.5}])
-def test_settings_out_of_bounds_are_named(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*expected"):
-        loop(Patient(), **settings)
+def test_a_step_stopped_in_its_evolution_keeps_the_seconds_it_took(tmp_path):
+    stopped = threading.Event()
+    first = Run(tmp_path, False, stopped.set)
+    state = first.go(stopped.is_set)
+    assert (state.step, state.evolved) == (2, 0)
+    assert state.record is not None
+    assert state.record["seconds"]["total"] > 0
+    first.directory._lock.close()
+    again = Run(tmp_path, False)
+    again.go()
+    records = again.left()[0]
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
+    assert records[1]["seconds"] == state.record["seconds"]
+    assert records[1]["evolution"]["step"] == 2

@@ -77,8 +77,8 @@ class NearDuplicates:
         if self.threshold:
             self._queries.setdefault(_where(task), {})[task.id] = _Known.of(task)
 
-    def beside(self) -> NearDuplicates:
-        """Another one that knows what this one knows, and learns for itself alone."""
+    def fork(self) -> NearDuplicates:
+        """A copy that knows what this one knows; what it learns stays its own."""
         return NearDuplicates(self.threshold, self)
 
     def why(self, task: Task) -> str:

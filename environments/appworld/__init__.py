@@ -14,6 +14,7 @@ judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
 access.py       what a call reaches in the server: its documented route, as a user who logged in
 changes.py      what calls did to the databases
+goal_completion.py  TGC and SGC of played tasks
 audit.py        `python -m environments.check appworld`
 """
 
