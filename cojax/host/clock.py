@@ -12,7 +12,7 @@ _EVERY, _MOST = 0.1, 0.5
 
 
 class Clock:
-    """`time.monotonic()` without the time in which the process was stopped; from `start` on a thread keeps reading it."""
+    """`time.monotonic()` without the time in which the process was stopped; from `start` on a thread reads it often."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
