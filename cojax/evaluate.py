@@ -98,7 +98,7 @@ def average_at_k(groups: Sequence[Group]) -> Estimate:
     return estimate([group.score for group in valid], sum(len(group.valid) for group in valid))
 
 
-def passed_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
+def mean_pass_at_k(groups: Sequence[Group], k: int) -> Estimate | None:
     """pass@k: the mean over tasks of the chance that at least one of k samples earns full reward.
 
     A task with fewer than k valid episodes is left out. None where no task is left.
@@ -176,6 +176,6 @@ def describe(
         "outcomes": found.outcomes,
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
         "avg_at_k": dataclasses.asdict(average_at_k(groups)),
-        "pass_at_k": {str(k): dataclasses.asdict(passed) for k in ks if (passed := passed_at_k(groups, k))},
+        "pass_at_k": {str(k): dataclasses.asdict(passed) for k in ks if (passed := mean_pass_at_k(groups, k))},
         "by": {name: {"success": _mean(means), "tasks": len(means)} for name, means in by.items()},
     }

@@ -5,8 +5,8 @@ import pytest
 from cojax.evaluate import (
     average_at_k,
     estimate,
+    mean_pass_at_k,
     pass_at_k,
-    passed_at_k,
     score,
     success_by,
 )
@@ -108,7 +108,7 @@ def test_avg_and_pass_at_k_leave_lost_episodes_out():
     groups = [group(0, 1.0, 0.0, None), group(1, 0.0, 0.0, 0.0), group(2, None, None, None)]
     assert average_at_k(groups).value == pytest.approx(0.25)
     assert average_at_k(groups).count == 2
-    two, three = passed_at_k(groups, 2), passed_at_k(groups, 3)
+    two, three = mean_pass_at_k(groups, 2), mean_pass_at_k(groups, 3)
     assert (two.value, two.count) == (0.5, 2)
     assert (three.value, three.count) == (0.0, 1)
-    assert passed_at_k(groups, 4) is None
+    assert mean_pass_at_k(groups, 4) is None

@@ -48,31 +48,29 @@ class Evolution:
             return
         with self.loop.clock("feedback"):
             evolve = self.prepare_evolution(state)
-        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as evolution:
+        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as synthesis:
             yield evolutions
             with self.loop.clock("feedback"):
-                evolutions.append(evolution.result())
+                evolutions.append(synthesis.result())
 
     def end_step(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
         """Makes the evolution that ends the step, where one does: the state and the step's record after it."""
         if not self.due(state) or self.due_beside(state):
             return state, record
         with self.loop.clock("feedback"):
-            evolution = self.prepare_evolution(state)(self.stop)
-        state = self.with_evolution(state, evolution)
-        return state, {**record, "tasks": len(state.pool), **evolution_record(evolution, state.evolved)}
+            synthesis = self.prepare_evolution(state)(self.stop)
+        state = self.with_evolution(state, synthesis)
+        return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.evolved)}
 
-    def with_evolution(self, state: State, evolution: Synthesis) -> State:
-        """Stores an evolution made after the state's step; the state with its tasks in the pool."""
+    def with_evolution(self, state: State, synthesis: Synthesis) -> State:
+        """Stores the result of the evolution after the state's step; the state with the new tasks in its pool."""
         with self.loop.clock("feedback"):
-            self.directory.add_evolution(evolution)
-        return dataclasses.replace(state, pool=state.pool.add(evolution.tasks), pending=(), evolved=state.step)
+            self.directory.add_evolution(synthesis)
+        return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
 
     def prepare_evolution(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
-        """An evolution, ready to be made on any thread: all that it reads of the run is gathered here.
-
-        It takes what tells it to stop, and then raises Interrupted.
-        """
+        """Gathers all that the evolution after the state's step reads. The function returned makes the evolution on any
+        thread; its argument tells when to stop, and it then raises Interrupted."""
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
         recall = self.directory.recall(range(state.evolved + 1, state.step + 1))
         loop.near_duplicates.update(state.pool)
@@ -93,7 +91,7 @@ class Evolution:
         )
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
-            evolution = synthesize(
+            synthesis = synthesize(
                 loop.evolve(inputs),
                 loop.environment,
                 loop.explorer,
@@ -106,25 +104,25 @@ class Evolution:
                 near_duplicates=loop.near_duplicates,
                 stop=stop,
             )
-            if evolution.counts["expeditions"] and not evolution.tasks:
+            if synthesis.counts["expeditions"] and not synthesis.tasks:
                 _LOG.warning(
                     "step %d: %d expeditions brought no task; commonest reasons: %s",
-                    state.step, evolution.counts["expeditions"],
-                    "; ".join(evolution.reasons()) or "the explorer wrote no draft",
+                    state.step, synthesis.counts["expeditions"],
+                    "; ".join(synthesis.reasons()) or "the explorer wrote no draft",
                 )  # fmt: skip
-            return evolution
+            return synthesis
 
         return evolve
 
 
-def evolution_record(evolution: Synthesis, step: int) -> dict[str, Any]:
-    """What a step's record in metrics.jsonl says of an evolution made after `step`."""
-    origins = [task.origin for task in evolution.tasks]
+def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
+    """What a step's record in metrics.jsonl says of the evolution made after `step`."""
+    origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {
             "step": step,
-            **evolution.counts,
+            **synthesis.counts,
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
-            **({"explorer": evolution.figures} if evolution.figures else {}),
+            **({"explorer": synthesis.figures} if synthesis.figures else {}),
         }
     }
