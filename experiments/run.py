@@ -177,7 +177,7 @@ def _zero_shot(
 def _told(found: HeldOut) -> dict[str, Any]:
     """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
     score = found.score
-    evolution_record = {
+    record = {
         "success": score.success,
         "error": score.error,
         "partial": score.partial,
@@ -187,7 +187,7 @@ def _told(found: HeldOut) -> dict[str, Any]:
         "tasks": found.tasks,
     }
     trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**evolution_record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else evolution_record
+    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
