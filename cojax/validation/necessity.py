@@ -16,7 +16,8 @@ from typing import Any
 
 from cojax.environment.replay import Replay
 from cojax.explorer.answers import parsed
-from cojax.types import Action, Observation, Triplet, content_hash, normalise, signature
+from cojax.explorer.guidance import signature
+from cojax.types import Action, Observation, Triplet, content_hash, normalise
 from cojax.validation.consistency import shown
 from cojax.validation.mention import COMMON, Said, fold, number_of, words
 

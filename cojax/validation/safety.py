@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cojax.types import TaskDraft, signature
+from cojax.explorer.guidance import signature
+from cojax.types import TaskDraft
 from cojax.validation.confusables import plain
 from cojax.validation.decodings import decoded
 from cojax.validation.safety_rules import ASKED, DONE

@@ -78,7 +78,7 @@ class NearDuplicates:
             self._queries.setdefault(_where(task), {})[task.id] = _Known.of(task)
 
     def fork(self) -> NearDuplicates:
-        """A copy that knows what this one knows; what it learns stays its own."""
+        """A copy that follows this one, whose own additions this one does not see."""
         return NearDuplicates(self.threshold, self)
 
     def why(self, task: Task) -> str:

@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cojax.environment import EnvironmentFailure, Episode, affordances
-from cojax.types import Action, Message, Turn, signature
+from cojax.explorer.guidance import signature
+from cojax.types import Action, Message, Turn
 
 # A planned call takes what the last observation told, if it can, this often.
 _USES_OBSERVED = 0.9
