@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -59,7 +60,7 @@ class EvolutionInputs:
     visits: VisitsByTask = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
 
-    def chosen(self) -> tuple[Signal, ...]:
+    def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
         return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
 
@@ -85,14 +86,8 @@ def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The control: guided as by a signal, but around trajectories picked at random, one for each task."""
     episodes = list(inputs.episodes)
     random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
-    visited: set[str] = set()
-    for episode in episodes:
-        if len(visited) == inputs.contexts:
-            return
-        trajectory = inputs.find(episode)
-        if trajectory.valid and trajectory.task.id not in visited:
-            visited.add(trajectory.task.id)
-            yield Expedition(trajectory.task, "trajectory", reflect=_reflect_on(trajectory, "trajectory", None))
+    for trajectory in itertools.islice(_one_of_each_task(inputs, episodes), inputs.contexts):
+        yield Expedition(trajectory.task, "trajectory", reflect=_reflect_on(trajectory, "trajectory", None))
 
 
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
@@ -102,8 +97,9 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     picked at random, one for each task and kind, and the tools in focus at random among those that they called.
     """
     rng = random.Random(repr(("displaced", inputs.seed)))
-    chosen = inputs.chosen()
-    trajectories = {kind: _shuffled(inputs, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
+    chosen = inputs.selected_signals()
+    kinds = dict.fromkeys(signal.kind for signal in chosen)
+    trajectories = {kind: _in_random_order(inputs, rng) for kind in kinds}
     for signal in chosen:
         trajectory = next(trajectories[signal.kind], None)
         if trajectory is None:
@@ -116,9 +112,13 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
 
 
-def _shuffled(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
-    """Valid trajectories since the last evolution in random order, one for each task."""
-    episodes = rng.sample(inputs.episodes, len(inputs.episodes))
+def _in_random_order(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
+    # A generator: the episodes are drawn when the first one is asked for, as the order of the draws decides results.
+    yield from _one_of_each_task(inputs, rng.sample(inputs.episodes, len(inputs.episodes)))
+
+
+def _one_of_each_task(inputs: EvolutionInputs, episodes: Sequence[str]) -> Iterator[Trajectory]:
+    """The first valid trajectory of each task among these episodes, in their order."""
     visited: set[str] = set()
     for trajectory in map(inputs.find, episodes):
         if trajectory.valid and trajectory.task.id not in visited:
@@ -128,7 +128,7 @@ def _shuffled(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajector
 
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that have the signals."""
-    for signal in inputs.chosen():
+    for signal in inputs.selected_signals():
         trajectory = inputs.find(signal.episode)
         reflect = _reflect_on(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
