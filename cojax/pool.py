@@ -15,8 +15,8 @@ from cojax.types import Task, from_json, to_json
 class TaskPool:
     """A persistent set of tasks in the order of their arrival.
 
-    Pools grown from one another share one list and one index, and each sees its own first `length` entries: adding
-    costs O(tasks added) and sampling O(tasks drawn), however large the pool. Grow pools from one thread only.
+    A pool and the pools made from it by `add` share one list and one index; each sees its own first entries. So `add`
+    costs O(tasks added) and `sample` O(tasks drawn), however large the pool is. Call `add` from one thread only.
     """
 
     _tasks: list[Task] = dataclasses.field(default_factory=list, repr=False, compare=False)
@@ -35,10 +35,10 @@ class TaskPool:
         return dataclasses.replace(pool, _fresh=fresh)
 
     def add(self, tasks: Iterable[Task]) -> TaskPool:
-        """The pool with these tasks appended; one whose id is already in is dropped. The old pool stays as it was."""
+        """A pool with these tasks appended, without those whose id it has already. This pool stays as it is."""
         grown, index = self._tasks, self._index
         if len(grown) > self._length:
-            # Another pool has grown from this one: the shared tail is not ours to write.
+            # Another pool was made from this one: the entries behind ours are its own.
             grown = grown[: self._length]
             index = {task.id: position for position, task in enumerate(grown)}
         for task in tasks:
@@ -62,9 +62,10 @@ class TaskPool:
     ) -> tuple[Task, ...]:
         """`count` different tasks, the same for the same seed; a smaller pool is returned whole, in random order.
 
-        `fresh_fraction` of them (0 is the paper) come from the newest addition, as far as it goes; the others from the
-        whole pool: all alike or, with `weight`, which maps a task's id to a finite number above 0, one after the other
-        in proportion to it, which costs O(tasks in the pool). Raises ValueError on an empty pool.
+        The share `fresh_fraction` (0 in the paper) is drawn from the newest addition, or all of that where it is too
+        small. The others are drawn from the whole pool, all tasks alike, or with `weight` in proportion to their
+        weights. `weight` maps a task's id to a finite number above 0 and costs O(tasks in the pool). Raises ValueError
+        on an empty pool.
         """
         if not self._length:
             raise ValueError(
@@ -85,10 +86,13 @@ class TaskPool:
         return tuple(self._tasks[position] for position in chosen)
 
     def _weighted(self, count: int, rng: random.Random, weight: Callable[[str], float]) -> list[int]:
-        """Positions drawn without replacement, each in proportion to its weight among those left: those that the first
-        of exponential clocks with these rates ring for (Efraimidis and Spirakis 2006)."""
-        rings = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
-        return [position for _, position in heapq.nsmallest(count, rings)]
+        """Positions drawn without replacement, each in proportion to its weight among those left.
+
+        Each task has an exponential waiting time whose rate is its weight; the shortest times win (Efraimidis and
+        Spirakis 2006).
+        """
+        times = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
+        return [position for _, position in heapq.nsmallest(count, times)]
 
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""

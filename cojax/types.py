@@ -1,7 +1,6 @@
 """The nouns of the loop: frozen records of tasks, actions, episodes, signals and drafts.
 
-Pure standard library. Everything here lives on the host, is made once and never changed.
-`to_json` and `from_json` carry any of these records to disk and back.
+They need the standard library alone, live on the host, and never change. `to_json` and `from_json` write and read them.
 """
 
 from __future__ import annotations
@@ -18,17 +17,14 @@ from typing import Any, Literal
 from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
-# Where a task is from: seed, unguided, uniform, trajectory, or the kind of the signal that led to it.
-Origin = str
+Origin = str  # how a task came to be: seed, unguided, uniform, trajectory, or the kind of the signal that led to it
 Status = Literal["accepted", "retained", "discarded"]
 
-# Outcomes that say something about the machinery and nothing about the policy: never a reward. A step does not wait
-# for episodes that are cut.
+# Outcomes that say nothing about the policy and never become a reward: the machinery failed, or the step did not wait
+# for the episode ("cut").
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
-
-
-# Who may speak in a chat.
 ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
+_hints = functools.cache(typing.get_type_hints)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +47,8 @@ class Call:
 class Action:
     """What an actor wrote, and the tool calls parsed from it.
 
-    A tool-calling environment reads `calls`, a code-acting one reads `text`. `error` says why no call could be
-    parsed, so that the environment can answer as a real API would.
+    An environment of tool calls reads `calls`, one of code reads `text`. `error` says why no call could be parsed, so
+    that the environment can answer as a real API would.
     """
 
     text: str = ""
@@ -89,7 +85,7 @@ class Lineage:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A goal in an environment. `id` hashes what is asked and where, not how it is solved or whence it came."""
+    """A goal in an environment. `id` hashes environment, query and setup, but not the solution or the origin."""
 
     environment: str
     query: str
@@ -109,8 +105,8 @@ class Turn:
 
     `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
     (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
-    that is not a policy. `weights_version` sampled the last token; where weights changed on the way, `spans` holds
-    (version, tokens) of each stretch, oldest first. `routes` are what `Completion` says they are.
+    that is not a policy. `weights_version` sampled the last token. Where weights changed within the action, `spans`
+    holds (version, tokens) of each stretch, oldest first. `routes` are as in `Completion`.
     """
 
     action: Action
@@ -178,7 +174,7 @@ class Group:
 
     @property
     def live(self) -> bool:
-        """Whether its valid trajectories differ in reward: only these are told apart."""
+        """Whether its valid trajectories differ in reward; if not, there is nothing to learn from it."""
         return len({trajectory.reward for trajectory in self.valid}) > 1
 
     @property
@@ -200,7 +196,7 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What reflection on one trajectory tells the explorer (CoEvolve §3.2). `kind` is the origin of its tasks."""
+    """What reflection on one trajectory gives to the explorer (CoEvolve §3.2). `kind` is the origin of its tasks."""
 
     task: Task
     kind: Origin
@@ -226,7 +222,7 @@ class Triplet:
 class TaskDraft:
     """A task proposed by abstraction, not yet validated. `setup` is where the exploration started.
 
-    `objections` are the rules it is known to break, one line each: such a draft becomes no task.
+    `objections` are the rules that it is known to break, one line each. A draft with objections becomes no task.
     """
 
     environment: str
@@ -241,10 +237,10 @@ class TaskDraft:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What validation found: the status, and one readable line per examination.
+    """The result of validation: the status, and one readable line for each examination.
 
-    `difficulty` is the share of attempts on the query alone that failed, None where none was made; `quarantine` is the
-    rule by which a person should look at the draft, empty where none applies.
+    `difficulty` is the share of failed attempts on the query alone, None where no attempt was made. `quarantine` is the
+    rule for which a person should look at the draft, "" where there is none.
     """
 
     status: Status
@@ -253,8 +249,17 @@ class Verdict:
     quarantine: str = ""
 
 
+def signature(action: Action) -> str:
+    """The action as one readable line: its calls with their arguments, or its text where it has no calls."""
+
+    def line(call: Call) -> str:
+        return f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
+
+    return "; ".join(map(line, action.calls)) or action.text
+
+
 def normalise(text: str) -> str:
-    """Case, width and white space do not make another query."""
+    """The text without its differences of case, width and white space, which make no other query."""
     return " ".join(normal_form("NFKC", text).casefold().split())
 
 
@@ -293,8 +298,3 @@ def from_json(kind: Any, value: Any) -> Any:
         inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
         return None if value is None else from_json(inner, value)
     return value
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

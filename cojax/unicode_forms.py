@@ -1,4 +1,4 @@
-"""Unicode normal forms in time linear in the text, whoever wrote it."""
+"""Unicode normal forms of any text, however hostile, in time linear in its length."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Literal
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-# The standard library sorts marks that follow one letter by insertion. Unicode's stream-safe text has no more in a row.
+# The standard library sorts the marks after a letter by insertion, in quadratic time. Unicode's stream-safe text format
+# allows at most so many in a row.
 _MARKS = 30
-# Letters of class 0 that stand for marks.
+# Characters of combining class 0 that decompose into marks.
 _HIDDEN = frozenset("\u0f73\u0f75\u0f81\uff9e\uff9f")
 _OTHERS = re.compile(r"[^\x00-\u02ff]+")
 
@@ -23,7 +24,7 @@ def normal_form(form: Form, text: str) -> str:
     apart: Form = "NFKD" if form in ("NFKC", "NFKD") else "NFD"
     parts = {letter: unicodedata.normalize(apart, letter) for letter in set(text)}
     letters = "".join(map(parts.__getitem__, text))
-    # In canonical order nothing is left to sort.
+    # These marks are sorted already, so that `normalize` has nothing to sort.
     ordered = (
         sorted(run, key=unicodedata.combining) if marks else run
         for marks, run in itertools.groupby(letters, lambda letter: unicodedata.combining(letter) > 0)

@@ -1,6 +1,6 @@
-"""Warm start: supervised steps on demonstrations, until a policy from scratch is weak but not blind.
+"""Warm start: trains a policy from scratch on demonstrations, until it solves some tasks but far from all.
 
-The result is an ordinary model folder in HF format (config.json, model.safetensors, tokenizer), cached under
+The result is an ordinary model folder in HF format (config.json, model.safetensors, tokenizer). It is cached under
 `$COJAX_CACHE` by everything that decides it, so that the same command trains it once.
 """
 
@@ -38,7 +38,7 @@ from cojax.rollout.export import save_model
 from cojax.storage.files import sync_folder, write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
-# Modules whose change makes another policy of the same settings.
+# Modules whose code decides which policy the same settings give.
 _DECIDING = (
     attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading, rendering,
     rope, step, transformer, update,
@@ -51,9 +51,9 @@ Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of the
 class Schedule:
     """How long to train, and on what.
 
-    Batches of `batch_size` begin with the shortest fifth of the demonstrations and reach all of them after `lengthen`
-    batches: copying is learned on short ones first, many times sooner. After every `check_every` batches the policy is
-    scored on the development split; training stops once it reaches `target`, or after `steps` batches.
+    Batches of `batch_size` are drawn from the shortest fifth of the demonstrations at first, and from all of them after
+    `lengthen` batches: a policy learns to copy many times sooner on short ones. After every `check_every` batches the
+    policy is scored on the development split. Training ends once the score reaches `target`, or after `steps` batches.
     """
 
     steps: int = 600
@@ -70,7 +70,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class ReachCheck:
-    """One look at the development split: batches seen, loss per token in nats, success."""
+    """One score on the development split: `step` batches seen, loss per token in nats, success in [0, 1]."""
 
     step: int
     loss: float
@@ -79,8 +79,8 @@ class ReachCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """What a warm start gives: the parameters, the checks made on the way, how many demonstrations were played, and
-    how many of them were left out because no row holds them."""
+    """The result of a warm start: the parameters, the checks made on the way, how many demonstrations were played, and
+    how many of them were `dropped` because they are longer than a row."""
 
     params: Params
     checks: Sequence[ReachCheck]
@@ -91,7 +91,7 @@ class Trained:
 def demonstrate(
     environment: Environment, chat: Chat, demonstrations: Iterable[tuple[Task, Sequence[Action]]]
 ) -> Iterator[Demonstration]:
-    """Plays the demonstrated actions in the real environment and renders what happened, as a policy would see it.
+    """Plays the demonstrated actions in the real environment, and renders each episode as a policy would see it.
 
     Raises EnvironmentFailure as `perform` does.
     """
@@ -107,9 +107,9 @@ def demonstrate(
 
 
 def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Trajectory:
-    """Plays an episode whose actions are known to be sound.
+    """Plays an episode of actions that are known to work.
 
-    Raises EnvironmentFailure where the machinery cut it short: what is learned from must not depend on that.
+    Raises EnvironmentFailure where the machinery ended it early: demonstrations must not depend on that.
     """
     trajectory = play(environment, task, act, max_turns=turns)
     if trajectory.outcome not in ("finished", "truncated"):
@@ -121,12 +121,12 @@ def perform(environment: Environment, task: Task, act: Actor, turns: int) -> Tra
 
 
 def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
-    places = itertools.count()
+    turns = itertools.count()
 
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        place = next(places)
-        prompt = chat.extend(messages, True) if place else chat.open(messages, episode.tools())
-        action = dataclasses.replace(actions[place], text=chat.write(actions[place].calls))
+        number = next(turns)
+        prompt = chat.extend(messages, True) if number else chat.open(messages, episode.tools())
+        action = dataclasses.replace(actions[number], text=chat.write(actions[number].calls))
         return Turn(action, prompt_tokens=prompt, action_tokens=chat.encode_action(action))
 
     return act
@@ -144,9 +144,9 @@ def train(
     advance: Callable[[], None] = lambda: None,
     on_check: Callable[[ReachCheck], None] = lambda check: None,
 ) -> tuple[Params, list[ReachCheck]]:
-    """Trains from scratch and returns the parameters and the checks made on the way.
+    """Trains from scratch, and returns the parameters and the checks made on the way.
 
-    `check(step)` is the success of the policy that `engine` holds; `advance` is called after every batch,
+    `check(step)` returns the success of the policy that `engine` holds. `advance` is called after every batch, and
     `on_check` after every check.
     """
     state = learner.init(initialize(config, seed))
@@ -173,10 +173,10 @@ def cached(
     config: ModelConfig,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Path, bool]:
-    """The model folder of this key, made and put in place at once if it is not there; whether it was made now.
+    """The model folder of this key, and whether it was made now. A folder that is made appears whole or not at all.
 
-    `key` holds every setting that decides the result; versions of the packages and of this code are added.
-    Raises OSError, naming COJAX_CACHE, when the cache cannot be written.
+    `key` holds every setting that decides the result; the versions of packages are added. Raises OSError, naming
+    COJAX_CACHE, where the cache cannot be written.
     """
     key = {**key, "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")}}
     folder = cache() / "warm-start" / content_hash(key)
@@ -203,7 +203,7 @@ def cached(
         try:
             part.rename(folder)
         except OSError:
-            # Another run of the same key was faster; its folder is as good.
+            # Another run made the folder of the same key first.
             if not (folder / "warm_start.json").exists():
                 raise
     finally:
@@ -212,7 +212,7 @@ def cached(
 
 
 def describe(folder: Path) -> str:
-    """One line on a cached model: what it learned from, what was left out, how its last check went."""
+    """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
     record = json.loads((folder / "warm_start.json").read_text())
     last = record["checks"][-1]
     dropped = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
@@ -228,5 +228,5 @@ def cache() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the code that decides the result, for the key."""
+    """A hash of the code that decides the result, for the key of `cached`."""
     return content_hash([inspect.getsource(module) for module in (sys.modules[__name__], *_DECIDING)])

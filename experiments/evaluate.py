@@ -13,6 +13,7 @@ same command goes on where it was stopped, and plays invalid episodes again. An 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -31,16 +32,17 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax.environment import EngineError, Environment, EnvironmentFailure
-from cojax.evaluate import describe, goal_estimates, kinds_by, scenario
+from cojax.evaluate import describe, estimate, kinds_by
 from cojax.host.processes import end_all, leave_none
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
-from cojax.rollout.collect import Limits, RolloutError, gather
+from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
+from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
 from experiments import subjects
 from experiments.entries import entry
@@ -76,14 +78,19 @@ Measure = Callable[[Sequence[Group]], dict[str, Any]]
 
 
 def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
-    tgc, sgc = goal_estimates(groups)
-    return {"TGC": vars(tgc), "SGC": vars(sgc)}
+    """TGC and SGC, both with intervals over scenarios: the tasks of one are alike."""
+    found = goal_completion(groups)
+    tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
+    return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
 
 
 def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
     """The benchmark's accuracy: the share of tasks with a valid episode that are solved, in per cent."""
-    found = describe(groups, 1)["avg_at_k"]
-    return {"accuracy": {name: value if name == "count" else 100 * value for name, value in found.items()}}
+    return {"accuracy": _percent(average_at_k(groups))}
+
+
+def _percent(found: Estimate) -> dict[str, float]:
+    return {"value": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high, "count": found.count}
 
 
 # Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
@@ -140,17 +147,8 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        return gather(
-            actors,
-            environment,
-            found,
-            group_size=samples,
-            seed=(config.seed, 0),
-            label=split,
-            limits=Limits(**settings(config.limits)),
-            known=known,
-            on_episode=ended,
-        )
+        collector = EpisodeCollector(actors, environment, Limits(**settings(config.limits)), samples)
+        return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
 
     if have == len(wanted):
         return {split: play_split(None, split, found, lambda: None) for split, found in tasks.items()}

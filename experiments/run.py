@@ -27,7 +27,7 @@ from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax import signals
-from cojax.coevolve import coevolve, evolution_record, save
+from cojax.coevolve import coevolve
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
 from cojax.host.processes import end_all, leave_none
@@ -37,6 +37,8 @@ from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
+from cojax.loop.evolution import evolution_record
+from cojax.loop.records import save
 from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
 from cojax.pool import TaskPool
 from cojax.report import write_report
@@ -176,7 +178,7 @@ def _zero_shot(
 def _told(found: HeldOut) -> dict[str, Any]:
     """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
     score = found.score
-    evolution_record = {
+    record = {
         "success": score.success,
         "error": score.error,
         "partial": score.partial,
@@ -186,7 +188,7 @@ def _told(found: HeldOut) -> dict[str, Any]:
         "tasks": found.tasks,
     }
     trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**evolution_record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else evolution_record
+    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:

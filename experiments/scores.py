@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ml_collections import ConfigDict
 
 from cojax.environment import Environment
-from cojax.evaluate import Score, evaluate, score, success_by
+from cojax.evaluate import Score, score, success_by
 from cojax.report.console import bar
-from cojax.rollout.chat import Chat
-from cojax.rollout.collect import collect
+from cojax.rollout.chat import Chat, PolicyActors
+from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
 from experiments.reflexion import Trial, retried
@@ -23,17 +23,9 @@ if TYPE_CHECKING:
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
     """Success on the development split of the policy that the engine holds, in all and by evaluation.by."""
-    score, groups = evaluate(
-        made.engine,
-        made.chat,
-        made.environment,
-        made.development[:tasks],
-        sampling=sampling(config, made.chat, config.evaluation.temperature),
-        seed=(config.seed, step),
-        label=f"dev{step}",
-        limits=made.limits,
-    )
-    return score, _by(config, groups)
+    collector = _collector(config, made, config.evaluation.temperature)
+    groups = collector.collect(made.development[:tasks], seed=(config.seed, step), label=f"dev{step}")
+    return score(groups), _by(config, groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,18 +55,13 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         # As many may be lost to the machinery as of all tasks.
         rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
-            groups = collect(
-                made.engine,
-                made.chat,
-                environment,
-                tasks,
-                group_size=1,
-                sampling=sampling(config, made.chat, temperature),
-                seed=(config.seed, 0, count) if count else (config.seed, 0),
-                label=label,
+            collector = dataclasses.replace(
+                _collector(config, made, temperature),
+                environment=environment,
                 limits=dataclasses.replace(made.limits, error_rate=rate),
-                on_episode=lambda trajectory: advance(),
             )
+            seed = (config.seed, 0, count) if count else (config.seed, 0)
+            groups = collector.collect(tasks, seed=seed, label=label, on_episode=lambda trajectory: advance())
         count += 1
         return groups
 
@@ -85,6 +72,12 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
     # A token is at least a character or two, and half of the context is left for the note.
     last, told = retried(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
+
+
+def _collector(config: ConfigDict, made: Parts, temperature: float) -> EpisodeCollector:
+    """Plays one episode of each task with the policy that the engine holds."""
+    actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
+    return EpisodeCollector(actors, made.environment, made.limits)
 
 
 def _scores(groups: Sequence[Group]) -> dict[str, float]:

@@ -35,7 +35,9 @@ def test_curricula_have_settings():
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_nothing_can_be_drawn_by_is_refused(weight):
-    with pytest.raises(ValueError, match=r"weighs a task with the scores \[0.5\] .*; expected above 0, finite"):
+    with pytest.raises(
+        ValueError, match=r"gives a task with the scores \[0.5\] the weight .*; expected above 0, finite"
+    ):
         weighed(lambda scores: weight, (0.5,))
 
 

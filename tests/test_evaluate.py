@@ -5,10 +5,8 @@ import pytest
 from cojax.evaluate import (
     average_at_k,
     estimate,
-    goal_completion,
-    goal_estimates,
+    mean_pass_at_k,
     pass_at_k,
-    passed_at_k,
     score,
     success_by,
 )
@@ -110,34 +108,7 @@ def test_avg_and_pass_at_k_leave_lost_episodes_out():
     groups = [group(0, 1.0, 0.0, None), group(1, 0.0, 0.0, 0.0), group(2, None, None, None)]
     assert average_at_k(groups).value == pytest.approx(0.25)
     assert average_at_k(groups).count == 2
-    two, three = passed_at_k(groups, 2), passed_at_k(groups, 3)
+    two, three = mean_pass_at_k(groups, 2), mean_pass_at_k(groups, 3)
     assert (two.value, two.count) == (0.5, 2)
     assert (three.value, three.count) == (0.0, 1)
-    assert passed_at_k(groups, 4) is None
-
-
-def of_scenario(name: str, *rewards: float | None) -> Group:
-    return Group(Task("appworld", name, {"task": name}), group(0, *rewards).trajectories)
-
-
-def test_goal_completion_is_over_tasks_and_over_scenarios():
-    groups = [
-        of_scenario("a_1", 1.0), of_scenario("a_2", 1.0), of_scenario("a_3", 1.0),
-        of_scenario("b_1", 1.0), of_scenario("b_2", 0.0), of_scenario("b_3", 1.0),
-    ]  # fmt: skip
-    assert goal_completion(groups) == (pytest.approx(100 * 5 / 6), 50.0)
-    tgc, sgc = goal_estimates(groups)
-    assert (tgc.count, sgc.count) == (6, 2)
-    assert 0 < tgc.low < tgc.value < tgc.high <= 100
-    assert (sgc.low, sgc.high) == (pytest.approx(9.4531, abs=1e-3), pytest.approx(90.5469, abs=1e-3))  # 1 of 2
-
-
-def test_goal_completion_of_several_samples_counts_scenarios_sample_by_sample():
-    groups = [of_scenario("a_1", 1.0, 0.0), of_scenario("a_2", 0.0, 1.0), of_scenario("b_1", 1.0, 1.0)]
-    assert goal_completion(groups) == (pytest.approx(100 * 2 / 3), 50.0)  # no sample solves all of a
-
-
-def test_goal_completion_counts_a_lost_episode_as_the_benchmark_does():
-    assert goal_completion([of_scenario("a_1", 1.0), of_scenario("a_2", None)]) == (50.0, 0.0)
-    with pytest.raises(ValueError, match="no task has 'task' in its setup"):
-        goal_completion([group(0, 1.0)])
+    assert mean_pass_at_k(groups, 4) is None

@@ -2,7 +2,20 @@
 
 import dataclasses
 
-from cojax.types import Action, Call, Check, Group, Lineage, Task, Trajectory, Turn, canonical, from_json, to_json
+from cojax.types import (
+    Action,
+    Call,
+    Check,
+    Group,
+    Lineage,
+    Task,
+    Trajectory,
+    Turn,
+    canonical,
+    from_json,
+    signature,
+    to_json,
+)
 
 TASK = Task("desk", "Mail  the Report", {"b": 1, "a": [2]}, (Action(calls=(Call("send", {"to": "ana"}),)),))
 
@@ -43,3 +56,9 @@ def test_lost_episodes_are_outside_the_score():
     assert [t.outcome for t in group.valid] == ["finished", "timeout"]
     assert group.score == 0.5
     assert Group(TASK, (lost,)).score == 0.0
+
+
+def test_a_signature_reads_like_a_call():
+    move = Call("files_move", {"file": "report", "folder": "taxes"})
+    assert signature(Action(calls=(move, Call("finish")))) == "files_move(file=report, folder=taxes); finish()"
+    assert signature(Action(text="apis.files.move()")) == "apis.files.move()"

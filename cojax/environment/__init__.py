@@ -1,5 +1,7 @@
-"""What an environment is, and `play`, the only interaction loop: training, evaluation, exploration and validation
-differ only in the actor they pass."""
+"""The protocols of environments and episodes, and `play`, the only interaction loop.
+
+Training, evaluation, exploration and validation differ only in the actor that they pass to `play`.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +22,24 @@ _NO_VERDICT = Evaluation(0.0)
 
 
 class Episode(Protocol):
-    """One run of one task. Single-use: once done or closed, it is thrown away."""
+    """One run of one task. It is used once: after it is done or closed, it is thrown away."""
 
     def reset(self) -> tuple[Message, ...]:
-        """The messages that open the episode."""
+        """Opens the episode; its first messages."""
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """The tools on offer when the episode opens, OpenAI function format with JSON-schema parameters."""
 
     def step(self, action: Action) -> Observation:
-        """Carries the action out. A bad action is answered with an observation, never an exception."""
+        """Carries out the action. A bad action gets an observation that says so, never an exception."""
 
     def state(self) -> Mapping[str, Any]:
-        """The present state and the answer given, as JSON: equal states are equal values."""
+        """The present state and the answer given so far, as JSON. Equal states are equal values."""
 
     def affordances(self) -> tuple[Action, ...]:
-        """Actions that would work now, their arguments known from the task or seen in this episode.
+        """Actions that would work now, whose arguments are known from the task or were seen in this episode.
 
-        Where an action without calls ends the user's turn or the episode, it stands last.
+        An action without calls that ends the user's turn or the episode comes last.
         """
 
     def evaluate(self) -> Evaluation:
@@ -56,21 +58,21 @@ class Environment(Protocol):
         """Every tool that some episode offers, OpenAI function format with JSON-schema parameters."""
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """`count` distinct tasks of a split, all of one that has fewer; a larger count extends a smaller one."""
+        """`count` distinct tasks of a split, or all it has. A larger count gives the same tasks first, then more."""
 
     def start(self, task: Task) -> Episode:
         """A fresh episode of the task."""
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        """The query that these steps, from the episode's start, answer; None where the grammar lacks the words."""
+        """A query that these steps answer, from the start of an episode; None where the grammar cannot word it."""
 
 
 @runtime_checkable
 class Charted(Environment, Protocol):
-    """An environment that the scripted explorer knows its way around in."""
+    """An environment with what the scripted explorer needs to know about its tools."""
 
     def popularity(self) -> Mapping[str, float]:
-        """Tool → how much an unguided explorer is drawn to it, in (0, 1]."""
+        """Tool → its weight for an unguided explorer, in (0, 1]."""
 
     def neighbours(self, tool: str) -> tuple[str, ...]:
         """The other tools of the same application."""
@@ -81,54 +83,54 @@ class Demonstrated(Environment, Protocol):
     """An environment from which a policy can be trained from scratch."""
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(words that stand as arguments or observations, texts that hold every other word)."""
+        """(words that occur as arguments or in observations, texts that contain every other word)."""
 
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float]
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        """Tasks with what a noisy demonstrator does there; `noise` rises from popular to rare skills."""
+        """Tasks with a demonstrator's actions. `noise`: how often it errs in the most popular and the rarest skill."""
 
 
 @runtime_checkable
 class RunsPolicyCode(Protocol):
-    """An environment that says whether it runs what a policy wrote; one that does not say so does not.
+    """An environment that declares whether it runs code that a policy wrote. An environment without this does not.
 
-    Where it does, whatever befalls an episode's own process after reset may be the policy's doing: `PolicyLoss`.
+    Where it does, the policy may have caused whatever happens to an episode's process after reset: see `PolicyLoss`.
     """
 
     runs_policy_code: bool
 
 
 def runs_policy_code(environment: Environment) -> bool:
-    """Whether the environment declares that it runs what a policy wrote."""
+    """Whether the environment declares that it runs code that a policy wrote."""
     return isinstance(environment, RunsPolicyCode) and environment.runs_policy_code
 
 
 class EnvironmentFailure(RuntimeError):
-    """The environment broke, or what serves it: says nothing about the policy."""
+    """The environment broke, or the process that serves it did. It says nothing about the policy."""
 
 
 class EpisodeFailure(EnvironmentFailure):
-    """The episode's own process raised, or was gone before the call; what serves it is sound."""
+    """The episode's own process raised, or had ended before the call. The process that serves it works."""
 
 
 class LimitExceeded(EnvironmentFailure):
-    """An episode ran into a deadline or a resource limit, or its process died, while a call was under way.
+    """An episode hit a deadline or a resource limit, or its process died, during a call.
 
-    Inside `step` that may be the action's doing: the outcome is `timeout`, which whoever plays the episode believes
-    only when it happens again. Anywhere else it is a failure like any other.
+    Inside `step` the action may have caused it: the outcome is `timeout`. The episode is then played once more, and
+    the policy is charged only where it happens again. Anywhere else it is a failure like any other.
     """
 
 
 class PolicyLoss(LimitExceeded):
-    """An episode that runs what a policy wrote was lost after reset, not by what serves it.
+    """An episode that runs a policy's code was lost after reset, though the process that serves it works.
 
-    Wherever it shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, believed when it comes again.
+    Wherever that shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, as for LimitExceeded.
     """
 
 
 class EngineError(RuntimeError):
-    """The engine could not produce a completion: says nothing about the policy."""
+    """The engine could not produce a completion. It says nothing about the policy."""
 
 
 class OutOfContext(Exception):
@@ -136,15 +138,15 @@ class OutOfContext(Exception):
 
 
 class Abandoned(BaseException):
-    """The watcher gave this episode up; its thread ends at the next step of the loop."""
+    """The watcher gave up on this episode. Its thread ends at the next step of `play`."""
 
 
 @dataclasses.dataclass
 class Progress:
-    """Where an episode is, for whoever watches its deadline. Phases: queued, reset, act, step, evaluate, over.
+    """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
 
-    `since` is `running()` at the start of the phase; `abandoned` is set by the watcher. `turns` includes the
-    one under way, whose observation is still empty; `result` is the verdict, before the episode is closed.
+    `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
+    whose observation is still empty. `result` is the trajectory, known before the episode is closed.
     """
 
     phase: str = "queued"
@@ -165,9 +167,9 @@ _EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", defa
 
 
 def excuse(seconds: float) -> None:
-    """Has so many seconds count neither by `counted` nor against the deadline of the episode that this thread plays.
+    """Takes `seconds` off `counted`, and off the deadline of the episode that this thread plays.
 
-    For an environment that knows that its call waited for the host.
+    An environment calls it when it knows that its call waited for the host.
     """
     _EXCUSED.set(_EXCUSED.get() + seconds)
     if progress := _PLAYING.get():
@@ -175,11 +177,12 @@ def excuse(seconds: float) -> None:
 
 
 def counted() -> float:
-    """A clock in seconds for deadlines within an environment: `running()`, without what this thread was excused."""
+    """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
     return running() - _EXCUSED.get()
 
 
-# An actor sees the new messages, and the episode: explorers read its affordances and state, a policy never does.
+# An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
+# does.
 Actor = Callable[[Episode, tuple[Message, ...]], Turn]
 
 
@@ -195,12 +198,16 @@ def play(
 ) -> Trajectory:
     """Plays one episode and returns what happened.
 
-    `max_turns` counts actions, `max_observation` characters of one observation, of which `replies.MOST_MESSAGES` are
-    kept; what is cut says so. An exception of the environment becomes the outcome environment_error, but
-    `LimitExceeded` inside `step` and `PolicyLoss` anywhere become timeout. Where the environment runs what a policy
-    wrote, so do a malformed reply and any exception but `EnvironmentFailure` after reset. `EngineError` becomes
-    engine_error; `OutOfContext` and too many turns become truncated. Any other exception of the actor is raised: it is
-    a mistake.
+    `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MOST_MESSAGES` messages are
+    kept; a note says what was cut. Outcomes:
+
+    - environment_error: an exception of the environment other than the following
+    - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; where the environment runs a policy's code, also
+      a malformed reply and any exception other than `EnvironmentFailure` after reset
+    - engine_error: `EngineError` of the actor
+    - truncated: `OutOfContext` of the actor, or `max_turns` actions
+
+    Any other exception of the actor is a mistake and is raised.
     """
     progress = progress or Progress()
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
@@ -244,12 +251,12 @@ def play(
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:
-    """The episode's affordances, for an actor: what the environment raises becomes `EnvironmentFailure`."""
+    """The episode's affordances, for an actor. What the environment raises becomes an `EnvironmentFailure`."""
     return ask(episode.affordances)
 
 
 def ask(call: Callable[..., _T], *args: Any, failure: type[EnvironmentFailure] = EnvironmentFailure) -> _T:
-    """Calls the environment: whatever it raises becomes a `failure`, but an EnvironmentFailure stays what it is."""
+    """Calls the environment. Whatever it raises becomes a `failure`; an EnvironmentFailure is raised as it is."""
     try:
         return call(*args)
     except EnvironmentFailure:
@@ -266,7 +273,7 @@ def _result(
     error: str = "",
     verdict: Evaluation = _NO_VERDICT,
 ) -> Trajectory:
-    """What happened, which the watcher knows before the episode is closed."""
+    """The trajectory so far, also stored in `progress`, where the watcher finds it before the episode is closed."""
     progress.enter("over")
     progress.result = Trajectory(
         task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error
@@ -275,7 +282,7 @@ def _result(
 
 
 def _close(episode: Episode) -> None:
-    """A verdict already reached is not lost because closing failed."""
+    """Closes the episode. An exception is ignored: it must not cost the verdict."""
     with contextlib.suppress(Exception):
         episode.close()
 

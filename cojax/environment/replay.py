@@ -1,4 +1,4 @@
-"""Replays: the same actions again, from a fresh start, with the states they pass through."""
+"""Replays actions on a fresh episode of a task, and keeps the states that they lead to."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from cojax.environment import Actor, Environment, Episode, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
 
-Play = Callable[..., Trajectory]  # `play`, or one that also watches deadlines
+Play = Callable[..., Trajectory]  # `play`, or `host.deadlines.Watched`
 
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """A trajectory, and the state at its start and after every action: one more state than turns."""
+    """A trajectory with its states: one at the start and one after every action."""
 
     trajectory: Trajectory
     states: tuple[Mapping[str, Any], ...]
 
     @property
     def complete(self) -> bool:
-        """Every action worked, and the last one ended the episode."""
+        """Whether every action worked and the last one ended the episode."""
         turns = self.trajectory.turns
         return self.trajectory.outcome == "finished" and all(turn.observation.ok for turn in turns)
 
     @property
     def effective(self) -> tuple[int, ...]:
-        """Positions of the actions that changed the state, the one that ended the episode aside."""
+        """Positions of the actions that changed the state, without the action that ended the episode."""
         last = len(self.states) - 2
         return tuple(i for i in range(last) if self.states[i] != self.states[i + 1])
 
@@ -40,14 +40,14 @@ def follow(actions: Sequence[Action]) -> Actor:
 
 
 def replay(environment: Environment, task: Task, actions: Sequence[Action], play: Play = play) -> Replay:
-    """Plays the actions on a fresh episode of the task, and keeps the states."""
+    """Plays the actions on a fresh episode of the task; the trajectory with its states."""
     states: list[Mapping[str, Any]] = []
-    trajectory = play(_filmed(environment, states), task, follow(actions), max_turns=len(actions))
+    trajectory = play(_recording(environment, states), task, follow(actions), max_turns=len(actions))
     return Replay(trajectory, tuple(states))
 
 
-def _filmed(environment: Environment, states: list[Mapping[str, Any]]) -> Environment:
-    """The environment, of whose one episode the state at the start and after every action goes into `states`."""
+def _recording(environment: Environment, states: list[Mapping[str, Any]]) -> Environment:
+    """The environment for one episode, whose state at the start and after every action is appended to `states`."""
 
     def start(task: Task) -> Episode:
         episode = environment.start(task)

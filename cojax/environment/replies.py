@@ -1,4 +1,4 @@
-"""What an environment replies, as `play` takes it: of the right shape, bounded, and text that any tokenizer takes."""
+"""Checks and bounds an environment's replies: the right shape, and text that any tokenizer takes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from cojax.types import ROLES, Check, Evaluation, Message, Observation
 
-# So many messages of one observation are kept, as of the opening.
+# Messages that are kept of one observation, and of the opening.
 MOST_MESSAGES = 256
-# Checks of one verdict, and characters of a check's name.
+# The most checks of one verdict, and characters that are kept of a check's name.
 _CHECKS, _NAME = 10_000, 10_000
 
 
 def messages(found: Sequence[Message], limit: int) -> tuple[Message, ...]:
-    """The messages, of at most `limit` characters in all; what is cut says so. Raises TypeError for another shape."""
+    """The messages, cut to `limit` characters in all, with a note of the cut. Raises TypeError for another shape."""
     checked: list[Message] = []
     for message in found[:MOST_MESSAGES]:
         if not (isinstance(message, Message) and isinstance(message.content, str) and _known(message.role)):
@@ -55,5 +55,5 @@ def _known(role: object) -> bool:
 
 
 def _text(text: str) -> str:
-    """Half a surrogate pair is a Python string but no text."""
+    """The text with "?" for half a surrogate pair, which a Python string may hold but no encoding has."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Environments around environments: what is not replaced passes through."""
+"""Wraps environments and episodes: what is not replaced is passed on to the wrapped one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
 
 
 class Wrapped:
-    """`environment`, whose episodes begin by `start`."""
+    """`environment`, but its episodes are started by `start`."""
 
     def __init__(self, environment: Environment, start: Callable[[Task], Episode]) -> None:
         self.environment, self.name = environment, environment.name
@@ -31,7 +31,7 @@ class Wrapped:
 
 
 class WrappedEpisode:
-    """`episode`, which is opened by `reset` and goes on by `step` where they are given."""
+    """`episode`, but with `reset` and `step` in place of its own, where they are given."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from cojax.signals import SIGNALS, Guidance, guidance
 from cojax.signals.tools import tools_called
-from cojax.types import Action, ExplorationContext, Origin, Signal, Trajectory, Turn
+from cojax.types import ExplorationContext, Origin, Signal, Trajectory, Turn, signature
 
 # Of a failing trajectory's errors, so many are told.
 _ERRORS_TOLD = 3
@@ -41,15 +41,6 @@ def context_of(
         objectives=told[kind].worded(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
     )
-
-
-def signature(action: Action) -> str:
-    """The action as one readable line: its calls with their arguments, or its text where it has none."""
-    calls = (
-        f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
-        for call in action.calls
-    )
-    return "; ".join(calls) or action.text
 
 
 def _summary(trajectory: Trajectory) -> str:

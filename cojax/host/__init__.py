@@ -1,1 +1,1 @@
-"""Threads, processes and time on the host."""
+"""Threads, deadlines, processes and clocks of the host."""

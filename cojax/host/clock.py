@@ -1,4 +1,4 @@
-"""Time that counts against a deadline: the seconds in which this process could run, not those of a stop."""
+"""The clock for deadlines: it counts the seconds in which this process could run, not those in which it was stopped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 import threading
 import time
 
-# Seconds between two looks at the clock, and what one gap between looks counts at most: longer ones are the host's.
+# Seconds between two readings of the clock, and how many seconds the time between two readings counts at most. A longer
+# gap means that the process was stopped.
 _EVERY, _MOST = 0.1, 0.5
 
 
 class Clock:
-    """`time.monotonic()` less the time in which nobody could look; a thread of its own looks from `start` on."""
+    """`time.monotonic()` without the time in which the process was stopped; from `start` on a thread reads it often."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -26,14 +27,14 @@ class Clock:
             return seen - self._lost
 
     def start(self) -> None:
-        """Has a thread look from now on; what was before counts as time that this process could run."""
+        """Starts the thread that reads the clock. The time before counts as time in which this process could run."""
         with self._lock:
             if self._started:
                 return
             self._started, self._seen = True, time.monotonic()
-        threading.Thread(target=self._look, name="clock", daemon=True).start()
+        threading.Thread(target=self._keep_reading, name="clock", daemon=True).start()
 
-    def _look(self) -> None:
+    def _keep_reading(self) -> None:
         while True:
             time.sleep(_EVERY)
             self.now()
@@ -49,7 +50,7 @@ def running() -> float:
 
 
 def _renew() -> None:
-    """A forked process has no thread but one, and maybe a lock that nobody will release."""
+    """Makes a new clock in a forked process: its reading thread is gone, and its lock may be held for ever."""
     global _CLOCK
     _CLOCK = Clock()
 

@@ -1,4 +1,4 @@
-"""Processes that descend from ours: what is told to end is waited for, with a deadline, and then killed. Linux."""
+"""Ends the processes that descend from ours: tells them to end, waits for a bounded time, and kills the rest. Linux."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 _SUBREAPER = 36
-_LOOK_EVERY = 0.02  # seconds
-# Seconds in which whatever was told to end may do so by itself, and in which the kernel ends what was killed.
+_POLL = 0.02  # seconds
+# Seconds in which processes that are told to end may do so by themselves, and in which the kernel ends killed ones.
 GRACE, KILLED = 5.0, 10.0
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """From now on, descendants whose parent is gone become children of this process, and so stay its descendants."""
+    """Makes descendants whose parent ends children of this process, so that they stay its descendants."""
     ctypes.CDLL(None).prctl(_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def family(pid: int) -> list[int]:
-    """The process, then the running ones that it started, then those that they started, and so on."""
+    """The process, then the running processes that it started, then those that they started, and so on."""
     children, running = defaultdict(set), {pid}
     for entry, parent, _, runs in _processes():
-        # One that has ended while we looked is still the link to its children.
+        # A process that ended meanwhile still leads to its children.
         children[parent].add(entry)
         running |= {entry} if runs else set()
     found = [pid]
@@ -48,10 +48,11 @@ def session(sid: int) -> set[int]:
 
 
 def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float = KILLED) -> set[int]:
-    """Waits up to `grace` seconds until no process is left, then kills until none is; those left after `deadline`.
+    """Waits up to `grace` seconds until no process is left, then kills until none is. Returns those left after another
+    `deadline` seconds.
 
-    A look at all processes takes a while, in which a process may pass from one parent to another unseen: none is left
-    where two looks found none.
+    Listing all processes takes a while, in which a process may pass from one parent to another and be missed. So none
+    is left only where two lists in a row are empty.
     """
 
     def found() -> set[int]:
@@ -59,20 +60,20 @@ def end(left: Callable[[], Iterable[int]], grace: float = 0.0, deadline: float =
 
     until = time.monotonic() + grace
     while (last := found()) and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL)
     until = time.monotonic() + deadline
     while last and time.monotonic() < until:
         for pid in last:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_EVERY)
+        time.sleep(_POLL)
         last = found()
     return last
 
 
 def end_all(grace: float | None = None) -> None:
-    """Tells the children of this process to end, and returns when nothing that descends from it is left; what is after
-    `grace` seconds, GRACE by default, is killed."""
+    """Tells the children of this process to end, and returns when no descendant is left. Descendants that still run
+    after `grace` seconds, GRACE by default, are killed."""
     own = os.getpid()
     for entry, parent, _, runs in _processes():
         if runs and parent == own:
@@ -85,28 +86,28 @@ def end_all(grace: float | None = None) -> None:
 
 
 def leave_none() -> None:
-    """Has this command end with everything that it started: at its end, by an exception, and by SIGTERM."""
+    """Makes this command end everything that it started, however it ends: normally, by an exception or by SIGTERM."""
     owner = os.getpid()
     adopt_orphans()
-    # What is registered later, as what closes workers and engines, goes first.
+    # Handlers registered later run first: those that close workers and engines.
     atexit.register(lambda: end_all() if os.getpid() == owner else None)
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def reap(deadline: float = KILLED) -> None:
-    """Buries the children of this process, which have all been told to end; what they held is free by then."""
+    """Waits at most `deadline` seconds for all children of this process, which were told to end, and reaps them."""
     until = time.monotonic() + deadline
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
-            time.sleep(_LOOK_EVERY)
+            time.sleep(_POLL)
 
 
 def _processes() -> Iterator[tuple[int, int, int, bool]]:
-    """Id, parent and session of every process, and whether it still runs, if only to free what it held."""
+    """Id, parent and session of every process, and whether it still runs; one that frees its memory does."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError):
                 fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                # Of a process whose first thread is gone, others may still run.
+                # The first thread of a process may have ended while others still run.
                 yield int(entry), int(fields[1]), int(fields[3]), fields[0] not in "ZX" or int(fields[17]) > 1

@@ -1,4 +1,4 @@
-"""What the loop is made of: the parts, which stay, and the state, which changes."""
+"""What the loop is made of: `Loop` holds the parts, which never change, and `State` all that changes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ from cojax.validation.similarity import NearDuplicates
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """Everything that changes. `evolved` is the step of the last evolution, `pending` the signals since; `waiting` are
-    the next step's groups, where they were sampled ahead. `record` is what is known of this step while its evolution
-    is still to come: it was stopped there."""
+    """Everything that changes from step to step.
+
+    `evolved` is the step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's
+    groups, where they were sampled ahead. `record` is the record so far of a step that was stopped in its evolution,
+    which begins again when the run goes on; None otherwise.
+    """
 
     step: int
     learner: TrainState
@@ -41,28 +44,28 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """Everything that does not: the parts, and the paper's settings (Table 9) by their names.
+    """Everything that stays: the parts, and the paper's settings (Table 9) by their names.
 
-    `evolve` is an entry of `synthesis.EVOLUTIONS`; every `evolve_every` steps it prepares at most `contexts`
-    expeditions, of which at most `budget` tasks come back, `per_context` from each. `select` is an entry of
-    `synthesis.SELECTIONS`; what `kin` finds worded like a task in the pool is refused. `fresh_fraction` of a batch is
-    drawn from the newest tasks (0 is the paper), the others by `curriculum`, an entry of `curriculum.CURRICULA`, from
-    what the detector `visits` remembers; None draws all alike (the paper).
+    Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`. Every `evolve_every` steps it prepares at most `contexts`
+    expeditions, which bring back at most `budget` tasks together and `per_context` each. `select` is an entry of
+    `synthesis.SELECTIONS`. A draft that `near_duplicates` finds worded like a task in the pool is refused. `quality`
+    measures the pool after an evolution, for the step's record.
 
-    `detectors` look at every step; those of them that raise signals are `kinds`, by their names.
+    Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
+    of `curriculum.CURRICULA`, weighs the other tasks by the scores that the detector `visits` remembers; None weighs
+    all alike (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
+    `dynamic_sampling` groups were sampled, and the update learns from the live groups alone.
 
-    `quality` is what the record of an evolution says of the pool after it.
+    Signals: `detectors` see the groups of every step. `kinds` are those detectors that raise signals, by name.
 
-    `staleness` is by how many updates the weights that sample may be behind those that learn: with 1, the next step's
-    groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
+    Time: `staleness` is by how many updates the sampling weights may be behind the learning ones. With 1, the next
+    step's groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
     `evolve_beside`, an evolution runs while the next step trains, and its tasks come one step later; at the last step,
-    which none follows, it does not.
+    which no step follows, it does not.
 
-    With `dynamic_sampling` tasks are sampled until `batch_size` groups are live, or that many groups were, and the
-    update learns from the live ones alone; 0 is off.
-
-    Steps play at most `episodes` together, whole groups; those for which none are left learn nothing. 0 is any number.
-    They are counted by the detector `played`.
+    The steps of a run play at most `episodes` episodes together, in whole groups; 0 is any number. Steps for which none
+    are left learn nothing. The detector `played` counts them. `score` gives a step's development score, None where the
+    step has none.
     """
 
     environment: Environment
@@ -101,7 +104,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         if self.staleness not in (0, 1):
-            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1: rollouts run one step ahead of updates")
+            raise ValueError(f"staleness is {self.staleness}; expected 0, or 1 for rollouts one step ahead of updates")
         if not 0.0 < self.quorum <= 1.0:
             raise ValueError(f"quorum is {self.quorum}; expected a share above 0, at most 1, of each group")
         if self.dynamic_sampling and (self.dynamic_sampling < self.batch_size or self.quorum < 1.0):

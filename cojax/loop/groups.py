@@ -10,12 +10,13 @@ from typing import Any
 from cojax.curriculum import weighed
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
-from cojax.rollout.collect import collect
+from cojax.rollout.chat import PolicyActors
+from cojax.rollout.collect import EpisodeCollector
 from cojax.types import Group, Signal, Task
 
 
 class Played:
-    """Counts, as a detector that signals nothing, the episodes of all steps so far."""
+    """A detector that raises no signals: it counts the episodes of all steps so far."""
 
     def init(self) -> dict[str, Any]:
         return {"episodes": 0}
@@ -24,104 +25,100 @@ class Played:
         return {"episodes": memory["episodes"] + sum(len(group.trajectories) for group in groups)}, []
 
 
-def rollout(loop: Loop, state: State, step: int) -> list[Group]:
-    """The groups of a step."""
+def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
+    """The groups of `step`, played now; `state` is that before the step."""
     with time_rollout(loop):
-        return refilled(loop, state, step, draw(loop, state, step))
+        return _refilled(loop, state, step, draw_tasks(loop, state, step))
 
 
 @contextlib.contextmanager
-def ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
-    """Samples the groups of `step` on a thread beside the block; the list yielded is filled when the block is left.
+def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
+    """Plays the groups of `step` on a thread while the block runs; the list yielded is filled when the block ends.
 
-    It stays empty where rollouts do not run ahead, and at the end. A block that fails is not waited for.
+    The list stays empty without staleness, and for a step after the last one. Where the block fails, the groups are
+    not waited for.
     """
     groups: list[Group] = []
     if not loop.staleness or step > loop.steps:
         yield groups
         return
-    tasks = draw(loop, state, step)
-    with in_background("ahead", lambda unwanted: refilled(loop, state, step, tasks, unwanted)) as sampled:
+    tasks = draw_tasks(loop, state, step)
+    with in_background("ahead", lambda unwanted: _refilled(loop, state, step, tasks, unwanted)) as sampled:
         yield groups
         with time_rollout(loop):
             groups += sampled.result()
 
 
-def refilled(
+def _refilled(
     loop: Loop, state: State, step: int, tasks: Sequence[Task], stop: Callable[[], bool] = lambda: False
 ) -> list[Group]:
-    """The groups of these tasks and, with dynamic sampling, of further ones: until `batch_size` groups are live, so
-    many were sampled, the run's episodes are used up, or the pool has no other task (DAPO, arXiv 2503.14476, §3.2). The
-    engine's weights are those of the first."""
-    groups, refill = sample(loop, tasks, step, stop), 0
-    while (wanted := _wanted(loop, state, groups)) > 0:
+    """The groups of these tasks and, with dynamic sampling, of further ones (DAPO, arXiv 2503.14476, §3.2).
+
+    Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
+    used up, or the pool has no other task. All groups are sampled from the same weights.
+    """
+    groups, refill = _play(loop, tasks, step, stop), 0
+    while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         known = {group.task.id for group in groups}
-        further = [task for task in draw(loop, state, step, refill) if task.id not in known]
+        further = [task for task in draw_tasks(loop, state, step, refill) if task.id not in known]
         if not further:
             break
-        groups += sample(loop, further[:wanted], step, stop)
+        groups += _play(loop, further[:missing], step, stop)
     return groups
 
 
-def _wanted(loop: Loop, state: State, groups: Sequence[Group]) -> int:
-    """How many more groups to sample; none below 1."""
+def _missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
+    """How many more groups to sample; none for 0 and below."""
     missing = loop.batch_size - sum(group.live for group in groups)
-    return min(missing, min(loop.dynamic_sampling, left(loop, state)) - len(groups))
+    return min(missing, min(loop.dynamic_sampling, _groups_left(loop, state)) - len(groups))
 
 
-def left(loop: Loop, state: State) -> int:
+def _groups_left(loop: Loop, state: State) -> int:
     """How many groups the run may still sample, `state` being that before the step."""
     if not loop.episodes:
         return sys.maxsize
     return (loop.episodes - state.memory["played"]["episodes"]) // loop.group_size
 
 
-def taught(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
-    """The groups that a step learns from, and the sizes of those that it may have, () where it has them all.
+def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
+    """The groups that a step learns from, and the sizes of the largest batch that it may have.
 
-    With dynamic sampling they are those alone that are live, so that the mean over groups is over them.
+    With dynamic sampling these are the live groups alone, so that the mean over groups is taken over them. The sizes
+    are () where every batch is as large as this one.
     """
-    room = [loop.group_size] * loop.batch_size if loop.dynamic_sampling or loop.episodes else ()
-    return [group for group in groups if group.live] if loop.dynamic_sampling else groups, room
+    sizes = [loop.group_size] * loop.batch_size if loop.dynamic_sampling or loop.episodes else ()
+    return [group for group in groups if group.live] if loop.dynamic_sampling else groups, sizes
 
 
-def draw(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Task, ...]:
-    """The tasks of a step; decided by its number, the pool and, with a curriculum, how tasks went so far. Those of a
-    refill are as many as it may take to find others. None once the run's episodes are used up."""
-    wants, seen = loop.curriculum, state.memory.get("visits", {})
-    weight = (lambda id: weighed(wants, seen.get(id, ()))) if wants else None
-    seed = loop.seed, step - 1
-    if not refill:
-        return state.pool.sample(min(loop.batch_size, left(loop, state)), seed, loop.fresh_fraction, weight)
-    return state.pool.sample(
-        loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill), loop.fresh_fraction, weight
-    )
+def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Task, ...]:
+    """The tasks of a step, and with `refill` above 0 those of its refill of that number.
+
+    The step's number and the pool decide them, and with a curriculum how tasks went so far. A refill draws so many
+    that some of them are new. There are none once the run's episodes are used up.
+    """
+    curriculum, scores = loop.curriculum, state.memory.get("visits", {})
+    weight = (lambda id: weighed(curriculum, scores.get(id, ()))) if curriculum else None
+    seed: tuple = (loop.seed, step - 1)
+    if refill:
+        count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill)
+    else:
+        count = min(loop.batch_size, _groups_left(loop, state))
+    return state.pool.sample(count, seed, loop.fresh_fraction, weight)
 
 
-def sample(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool] = lambda: False) -> list[Group]:
-    """The episodes played of each task; decided by the seed and the step alone."""
+def _play(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool]) -> list[Group]:
+    """The groups of these tasks; the seed and the step alone decide their random numbers."""
     if not tasks:
         return []
-    seed = loop.seed, step - 1
-    return collect(
-        loop.engine,
-        loop.chat,
-        loop.environment,
-        tasks,
-        group_size=loop.group_size,
-        sampling=loop.sampling,
-        seed=seed,
-        label=str(step),
-        limits=loop.limits,
-        quorum=loop.quorum,
-        stop=stop,
-    )
+    actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
+    collector = EpisodeCollector(actors, loop.environment, loop.limits, loop.group_size, loop.quorum)
+    return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
 
 
 @contextlib.contextmanager
 def time_rollout(loop: Loop) -> Iterator[None]:
-    """Charges the engine's time within the block to generation, the rest of the wall time to the environment."""
+    """Charges the engine's busy time within the block to generation, and the rest of the wall time to environment."""
     busy = loop.engine.busy_seconds
     with loop.clock("environment"):
         yield

@@ -1,4 +1,12 @@
-"""Stages 2 and 3 as one pipeline: expeditions → contexts → triplets → drafts → verdicts → tasks."""
+"""Stages 2 and 3 as one pipeline: expeditions → contexts → triplets → drafts → verdicts → tasks.
+
+selection.py         which signals an evolution follows
+expeditions.py       where an evolution's expeditions go
+expedition_batch.py  runs a batch of expeditions at the same time and validates their drafts
+collector.py         gathers the new tasks, in the order of the expeditions
+records.py           the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
+interruption.py      stops an evolution before its end
+"""
 
 from __future__ import annotations
 
@@ -12,7 +20,7 @@ from cojax.synthesis.collector import Collector, Synthesis
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
 from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, fresh_places
 from cojax.synthesis.interruption import Interrupted
-from cojax.synthesis.selection import SELECTIONS, select
+from cojax.synthesis.selection import SELECTIONS
 from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
@@ -25,7 +33,6 @@ __all__ = [
     "Validate",
     "fresh_places",
     "initial_tasks",
-    "select",
     "synthesize",
 ]  # fmt: skip
 
@@ -44,33 +51,33 @@ def synthesize(
     near_duplicates: NearDuplicates | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Goes on the expeditions in waves of `explorer.width` until `budget` tasks are found, at most `per_context` of
-    each.
+    """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` of each
+    expedition.
 
-    `known` tells whether the pool holds a task of that id, `kin` whether it holds one that is worded alike. The
-    expeditions of a batch go at once, each with its share of a metered explorer's budget, and know what was found
-    before the batch; then what they found is taken up in their order, less what an earlier one found too and what the
-    budget does not hold. An environment or a model that breaks costs its expedition or its draft and is counted; it
-    never ends the evolution. The same seed, and the same replies where there is a model, give the same tasks.
+    `known` tells whether the pool holds a task of an id, and `near_duplicates` whether it holds one with a similar
+    wording. The expeditions of a batch run at the same time, each with its share of a metered explorer's budget. They
+    know the tasks found before the batch. Their tasks are then taken in the order of the expeditions, without those
+    that an earlier expedition found too and those beyond the budget. Where an environment or a model breaks, its
+    expedition or draft is lost and counted; the evolution goes on. The same seed, and with a model the same replies,
+    give the same tasks.
 
     Raises Interrupted soon after `stop` turns true.
     """
-    # An evolution that is not brought to its end leaves nothing in the kin of the pool.
-    harvest = Collector(
-        explorer.name, step, budget, NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
-    )
+    # The pool's near duplicates learn nothing of an evolution that may be interrupted: the collector has a fork.
+    similar = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
+    collector = Collector(explorer.name, step, budget, similar)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
 
     def taken(id: str) -> bool:
-        return id in harvest.tasks or known(id)
+        return id in collector.tasks or known(id)
 
-    numbered = enumerate(_unbroken(expeditions, harvest.counts))
-    while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, harvest.left)))):
-        batch = ExpeditionBatch(environment, validate, taken, harvest.near_duplicates, min(per_context, harvest.left))
+    numbered = enumerate(_until_failure(expeditions, collector.counts))
+    while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, collector.left)))):
+        batch = ExpeditionBatch(environment, validate, taken, similar, min(per_context, collector.left))
         for result in batch.results(explorer, chosen, seed, stop):
-            harvest.take(result)
-    return harvest.gathered(explorer.figures() if isinstance(explorer, Metered) else {})
+            collector.take(result)
+    return collector.synthesis(explorer.figures() if isinstance(explorer, Metered) else {})
 
 
 def initial_tasks(
@@ -86,13 +93,13 @@ def initial_tasks(
     per_context: int = 1,
     near_duplicates: NearDuplicates | None = None,
 ) -> Synthesis:
-    """D_0: `count` tasks by unguided exploration, `per_context` a setup, from at most `attempts * count` setups.
+    """D_0: `count` tasks by unguided exploration, at most `per_context` on each of at most `attempts * count` setups.
 
-    Raises ValueError where the environment yields fewer, naming the commonest reasons.
+    Raises ValueError where fewer are found, naming the commonest reasons.
     """
-    places = (place for round in range(attempts) for place in fresh_places(environment, split, count, (*seed, round)))
+    setups = (setup for round in range(attempts) for setup in fresh_places(environment, split, count, (*seed, round)))
     result = synthesize(
-        (Expedition(place, "unguided", weights=weights) for place in places),
+        (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
         explorer,
         validate,
@@ -104,7 +111,7 @@ def initial_tasks(
         near_duplicates=near_duplicates,
     )
     if len(result.tasks) < count:
-        reasons = result.reasons() or ["no draft could be worded"]
+        reasons = result.reasons() or ["the explorer wrote no draft"]
         raise ValueError(
             f"{count} initial tasks wanted, {len(result.tasks)} found on {result.counts['expeditions']} setups; "
             f"commonest reasons: {'; '.join(reasons)}; the environment failed {result.counts['failures']}× and lost "
@@ -113,8 +120,8 @@ def initial_tasks(
     return result
 
 
-def _unbroken(expeditions: Iterable[Expedition], counts: Counter[str]) -> Iterator[Expedition]:
-    """The expeditions up to where the environment breaks, which is counted."""
+def _until_failure(expeditions: Iterable[Expedition], counts: Counter[str]) -> Iterator[Expedition]:
+    """The expeditions until the environment fails to give the next one; the failure is counted."""
     try:
         yield from expeditions
     except EnvironmentFailure:

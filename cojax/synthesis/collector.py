@@ -1,4 +1,4 @@
-"""What an evolution brings home, and how it is gathered: the expeditions in turn, whichever came back first."""
+"""Gathers the new tasks of an evolution from its expeditions, in their order, whichever ended first."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _COUNTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Synthesis:
-    """New tasks, one record of drafts.jsonl for each draft examined and one of expeditions.jsonl for each expedition,
-    the counts behind them, and what the explorer says it cost.
+    """The result of an evolution.
 
-    Counts: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (of those discarded),
-    failures (expeditions or validations that the environment broke), explorer_failures (expeditions that the explorer's
-    model broke).
+    `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
+    expeditions.jsonl for each expedition. `figures` are what the explorer says it cost. `counts` are: expeditions,
+    runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (of the discarded), failures (expeditions
+    or validations that the environment broke), explorer_failures (expeditions that the explorer's model broke).
     """
 
     tasks: tuple[Task, ...] = ()
@@ -38,22 +38,22 @@ class Synthesis:
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:
-        """The records of drafts that a person should look at."""
+        """The records of the drafts that a person should look at."""
         return [record for record in self.drafts if record["verdict"]["quarantine"]]
 
     def reasons(self, count: int = 3) -> list[str]:
-        """The commonest reasons why drafts were refused or expeditions brought none, as "reason (4×)".
+        """The commonest reasons why drafts were refused or expeditions failed, as "reason (4×)".
 
-        Reasons that differ in numbers alone count as one, and the first of them is told.
+        Reasons that differ only in their numbers count as one; the first of them is given.
         """
-        last = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
-        lost = [record["error"] for record in self.expeditions if record["error"]]
-        # Where all runs of an expedition broke, the first one says why.
-        broken = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
-        lost += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in broken]
+        refused = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
+        failed = [record["error"] for record in self.expeditions if record["error"]]
+        # Where all runs of an expedition failed, the first one says why.
+        first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
+        failed += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
         counts: Counter[str] = Counter()
         first: dict[str, str] = {}
-        for reason in (*last, *lost):
+        for reason in (*refused, *failed):
             kind = re.sub(r"\d+", "#", reason)
             counts[kind] += 1
             first.setdefault(kind, reason)
@@ -62,8 +62,11 @@ class Synthesis:
 
 @dataclasses.dataclass
 class Collector:
-    """What was found so far, of at most `budget` tasks; `kin` learns the wording of each. No expedition is under way
-    while it changes."""
+    """The tasks found so far, at most `budget`, with the records and counts behind them.
+
+    `near_duplicates` learns the wording of each task. A collector changes only between batches, while no expedition
+    runs.
+    """
 
     explorer: str
     step: int
@@ -76,28 +79,26 @@ class Collector:
 
     @property
     def left(self) -> int:
-        """How many tasks are still wanted."""
+        """How many tasks are still to be found."""
         return self.budget - len(self.tasks)
 
     def take(self, result: ExpeditionResult) -> None:
-        """Takes up what an expedition found, with a record of all it did."""
+        """Adds the tasks of an expedition that none overtook, and the records of all it did."""
         expedition, exploration, counts = result.expedition, result.exploration, self.counts
         counts["expeditions"] += 1
         counts["runs_failed"] += len(exploration.failures)
         counts["triplets"] += len(exploration.triplets)
         for draft, verdict, task in result.examined:
             if task is not None and (reason := self._overtaken(task)):
-                verdict, task = (
-                    dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason)),
-                    None,
-                )
+                verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason))
+                task = None
             counts["drafts"] += 1
             counts[verdict.status] += 1
             counts["quarantined"] += bool(verdict.quarantine)
             counts["failures"] += any(line.startswith("environment failed") for line in verdict.evidence)
             if task is not None:
-                about = lineage(expedition, draft, verdict, self.explorer, self.step)
-                task = dataclasses.replace(task, origin=expedition.origin, lineage=about)
+                descent = lineage(expedition, draft, verdict, self.explorer, self.step)
+                task = dataclasses.replace(task, origin=expedition.origin, lineage=descent)
                 self.tasks[task.id] = task
                 self.near_duplicates.add(task)
             self.drafts.append(draft_record(expedition, draft, verdict, task, self.step, result.number))
@@ -105,14 +106,14 @@ class Collector:
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in result.errors)
         self.expeditions.append(expedition_record(expedition, exploration, result.errors, self.step, result.number))
 
-    def gathered(self, figures: Mapping[str, Any]) -> Synthesis:
+    def synthesis(self, figures: Mapping[str, Any]) -> Synthesis:
+        """The result of the evolution; `figures` are the explorer's."""
         return Synthesis(
             tuple(self.tasks.values()), tuple(self.drafts), dict(self.counts), tuple(self.expeditions), figures
         )
 
     def _overtaken(self, task: Task) -> str:
-        """Why an expedition that went at the same time and comes first makes the task one too many; empty where
-        none."""
+        """Why earlier expeditions of the same batch make this task superfluous; "" where they do not."""
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
         if self.left <= 0:

@@ -1,6 +1,6 @@
-"""A batch of expeditions: made at once, each on a thread of its own, and their drafts examined.
+"""Runs a batch of expeditions at the same time, each on its own thread, and validates their drafts.
 
-An expedition looks at nothing that the others of its batch find: seed and replies alone decide what it brings back.
+An expedition sees nothing that the others of its batch find: its seed and the model's replies alone decide its result.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from cojax.types import Task, TaskDraft, Verdict
 from cojax.validation.query import MOST_CHARACTERS, flaw, oversize
 from cojax.validation.similarity import NearDuplicates
 
-# The verdict on a draft, and the task where it was accepted: of the draft, of which ids are taken, and on behalf of
-# which explorer.
+# (draft, whether an id is taken, the explorer that pays for model calls) → the verdict, and the task where it accepts.
 Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
 
-# Seconds between two looks at whether to stop.
+# Seconds between two checks of whether to stop.
 _POLL = 0.05
-# Seconds for what is told to stop.
+# Seconds in which expeditions that are told to stop may end by themselves.
 _GRACE = 1.0
 _NOTHING = Exploration()
 
 
 @dataclasses.dataclass(frozen=True)
 class ExpeditionResult:
-    """An expedition that was made: its number in the evolution, what it found, its drafts with their verdicts, and what
-    ended it early."""
+    """One expedition: its number in the evolution, its exploration, its validated drafts, and what ended it early.
+
+    `examined` holds each draft with its verdict, and the task where it was accepted.
+    """
 
     number: int
     expedition: Expedition
@@ -45,10 +46,10 @@ class ExpeditionResult:
 
 @dataclasses.dataclass(frozen=True)
 class ExpeditionBatch:
-    """What expeditions that go at once have in common. None of it changes while they are under way.
+    """What the expeditions of a batch have in common. None of it changes while they run.
 
-    `taken` tells whether a task of that id was found before, `kin` whether one that is worded alike; each expedition
-    looks for `wanted` tasks.
+    `taken` tells whether a task of an id was found before, and `near_duplicates` whether one with a similar wording
+    was. Each expedition looks for `wanted` tasks.
     """
 
     environment: Environment
@@ -60,23 +61,23 @@ class ExpeditionBatch:
     def results(
         self, explorer: Explorer, expeditions: Sequence[tuple[int, Expedition]], seed: tuple, stop: Callable[[], bool]
     ) -> list[ExpeditionResult]:
-        """The numbered expeditions, made at once and in their order; one more draft or two are worded than wanted, as
-        not every one is accepted.
+        """Runs the numbered expeditions at the same time; their results in the order of the expeditions.
 
-        Raises Interrupted soon after `stop` turns true; what is under way then ends at its next action or model call,
-        and is not waited for longer than a moment.
+        Up to two drafts more than wanted are asked for, as not every draft is accepted. Raises Interrupted soon after
+        `stop` turns true. The expeditions then end at their next action or model call, and are waited for a second at
+        most.
         """
-        places = [(*seed, number) for number, _ in expeditions]
-        with contextlib.ExitStack() as under_way:
-            team = under_way.enter_context(_team(explorer, places))
+        seeds = [(*seed, number) for number, _ in expeditions]
+        with contextlib.ExitStack() as stack:
+            members = stack.enter_context(_team(explorer, seeds))
             results: list[Future[ExpeditionResult]] = []
-            under_way.enter_context(_closing(explorer, results))
-            for member, (number, expedition), place in zip(team, expeditions, places, strict=True):
-                work = functools.partial(self._made, member, number, expedition, place, stop)
-                results.append(under_way.enter_context(in_background(f"expedition {number}", work)))
-            return _results(results, stop)
+            stack.enter_context(_close_budget_on_error(explorer, results))
+            for member, (number, expedition), own_seed in zip(members, expeditions, seeds, strict=True):
+                work = functools.partial(self._run, member, number, expedition, own_seed, stop)
+                results.append(stack.enter_context(in_background(f"expedition {number}", work)))
+            return _wait_for(results, stop)
 
-    def _made(
+    def _run(
         self,
         explorer: Explorer,
         number: int,
@@ -85,7 +86,7 @@ class ExpeditionBatch:
         stop: Callable[[], bool],
         unwanted: Callable[[], bool],
     ) -> ExpeditionResult:
-        """Reflects, explores, abstracts and examines, until it has found what is wanted of it."""
+        """One expedition: reflects, explores, abstracts and validates, until it has the tasks wanted of it."""
 
         def over() -> bool:
             return unwanted() or stop()
@@ -105,7 +106,7 @@ class ExpeditionBatch:
     def _examined(
         self, drafts: Iterable[TaskDraft], explorer: Explorer, over: Callable[[], bool]
     ) -> Iterator[tuple[TaskDraft, Verdict, Task | None]]:
-        """The drafts with their verdicts. What is worded like another task is not run."""
+        """The drafts with their verdicts. A draft worded like another task is refused before it is run."""
         own: dict[str, Task] = {}
         near_duplicates = self.near_duplicates.fork()
 
@@ -115,7 +116,7 @@ class ExpeditionBatch:
         for draft in drafts:
             if over():
                 raise Interrupted
-            verdict, task = _alike(draft, taken, near_duplicates), None
+            verdict, task = _near_duplicate(draft, taken, near_duplicates), None
             if verdict is None:
                 verdict, task = self.validate(draft, taken, explorer)
             if task is not None:
@@ -126,8 +127,9 @@ class ExpeditionBatch:
                 return
 
 
-def _alike(draft: TaskDraft, taken: Callable[[str], bool], near_duplicates: NearDuplicates) -> Verdict | None:
-    # What is no query, whatever the settings, is refused by validation at once, and may be too long to be compared.
+def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], near_duplicates: NearDuplicates) -> Verdict | None:
+    """The verdict on a draft that is worded like a task that was found before; None on any other draft."""
+    # Validation refuses a draft that cannot be a query; it may be too long to be compared.
     if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
         return None
     task = Task(draft.environment, draft.query, draft.setup, draft.solution)
@@ -143,8 +145,9 @@ def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractCon
 
 
 @contextlib.contextmanager
-def _closing(explorer: Explorer, results: Sequence[Future[ExpeditionResult]]) -> Iterator[None]:
-    """Where the block is left early, nothing more is paid for what is still under way; it has a moment to end."""
+def _close_budget_on_error(explorer: Explorer, results: Sequence[Future[ExpeditionResult]]) -> Iterator[None]:
+    """Where the block raises, closes the budget, so that running expeditions spend no more, and gives them _GRACE to
+    end."""
     try:
         yield
     except BaseException:
@@ -154,8 +157,8 @@ def _closing(explorer: Explorer, results: Sequence[Future[ExpeditionResult]]) ->
         raise
 
 
-def _results(results: Sequence[Future[ExpeditionResult]], stop: Callable[[], bool]) -> list[ExpeditionResult]:
-    """All of them, in order; the first exception among them is raised at once, and Interrupted when `stop` is true."""
+def _wait_for(results: Sequence[Future[ExpeditionResult]], stop: Callable[[], bool]) -> list[ExpeditionResult]:
+    """All results, in order. Raises the first exception among them at once, and Interrupted when `stop` is true."""
     while True:
         done, pending = wait(results, _POLL, FIRST_EXCEPTION)
         for result in done:
@@ -168,7 +171,7 @@ def _results(results: Sequence[Future[ExpeditionResult]], stop: Callable[[], boo
 
 
 def _until(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
-    """The drafts up to where the environment or the model breaks, which is noted."""
+    """The drafts until the environment or the model breaks; that exception goes into `errors`."""
     try:
         yield from drafts
     except (EnvironmentFailure, EngineError) as error:

@@ -1,8 +1,9 @@
-"""Where an evolution goes: expeditions around signals, around trajectories, or wherever popularity draws them."""
+"""Where an evolution's expeditions go: around signals, around random trajectories, or unguided to fresh setups."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -10,16 +11,16 @@ from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
 from cojax.signals import SignalKind
 from cojax.signals.tools import tools_called
-from cojax.synthesis.selection import Select, Visits, even, judged
+from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
 
 
 @dataclasses.dataclass(frozen=True)
 class Expedition:
-    """One trip into the environment: to the task's setup, guided by a context or by mere weights over tools.
+    """One trip of an explorer to the task's setup, guided by a context, or unguided with weights over tools.
 
-    `signal` is the line of evidence that sent it, where one did. `reflect` makes the context once the expedition sets
-    out: it may take a model a while, and several can think at once.
+    `signal` is the evidence of the signal behind it, "" where there is none. `reflect` makes the context when the
+    expedition starts, not before: a model may take long for it, and several expeditions can reflect at the same time.
     """
 
     task: Task
@@ -30,7 +31,7 @@ class Expedition:
     reflect: Callable[[Explorer], ExplorationContext] | None = None
 
     def prepared(self, explorer: Explorer) -> Expedition:
-        """With its context."""
+        """The expedition with its context, which `reflect` makes where it is given."""
         if self.reflect is None:
             return self
         return dataclasses.replace(self, context=self.reflect(explorer), reflect=None)
@@ -38,12 +39,12 @@ class Expedition:
 
 @dataclasses.dataclass(frozen=True)
 class EvolutionInputs:
-    """What an evolution draws on.
+    """All that an evolution reads.
 
-    `signals` are those pending since the last evolution, `episodes` the ids of all its trajectories, and `find` brings
-    a trajectory back by its id. `popularity` is how much an unguided explorer is drawn to each tool. `split` is where
-    unguided expeditions take their setups from, never the queries; `contexts` how many expeditions are prepared.
-    `select` is an entry of `selection.SELECTIONS`; `kinds` judge signals by the `visits` of their tasks so far.
+    `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, and `find`
+    returns a trajectory by its id. `popularity` weighs the tools of an unguided explorer. Unguided expeditions take
+    setups from `split`, never its queries. `contexts` is how many expeditions are prepared. `select` is an entry of
+    `selection.SELECTIONS`. `kinds` give the confidence in a signal from the `visits` of its task.
     """
 
     environment: Environment
@@ -56,67 +57,68 @@ class EvolutionInputs:
     seed: tuple
     split: str = "seed"
     select: Select = even
-    visits: Visits = dataclasses.field(default_factory=dict)
+    visits: VisitsByTask = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
 
-    def chosen(self) -> tuple[Signal, ...]:
+    def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
-        return self.select(self.signals, self.contexts, self.seed, judged(self.kinds, self.visits))
+        return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
 
 
 def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """No growth: plain GRPO on D_0."""
+    """No expeditions, so no new tasks: plain GRPO on D_0."""
     return iter(())
 
 
 def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided growth, skewed to popular tools (the paper's random exploration)."""
-    for place in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
-        yield Expedition(place, "unguided", weights=inputs.popularity)
+    """Unguided, with weights that favour popular tools (the paper's random exploration)."""
+    for setup in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+        yield Expedition(setup, "unguided", weights=inputs.popularity)
 
 
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided growth, uniform over tools: a ceiling."""
-    for place in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
-        yield Expedition(place, "uniform")
+    """Unguided, all tools alike: an upper bound for unguided exploration."""
+    for setup in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+        yield Expedition(setup, "uniform")
 
 
 def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The control: guided as by a signal, around trajectories picked at random, one a task."""
+    """The control: guided as by a signal, but around trajectories picked at random, one for each task."""
     episodes = list(inputs.episodes)
     random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
-    visited: set[str] = set()
-    for episode in episodes:
-        if len(visited) == inputs.contexts:
-            return
-        trajectory = inputs.find(episode)
-        if trajectory.valid and trajectory.task.id not in visited:
-            visited.add(trajectory.task.id)
-            yield Expedition(trajectory.task, "trajectory", reflect=_reflecting(trajectory, "trajectory", None))
+    for trajectory in itertools.islice(_one_of_each_task(inputs, episodes), inputs.contexts):
+        yield Expedition(trajectory.task, "trajectory", reflect=_reflect_on(trajectory, "trajectory", None))
 
 
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The matched control: as many contexts of each kind as there are signals to follow, with that kind's guidance and
-    as many tools in focus, but around trajectories picked at random, one a task and kind, and tools picked at random
-    among those that they called."""
+    """The matched control: each signal to follow is moved to a trajectory picked at random.
+
+    The numbers of contexts of each kind, their guidance and how many tools are in focus stay the same. Trajectories are
+    picked at random, one for each task and kind, and the tools in focus at random among those that they called.
+    """
     rng = random.Random(repr(("displaced", inputs.seed)))
-    chosen = inputs.chosen()
-    places = {kind: _shuffled(inputs, rng) for kind in dict.fromkeys(signal.kind for signal in chosen)}
+    chosen = inputs.selected_signals()
+    kinds = dict.fromkeys(signal.kind for signal in chosen)
+    trajectories = {kind: _in_random_order(inputs, rng) for kind in kinds}
     for signal in chosen:
-        trajectory = next(places[signal.kind], None)
+        trajectory = next(trajectories[signal.kind], None)
         if trajectory is None:
             continue
         called = sorted(set(tools_called(trajectory)) - {inputs.explorer.ending})
         focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
         moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
-        reflect = _reflecting(trajectory, signal.kind, moved)
+        reflect = _reflect_on(trajectory, signal.kind, moved)
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
 
 
-def _shuffled(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
-    """Valid trajectories since the last evolution in random order, one a task."""
-    episodes = rng.sample(inputs.episodes, len(inputs.episodes))
+def _in_random_order(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
+    # A generator: the episodes are drawn when the first one is asked for, as the order of the draws decides results.
+    yield from _one_of_each_task(inputs, rng.sample(inputs.episodes, len(inputs.episodes)))
+
+
+def _one_of_each_task(inputs: EvolutionInputs, episodes: Sequence[str]) -> Iterator[Trajectory]:
+    """The first valid trajectory of each task among these episodes, in their order."""
     visited: set[str] = set()
     for trajectory in map(inputs.find, episodes):
         if trajectory.valid and trajectory.task.id not in visited:
@@ -125,14 +127,14 @@ def _shuffled(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajector
 
 
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """CoEvolve: around the trajectories that carry signals."""
-    for signal in inputs.chosen():
+    """CoEvolve: around the trajectories that have the signals."""
+    for signal in inputs.selected_signals():
         trajectory = inputs.find(signal.episode)
-        reflect = _reflecting(trajectory, signal.kind, signal)
+        reflect = _reflect_on(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
-def _reflecting(
+def _reflect_on(
     trajectory: Trajectory, kind: Origin, signal: Signal | None
 ) -> Callable[[Explorer], ExplorationContext]:
     return lambda explorer: explorer.reflect(trajectory, kind, signal)
@@ -149,7 +151,7 @@ EVOLUTIONS: dict[str, Callable[[EvolutionInputs], Iterator[Expedition]]] = {
 
 
 def fresh_places(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
-    """Setups of `count` tasks of the split, without their queries and solutions; the seed alone decides which."""
+    """The setups of `count` tasks of the split, as tasks without query and solution; the seed alone decides which."""
     number = int(content_hash(["places", repr(seed)]), 16) % 2**31
     return tuple(
         dataclasses.replace(task, query="", solution=()) for task in ask(environment.tasks, split, count, number)

@@ -1,4 +1,4 @@
-"""Leaving an evolution before its end."""
+"""Stops an evolution before its end: the exception, and an environment in which nothing more happens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from cojax.types import Action, Observation, Task
 
 
 class Interrupted(Exception):
-    """An evolution was told to stop; what it found so far is not used."""
+    """An evolution was told to stop. Nothing that it found so far is used."""
 
 
 def interruptible(environment: Environment, over: Callable[[], bool]) -> Environment:
-    """The environment, in which, once `over` is true, no episode starts and no action is carried out any more: both
-    fail as if it were broken."""
+    """The environment until `over` is true. From then on no episode starts and no action is carried out: both raise
+    EnvironmentFailure."""
 
     def start(task: Task) -> Episode:
-        _go_on(over)
+        _raise_if(over)
         episode = environment.start(task)
 
         def step(action: Action) -> Observation:
-            _go_on(over)
+            _raise_if(over)
             return episode.step(action)
 
         return WrappedEpisode(episode, step=step)
@@ -30,6 +30,6 @@ def interruptible(environment: Environment, over: Callable[[], bool]) -> Environ
     return Wrapped(environment, start)
 
 
-def _go_on(over: Callable[[], bool]) -> None:
+def _raise_if(over: Callable[[], bool]) -> None:
     if over():
         raise EnvironmentFailure("the evolution was told to stop")

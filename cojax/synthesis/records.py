@@ -1,4 +1,4 @@
-"""What an evolution leaves on disk: a line for each expedition and each draft, and the lineage of each task."""
+"""What an evolution writes: the lines of expeditions.jsonl and drafts.jsonl, and the lineage of each new task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from cojax.types import Lineage, Task, TaskDraft, Verdict, to_json
 
 
 def lineage(expedition: Expedition, draft: TaskDraft, verdict: Verdict, explorer: str, step: int) -> Lineage:
+    """The lineage of the task that the draft became. An unguided expedition gives it no parent and no episode."""
     return Lineage(
         parent=expedition.task.id if expedition.context else "",
         signal=expedition.signal,
@@ -26,7 +27,8 @@ def lineage(expedition: Expedition, draft: TaskDraft, verdict: Verdict, explorer
 def draft_record(
     expedition: Expedition, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int
 ) -> dict[str, Any]:
-    """One line of drafts.jsonl; `expedition` is the number of its expedition within the evolution."""
+    """One line of drafts.jsonl; `number` is that of the expedition within the evolution, and `task` the task that the
+    draft became."""
     return {
         "step": step,
         "expedition": number,
@@ -43,20 +45,23 @@ def draft_record(
 def expedition_record(
     expedition: Expedition, exploration: Exploration, errors: Sequence[Exception], step: int, number: int
 ) -> dict[str, Any]:
-    """One line of expeditions.jsonl: the context, how many actions each run took and how many of them worked, what
-    broke runs, and what ended the expedition early."""
+    """One line of expeditions.jsonl.
+
+    It holds the context, how many actions each run took and how many of them worked, why runs failed, and what ended
+    the expedition early.
+    """
     context = expedition.context
     runs: dict[int, list[bool]] = {}
     for triplet in exploration.triplets:
         runs.setdefault(triplet.run, []).append(triplet.observation.ok)
-    told = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
+    written = {name: value for name, value in to_json(context).items() if name != "task"} if context else None
     return {
         "step": step,
         "expedition": number,
         "origin": expedition.origin,
         "task": expedition.task.id,
         "signal": expedition.signal,
-        "context": told,
+        "context": written,
         "runs": [{"run": run, "actions": len(worked), "ok": sum(worked)} for run, worked in runs.items()],
         "failures": list(exploration.failures),
         "error": "; ".join(map(str, errors)),

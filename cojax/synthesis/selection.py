@@ -1,4 +1,4 @@
-"""Which signals are worth an expedition, where there are more than can be followed."""
+"""Selects the signals that an evolution follows, where there are more than it has expeditions for."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cojax.types import INFRASTRUCTURE, Signal
 
 _HALF = 0.5
 
-Visits = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
+VisitsByTask = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
 Confidence = Callable[[Signal], float]
 Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
 
 
 def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """At most `budget` signals, one a task and kind, taken from the kinds in turn: a scarce kind is kept whole."""
+    """At most `budget` signals, one for each task and kind, taken from the kinds in turn: a rare kind is kept whole."""
     return _stratified(signals, budget, seed, lambda signal: 0.0)
 
 
 def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """As `even`, those of each kind first that the history of their tasks bears out best."""
+    """As `even`, but within each kind the signals with the highest confidence come first."""
     return _stratified(signals, budget, seed, confidence)
 
 
@@ -37,16 +37,14 @@ def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confi
 SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": every}
 
 
-def select(signals: Iterable[Signal], budget: int, seed: tuple) -> tuple[Signal, ...]:
-    """`even`, which needs no history."""
-    return even(signals, budget, seed, lambda signal: _HALF)
-
-
 def visits_of(
     episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
 ) -> dict[str, list[Visit]]:
-    """The visits of every task: those that episodes are at hand of, by id STEP-TASK-SAMPLE, and before them those that
-    `windows` still hold a score of, of `group_size` trajectories each."""
+    """The visits of every task that has an episode here, oldest first.
+
+    Newer visits are counted from `episodes`, by id STEP-TASK-SAMPLE. Before them come older visits, of which only the
+    mean score is left in `windows`: each counts as one of `group_size` trajectories, at step 0.
+    """
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
         task = name.split("-")[1]
@@ -63,8 +61,8 @@ def visits_of(
     return visits
 
 
-def judged(kinds: Mapping[str, SignalKind], visits: Visits) -> Confidence:
-    """Signal → how far its kind trusts it by the visits of its task; 0.5 where they say nothing of it."""
+def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
+    """The confidence that a signal's kind has in it by the visits of its task; 0.5 where nothing is known of them."""
 
     def confidence(signal: Signal) -> float:
         known = visits.get(signal.task, ())
@@ -76,6 +74,7 @@ def judged(kinds: Mapping[str, SignalKind], visits: Visits) -> Confidence:
 def _stratified(
     signals: Iterable[Signal], budget: int, seed: tuple, worth: Callable[[Signal], float]
 ) -> tuple[Signal, ...]:
+    """At most `budget` signals, one for each task and kind, from the kinds in turn, within a kind by `worth`."""
     rng = random.Random(repr(("select", seed)))
     kinds: dict[str, list[Signal]] = {}
     for signal in signals:
@@ -83,7 +82,7 @@ def _stratified(
     queues: list[list[Signal]] = []
     for kind in sorted(kinds):
         rng.shuffle(kinds[kind])
-        # Stable: those of equal worth stay in random order. The last is taken first.
+        # The sort is stable: signals of equal worth stay in random order. The last one is taken first.
         queues.append(sorted({signal.task: signal for signal in kinds[kind]}.values(), key=worth))
     chosen: list[Signal] = []
     while len(chosen) < budget and any(queues):

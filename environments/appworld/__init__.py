@@ -9,6 +9,7 @@ offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
 report.py       what the worker that ran code says of a step, read
 verdict.py      the comparison with what a synthesized task's solution does
+goal_completion.py  the TGC and SGC of played tasks
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again

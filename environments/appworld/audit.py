@@ -13,11 +13,11 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure, play
 from cojax.environment.replay import follow
-from cojax.evaluate import goal_completion
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.appworld import data as roots
 from environments.appworld import make
 from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
+from environments.appworld.goal_completion import goal_completion
 from environments.worker.venv import InstallError
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
@@ -92,7 +92,8 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
         mixture.append((Group(task, (chosen[0],)), chosen[1]))
     line = f"{environment.data:<9} {split:<15} {len(tasks):>5} {solved:>6} {idle:>11} {mutated:>7} {failing:>5}"
     if mixture and len(mixture) == len(environment.tasks(split, 10**9)):
-        ours = [round(figure, 1) for figure in goal_completion([group for group, _ in mixture])]
+        found = goal_completion([group for group, _ in mixture])
+        ours = [round(100 * share, 1) for share in (found.tgc, found.sgc)]
         theirs = _official(environment, split, {group.task.setup["task"]: calls for group, calls in mixture})
         line += "".join(f" {f'{one}/{other}':>15}" for one, other in zip(ours, theirs, strict=True))
         if ours != theirs:

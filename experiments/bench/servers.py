@@ -13,7 +13,8 @@ import cojax
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
-from cojax.rollout.collect import collect
+from cojax.rollout.chat import PolicyActors
+from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import Served, SGLangEngine
@@ -106,22 +107,14 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         params = initialize(made.model, 0)
         sampling = scores.sampling(config, made.chat, config.sampling.temperature)
         tasks = made.environment.tasks("seed", max(1, batch // 8))
+        actors = PolicyActors(engine, made.chat, sampling)
+        collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
         rounds: list[tuple[float, Served, list[Trajectory]]] = []
         try:
             for number in range(repeats + 1):  # the first warms up
                 engine.load(Weights(number, lambda: to_hf(made.model, params)))
                 before, began = dataclasses.replace(engine.served), time.perf_counter()
-                groups = collect(
-                    engine,
-                    made.chat,
-                    made.environment,
-                    tasks,
-                    group_size=batch // len(tasks),
-                    sampling=sampling,
-                    seed=(number,),
-                    label=str(number),
-                    limits=made.limits,
-                )
+                groups = collector.collect(tasks, seed=(number,), label=str(number))
                 seconds = time.perf_counter() - began
                 rounds.append((seconds, _since(before, engine.served), [t for g in groups for t in g.trajectories]))
         finally:

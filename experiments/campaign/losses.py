@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from cojax.environment import Episode, OutOfContext
 from cojax.host import processes
-from cojax.rollout.collect import Limits, gather
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Message, Trajectory, Turn
 from environments.worker import Bounds, IsolatedEnvironment, isolate
 from experiments.campaign import wild
@@ -136,7 +136,7 @@ def _played(judged: wild.Judged, label: str, strike: Callable[[], None], at: int
             pass
 
     limits = Limits(max_turns=3, environment_deadline=60.0, error_rate=1.0, concurrency=1)
-    (group,) = gather(Honest(), judged, [wild.task()], group_size=1, seed=(0,), label=label, limits=limits)
+    (group,) = EpisodeCollector(Honest(), judged, limits).collect([wild.task()], seed=(0,), label=label)
     return group.trajectories[0]
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from cojax.environment import Actor, Environment, Episode, OutOfContext
 from cojax.rollout.chat import Chat
-from cojax.rollout.collect import Limits, gather
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Message, Trajectory, Turn
 from experiments.campaign import texts
 from experiments.campaign.cases import Canary, Case, Violation
@@ -73,9 +73,8 @@ def play(environment: Environment, case: Case, stop: Callable[[], bool] = lambda
     limits = Limits(
         max_turns=max(1, len(case.actions)), environment_deadline=_PATIENCE, error_rate=1.0, retries=1, concurrency=1
     )
-    (group,) = gather(
-        Scripted(case), environment, [case.task], group_size=1, seed=(0,), label=case.id, limits=limits, stop=stop
-    )
+    collector = EpisodeCollector(Scripted(case), environment, limits)
+    (group,) = collector.collect([case.task], seed=(0,), label=case.id, stop=stop)
     return group.trajectories[0]
 
 

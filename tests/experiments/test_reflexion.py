@@ -8,8 +8,8 @@ import pytest
 from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError
-from cojax.rollout.chat import Chat, full
-from cojax.rollout.collect import Limits, RolloutError, collect
+from cojax.rollout.chat import Chat, PolicyActors, full
+from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
@@ -54,8 +54,10 @@ def evaluated(engine, trials: int, reflects: bool, count: int = 4, world=WORLD, 
     def play(environment, tasks, label) -> list[Group]:
         labels.append(label)
         sampling = Sampling(temperature=0.0 if label == "first" else 1.0, max_tokens=200)
-        return collect(engine, CHAT, environment, tasks, group_size=1, sampling=sampling, seed=(0, len(labels)),
-                       label=label, limits=Limits(**{"error_rate": 1.0, **limits}))  # fmt: skip
+        collector = EpisodeCollector(
+            PolicyActors(engine, CHAT, sampling), environment, Limits(**{"error_rate": 1.0, **limits})
+        )
+        return collector.collect(tasks, seed=(0, len(labels)), label=label)
 
     first = play(world, WORLD.tasks("eval", count), "first")
     return *retried(play, world, first, trials, reflects, 24_000), labels

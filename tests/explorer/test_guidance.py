@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 from records import call, task, trajectory
 
-from cojax.explorer.guidance import GUIDANCE, context_of, signature
-from cojax.types import Action, Check, Signal
+from cojax.explorer.guidance import GUIDANCE, context_of
+from cojax.types import Check, Signal
 
 A = task("mail amber to ana", [call("contacts_find", person="ana"), call("mail_send", address="box11", text="amber")])
 
@@ -48,8 +48,3 @@ def test_each_signal_has_guidance_of_its_own_and_other_kinds_have_none() -> None
     assert len({guidance.objectives for guidance in GUIDANCE.values()}) == 4
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'unguided'"):
         context_of(failing(), "unguided", None, "finish")
-
-
-def test_a_signature_reads_like_a_call() -> None:
-    assert signature(call("files_move", file="report", folder="taxes")) == "files_move(file=report, folder=taxes)"
-    assert signature(Action(text="apis.files.move()")) == "apis.files.move()"

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from cojax.learner.batch import live_rows
 from cojax.learner.objective import objective
 from cojax.loop import Loop, State
-from cojax.loop.groups import Played, ahead, rollout, taught
+from cojax.loop.groups import Played, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
@@ -63,7 +63,7 @@ def loop(**settings) -> Loop:
 
 
 def sampled(tasks: TaskPool, **settings) -> list[Group]:
-    return rollout(loop(**settings), State(0, SimpleNamespace(), tasks, {}), 1)
+    return sample_groups(loop(**settings), State(0, SimpleNamespace(), tasks, {}), 1)
 
 
 def named(groups: list[Group]) -> list[Task]:
@@ -101,7 +101,7 @@ def test_the_cap_and_the_pool_are_ends() -> None:
 
 def test_it_samples_the_same_ahead_of_the_update() -> None:
     tasks = pool(6, 6)
-    with ahead(
+    with sample_ahead(
         loop(batch_size=4, dynamic_sampling=12, staleness=1), State(0, SimpleNamespace(), tasks, {}), 1
     ) as found:
         pass
@@ -113,7 +113,7 @@ def test_the_episodes_of_a_run_are_an_end() -> None:
 
     def step(played: int, **settings) -> list[Group]:
         state = State(0, SimpleNamespace(), pool(0, 12), {"played": {"episodes": played}})
-        return rollout(loop(batch_size=4, episodes=14, **settings), state, 1)
+        return sample_groups(loop(batch_size=4, episodes=14, **settings), state, 1)
 
     assert [len(step(played)) for played in (0, 6, 10, 13, 14)] == [4, 4, 2, 0, 0]
     assert [len(step(played, dynamic_sampling=6)) for played in (0, 4, 10, 14)] == [6, 5, 2, 0]
@@ -123,7 +123,7 @@ def test_the_episodes_of_a_run_are_an_end() -> None:
 
 @pytest.mark.parametrize("parts", [1, 4])
 def test_a_step_without_episodes_learns_nothing(parts) -> None:
-    groups, room = taught(loop(batch_size=4, episodes=14), [])
+    groups, room = learnable(loop(batch_size=4, episodes=14), [])
     learns = objective("grpo", {}, "group_relative", {}, "group_token_mean", {}, parts)
     batches, facts = learns.batches(groups, (0, 1), 32, 2, room)
     assert [(live_rows(batch), batch.tokens.shape) for batch in batches] == [(0, (8 // parts, 32))] * parts

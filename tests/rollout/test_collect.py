@@ -12,8 +12,7 @@ from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.rollout.chat import Chat, PolicyActors, none
-from cojax.rollout.collect import Limits, RolloutError, RolloutStopped, collect
-from cojax.rollout.collect import gather as gather_of
+from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.episode_threads import EpisodeThreads, Job
 from cojax.rollout.vocabulary import word_tokenizer
@@ -49,10 +48,9 @@ WORLD = CounterEnvironment()
 
 def gather(environment=WORLD, engine=None, group_size=8, quorum=1.0, stop=lambda: False, **limits) -> list[Group]:
     limits = Limits(**{"environment_deadline": 0.5, "error_rate": 1.0, **limits})
-    return collect(
-        engine or DiceEngine(), CHAT, environment, TASKS,
-        group_size=group_size, sampling=SAMPLING, seed=(0, 7), label="7", limits=limits, quorum=quorum, stop=stop,
-    )  # fmt: skip
+    actors = PolicyActors(engine or DiceEngine(), CHAT, SAMPLING)
+    collector = EpisodeCollector(actors, environment, limits, group_size, quorum)
+    return collector.collect(TASKS, seed=(0, 7), label="7", stop=stop)
 
 
 def plain(groups: list[Group]) -> list[list[tuple]]:
@@ -70,10 +68,8 @@ def test_known_episodes_are_taken_as_they_are_and_the_rest_comes_out_the_same():
     first = gather()
     known = {t.episode: t for group in first[1:] for t in group.trajectories[:5]}
     engine, seen = DiceEngine(), []
-    again = gather_of(
-        PolicyActors(engine, CHAT, SAMPLING), WORLD, TASKS,
-        group_size=8, seed=(0, 7), label="7", limits=Limits(), known=known, on_episode=seen.append,
-    )  # fmt: skip
+    collector = EpisodeCollector(PolicyActors(engine, CHAT, SAMPLING), WORLD, Limits(), group_size=8)
+    again = collector.collect(TASKS, seed=(0, 7), label="7", known=known, on_episode=seen.append)
     assert plain(again) == plain(first)
     assert len(seen) == 32 - len(known)
     assert not known.keys() & {t.episode for t in seen}
@@ -313,8 +309,6 @@ def test_a_loss_by_the_policy_is_played_once_more_whatever_the_machinery_loses(l
                 case "i":
                     raise EnvironmentFailure("the worker is gone")
 
-    groups = gather_of(
-        PolicyActors(DiceEngine(), CHAT, SAMPLING), CounterEnvironment(lose), TASKS[:1],
-        group_size=1, seed=(0, 7), label="7", limits=Limits(retries=retries, error_rate=1.0),
-    )  # fmt: skip
+    actors, limits = PolicyActors(DiceEngine(), CHAT, SAMPLING), Limits(retries=retries, error_rate=1.0)
+    groups = EpisodeCollector(actors, CounterEnvironment(lose), limits).collect(TASKS[:1], seed=(0, 7), label="7")
     assert (groups[0].trajectories[0].outcome, count[0]) == (outcome, played)

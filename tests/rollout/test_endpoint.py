@@ -10,7 +10,7 @@ from chat_endpoint import ScriptedEndpoint, refused, said, serving, solver
 from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError, OutOfContext, play
-from cojax.rollout.collect import Limits, gather
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.endpoint import ChatEndpoint, ChatReply
 from cojax.rollout.endpoint_actors import EndpointActor, EndpointActors, action_of, heard, spoken
 from cojax.types import Call, Message
@@ -41,10 +41,8 @@ def test_the_desk_is_solved_by_who_knows_the_solutions():
     desk = load("desk")
     tasks = desk.tasks("eval", 6)
     with serving(solver(tasks)) as server:
-        groups = gather(
-            EndpointActors(asked(server, temperature=0.25, max_tokens=77)), desk, tasks,
-            group_size=1, seed=(0,), label="eval", limits=Limits(concurrency=3),
-        )  # fmt: skip
+        actors = EndpointActors(asked(server, temperature=0.25, max_tokens=77))
+        groups = EpisodeCollector(actors, desk, Limits(concurrency=3)).collect(tasks, seed=(0,), label="eval")
     assert [group.score for group in groups] == [1.0] * 6
     first = next(request for request in server.requests if len(request["messages"]) > 1)
     assert first["path"] == "/v1/chat/completions"

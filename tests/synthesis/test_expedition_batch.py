@@ -1,4 +1,4 @@
-"""Expeditions that go at once: what they find is decided by seed and order, never by which came back first."""
+"""Batches of expeditions: seed and order decide what they find, never which of them ends first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cojax.environment import Environment, EnvironmentFailure, play
 from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ChatFailure
 from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.host.background import settle
 from cojax.synthesis import Expedition, Interrupted, Synthesis, fresh_places, synthesize
 from cojax.types import Action, Call, Task, TaskDraft, Triplet, Turn, Verdict
 from cojax.validation import Validation
@@ -40,7 +41,7 @@ def desk(width: int, environment: Environment = DESK, budget: int = 12, **settin
 
 
 class Slow:
-    """The desk, in which episodes take their time to start; knows how many started at once."""
+    """The desk with episodes that start slowly; it counts how many start at the same time."""
 
     name = "desk"
 
@@ -85,7 +86,7 @@ def test_one_at_a_time_examines_no_more_than_it_needs() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """Finds what `queries` says of its expedition's number: tasks to count to 1, worded so."""
+    """Finds tasks to count to 1, with the queries that `queries` gives for the expedition's number."""
 
     queries: Callable[[int], Sequence[str]]
     width: int = 3
@@ -157,7 +158,7 @@ def test_what_is_worded_alike_is_found_among_those_of_a_wave_and_within_an_exped
     assert [(n, line.partition(":")[0]) for n, _, line in reasons(result)] == [
         (0, f"near duplicate of task {first.id}"), (1, f"near duplicate of task {first.id}"),
     ]  # fmt: skip
-    # What the pool's kin know is for the pool to say.
+    # The pool's own near duplicates learn nothing of it.
     assert near_duplicates.why(first) == ""
 
 
@@ -175,21 +176,24 @@ def test_the_budget_is_cut_in_the_order_of_the_expeditions() -> None:
     assert {line for *_, line in reasons(result)} == {"one too many: the 3 tasks wanted were found before it"}
 
 
-def test_a_wave_is_no_wider_than_tasks_are_wanted() -> None:
+def test_a_batch_is_no_larger_than_the_tasks_still_wanted() -> None:
     result = counted(Counter(lambda number: (f"count a{number}",), width=8), count=8, budget=2)
     assert len(result.expeditions) == 2
 
 
 def test_a_mistake_in_one_expedition_is_raised_and_not_waited_for() -> None:
+    release = threading.Event()
+
     def during(number: int) -> None:
         if number == 1:
             raise KeyError("a mistake")
-        time.sleep(5)
+        release.wait(5)
 
     began = time.monotonic()
     with pytest.raises(KeyError, match="a mistake"):
         counted(Counter(lambda number: (), during=during))
     assert time.monotonic() - began < 2
+    release.set()
 
 
 class Metered:
@@ -271,9 +275,7 @@ def test_one_that_is_stopped_is_left_at_once_and_pays_for_nothing_more() -> None
     with pytest.raises(Interrupted):
         counted(Metered(budget), validate=validate, stop=stop)
     assert time.monotonic() - before < 3
-    until = time.monotonic() + 5
-    while len(refused) < 3 and time.monotonic() < until:
-        time.sleep(0.01)
+    assert settle(5)
     assert refused == ["stopped"] * 3
     assert budget.closed
 
@@ -291,7 +293,7 @@ def test_a_stopped_expedition_takes_no_further_action() -> None:
     with pytest.raises(Interrupted):
         counted(Counter(lambda number: (), width=1, during=during), environment=environment, stop=stopped.is_set)
     release.set()
-    time.sleep(0.1)
+    assert settle(10)
     assert acted == [0]
     assert steps == []
 

@@ -5,14 +5,14 @@ import collections
 import pytest
 
 from cojax.signals import SIGNALS, Visit
-from cojax.synthesis.selection import SELECTIONS, judged, visits_of
+from cojax.synthesis.selection import SELECTIONS, confidence_by, visits_of
 from cojax.types import Signal
 
 KINDS = {name: make() for name, make in SIGNALS.items()}
 
 
 def confidence(signal: Signal, visits: dict[str, list[Visit]]) -> float:
-    return judged(KINDS, visits)(signal)
+    return confidence_by(KINDS, visits)(signal)
 
 
 def signal(kind: str, task: str, step: int = 9) -> Signal:
@@ -49,18 +49,18 @@ def test_more_evidence_is_more_confidence() -> None:
 def test_the_confident_come_first_within_their_kind() -> None:
     signals = [signal("boundary", f"t{i}") for i in range(8)] + [signal("rare", "t0")]
     visits = {f"t{i}": [Visit(9, i, 16 - i)] for i in range(8)}
-    chosen = SELECTIONS["confident"](signals, 4, (0,), judged(KINDS, visits))
+    chosen = SELECTIONS["confident"](signals, 4, (0,), confidence_by(KINDS, visits))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 3, "rare": 1}
     assert {s.task for s in chosen if s.kind == "boundary"} == {"t7", "t6", "t5"}
-    assert SELECTIONS["confident"](signals, 4, (0,), judged(KINDS, visits)) == chosen
+    assert SELECTIONS["confident"](signals, 4, (0,), confidence_by(KINDS, visits)) == chosen
     # Without a history all are worth the same, and chance decides as it does evenly.
-    unknown = judged(KINDS, {})
+    unknown = confidence_by(KINDS, {})
     assert SELECTIONS["confident"](signals, 4, (0,), unknown) == SELECTIONS["even"](signals, 4, (0,), unknown)
 
 
 def test_all_signals_are_all_of_them() -> None:
     signals = [signal("boundary", "t") for _ in range(5)] + [signal("rare", "t")]
-    chosen = SELECTIONS["all"](signals, 2, (0,), judged(KINDS, {}))
+    chosen = SELECTIONS["all"](signals, 2, (0,), confidence_by(KINDS, {}))
     assert collections.Counter(s.kind for s in chosen) == {"boundary": 5, "rare": 1}
 
 
@@ -86,5 +86,5 @@ def test_a_kind_from_outside_is_judged_by_its_own_rule() -> None:
 
     signals = [signal("slow", f"t{i}") for i in range(4)]
     visits = {f"t{i}": [Visit(9, 1, i)] for i in range(4)}
-    chosen = SELECTIONS["confident"](signals, 2, (0,), judged({"slow": Slow()}, visits))
+    chosen = SELECTIONS["confident"](signals, 2, (0,), confidence_by({"slow": Slow()}, visits))
     assert [s.task for s in chosen] == ["t3", "t2"]

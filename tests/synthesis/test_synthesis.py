@@ -1,6 +1,7 @@
 import collections
 import dataclasses
 import json
+from collections.abc import Sequence
 
 import pytest
 from broken_desks import BrokenDesk, always, every
@@ -12,7 +13,8 @@ from cojax.environment.replay import follow
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.pool import TaskPool
 from cojax.signals.tools import tools_of
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, select, synthesize
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, synthesize
+from cojax.synthesis.selection import even
 from cojax.types import Evaluation, Signal, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
 
@@ -58,6 +60,10 @@ def evolve(arm: str, environment=DESK, known=lambda id: False, budget: int = 8, 
         seed=seed,
         step=10,
     )
+
+
+def select(signals: Sequence[Signal], budget: int, seed: tuple) -> tuple[Signal, ...]:
+    return even(signals, budget, seed, lambda signal: 0.5)
 
 
 def test_scarce_kinds_are_kept_whole() -> None:

@@ -120,7 +120,7 @@ PROGRAM = """
 import json, sys
 sys.path[:0] = [{tests!r}]
 from cojax.environment.replay import follow
-from cojax.rollout.collect import Limits, gather
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Task
 from environments.worker import Bounds, isolate
 
@@ -138,7 +138,7 @@ print(world.supervisor, flush=True)
 input()
 tasks = [Task("liar", "", {{"nap": 0.3, **setup}}) for setup in {setups!r}]
 limits = Limits(max_turns=2, environment_deadline=1.5, error_rate=1.0)
-groups = gather(Actors(), world, tasks, group_size=2, seed=(0,), label="0", limits=limits)
+groups = EpisodeCollector(Actors(), world, limits, group_size=2).collect(tasks, seed=(0,), label="0")
 print(json.dumps([[t.outcome, t.reward] for group in groups for t in group.trajectories]))
 print(len(Actors.sessions))
 world.close()

@@ -17,7 +17,7 @@ from worker_trials import processes
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, PolicyLoss, play, runs_policy_code
 from cojax.environment.replay import follow, replay
 from cojax.environment.wrapping import Wrapped
-from cojax.rollout.collect import Limits, gather
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Message, Task, Trajectory, Turn
 from environments.worker import Bounds, IsolatedEnvironment, isolate
 
@@ -74,7 +74,8 @@ def collected(environment: Environment, tasks: Sequence[Task], **limits: float) 
     """One episode of each task, and the sessions that it took."""
     actors = Steady()
     limits = {"max_turns": 2, "error_rate": 1.0, **limits}
-    groups = gather(actors, environment, tasks, group_size=1, seed=(0,), label="0", limits=Limits(**limits))  # type: ignore[arg-type]
+    collector = EpisodeCollector(actors, environment, Limits(**limits))  # type: ignore[arg-type]
+    groups = collector.collect(tasks, seed=(0,), label="0")
     return [group.trajectories[0] for group in groups], actors.sessions
 
 

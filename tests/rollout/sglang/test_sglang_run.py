@@ -1,6 +1,5 @@
 """The whole loop through a real SGLang server, and the same weights evaluated by both engines."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -10,8 +9,10 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from cojax.evaluate import evaluate
+from cojax.evaluate import score
 from cojax.policy.parameters import to_hf
+from cojax.rollout.chat import PolicyActors
+from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import load_params
 from cojax.types import Group
@@ -72,19 +73,13 @@ def greedy(engine: str, run: Path, scratch: Path) -> tuple[int, list[tuple]]:
     made = assemble.parts(ConfigDict(config))
     params = load_params(run / "weights" / "4", made.model)
     made.engine.load(Weights(4, lambda: to_hf(made.model, params)))
-    score, groups = evaluate(
-        made.engine,
-        made.chat,
-        made.environment,
-        made.development,
-        sampling=dataclasses.replace(Sampling(), temperature=0.0, max_tokens=24, stop_tokens=(made.chat.end,)),
-        seed=(0,),
-        label="both",
-        limits=made.limits,
-    )
+    sampling = Sampling(temperature=0.0, max_tokens=24, stop_tokens=(made.chat.end,))
+    collector = EpisodeCollector(PolicyActors(made.engine, made.chat, sampling), made.environment, made.limits)
+    groups = collector.collect(made.development, seed=(0,), label="both")
     made.engine.close()
-    assert score.tasks == 200
-    return round(score.success * 200), [tokens(group) for group in groups]
+    found = score(groups)
+    assert found.tasks == 200
+    return round(found.success * 200), [tokens(group) for group in groups]
 
 
 def tokens(group: Group) -> tuple:

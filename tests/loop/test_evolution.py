@@ -8,10 +8,11 @@ import pytest
 from counter_environment import CounterEnvironment
 
 from cojax import signals
-from cojax.coevolve import coevolve, save
+from cojax.coevolve import coevolve
 from cojax.explorer import Exploration
 from cojax.host.background import in_background, settle
 from cojax.loop import Loop, State
+from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 from counter_environment import CounterEnvironment
 
-from cojax.coevolve import ahead
+from cojax.host.background import settle
 from cojax.loop import Loop, State
+from cojax.loop.groups import sample_ahead
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
@@ -24,16 +25,17 @@ STATE = State(0, SimpleNamespace(), POOL, {})
 
 
 class Patient:
-    """Finishes every episode at once, once it is `free` to; knows how many it was asked for."""
+    """Finishes every episode as soon as `free` is set, and counts the completions it was asked for."""
 
     busy_seconds = 0.0
 
     def __init__(self) -> None:
-        self.free = threading.Event()
+        self.begun, self.free = threading.Event(), threading.Event()
         self.asked = 0
 
     def generate(self, prompt, sampling, *, session, seed):
         self.asked += 1
+        self.begun.set()
         assert self.free.wait(10)
         tokens = CHAT.encode_action(Action(calls=(Call("finish"),)))
         return Completion(tokens, (-0.5,) * len(tokens), 3, "stop")
@@ -54,10 +56,8 @@ def loop(engine, **settings) -> Loop:
 
 def test_the_next_groups_are_sampled_beside_the_block():
     engine = Patient()
-    with ahead(loop(engine, staleness=1), STATE, 2) as groups:
-        deadline = time.monotonic() + 5
-        while not engine.asked:
-            assert time.monotonic() < deadline
+    with sample_ahead(loop(engine, staleness=1), STATE, 2) as groups:
+        assert engine.begun.wait(10)
         assert groups == []
         engine.free.set()
     assert [len(group.trajectories) for group in groups] == [4, 4]
@@ -67,21 +67,23 @@ def test_the_next_groups_are_sampled_beside_the_block():
 @pytest.mark.parametrize(("settings", "step"), [({}, 2), ({"staleness": 1}, 6)])
 def test_nothing_is_sampled_ahead_without_need(settings, step):
     engine = Patient()
-    with ahead(loop(engine, **settings), STATE, step) as groups:
-        time.sleep(0.05)
+    with sample_ahead(loop(engine, **settings), STATE, step) as groups:
+        assert "ahead" not in [thread.name for thread in threading.enumerate()]
     assert (groups, engine.asked) == ([], 0)
 
 
 def test_a_failed_update_is_not_held_up_by_what_it_no_longer_needs():
     engine = Patient()
     began = time.monotonic()
-    with pytest.raises(ZeroDivisionError), ahead(loop(engine, staleness=1), STATE, 2):
+    with pytest.raises(ZeroDivisionError), sample_ahead(loop(engine, staleness=1), STATE, 2):
         raise ZeroDivisionError
     assert time.monotonic() - began < 1
-    time.sleep(0.3)
+    assert settle(10)
     asked = engine.asked
     engine.free.set()
-    time.sleep(0.2)
+    for thread in threading.enumerate():
+        if thread.name.startswith("episode-"):
+            thread.join(10)
     assert engine.asked == asked
 
 
@@ -90,7 +92,7 @@ def test_a_rollout_that_fails_ahead_ends_the_step():
         def generate(self, prompt, sampling, *, session, seed):
             raise KeyError("bug")
 
-    with pytest.raises(KeyError), ahead(loop(Buggy(), staleness=1), STATE, 2):
+    with pytest.raises(KeyError), sample_ahead(loop(Buggy(), staleness=1), STATE, 2):
         pass
 
 

@@ -1,0 +1,128 @@
+"""The evolutions of a run (Stages 2 and 3): when one is due, beside what it runs, what its tasks change."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cojax import signals
+from cojax.host.background import in_background
+from cojax.loop import Loop, State
+from cojax.storage.run_directory import RunDirectory
+from cojax.synthesis import EvolutionInputs, Synthesis, synthesize
+from cojax.synthesis.selection import visits_of
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evolution:
+    """The evolutions of one run. Each reflects on the signals since the last one and brings back new tasks.
+
+    An evolution is due every `evolve_every` steps, and ends the step at which it is due. With `evolve_beside` it runs
+    beside the next step instead; at the last step, which no step follows, it does not. Once `stop` turns true, an
+    evolution raises Interrupted and leaves nothing behind.
+    """
+
+    loop: Loop
+    directory: RunDirectory
+    stop: Callable[[], bool]
+
+    def due(self, state: State) -> bool:
+        """Whether an evolution is due after the state's step and was not made yet."""
+        return state.step > state.evolved and state.step % self.loop.evolve_every == 0
+
+    def due_beside(self, state: State) -> bool:
+        """Whether the evolution that is due runs beside the next step."""
+        return self.loop.evolve_beside and state.step < self.loop.steps and self.due(state)
+
+    @contextlib.contextmanager
+    def evolving(self, state: State) -> Iterator[list[Synthesis]]:
+        """Evolves on a thread while the block runs, where that is due; the list is filled when the block ends."""
+        evolutions: list[Synthesis] = []
+        if not self.due_beside(state):
+            yield evolutions
+            return
+        with self.loop.clock("feedback"):
+            evolve = self.prepare_evolution(state)
+        with in_background("evolution", lambda unwanted: evolve(lambda: self.stop() or unwanted())) as synthesis:
+            yield evolutions
+            with self.loop.clock("feedback"):
+                evolutions.append(synthesis.result())
+
+    def end_step(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
+        """Makes the evolution that ends the step, where one does: the state and the step's record after it."""
+        if not self.due(state) or self.due_beside(state):
+            return state, record
+        with self.loop.clock("feedback"):
+            synthesis = self.prepare_evolution(state)(self.stop)
+        state = self.with_evolution(state, synthesis)
+        return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.evolved)}
+
+    def with_evolution(self, state: State, synthesis: Synthesis) -> State:
+        """Stores the result of the evolution after the state's step; the state with the new tasks in its pool."""
+        with self.loop.clock("feedback"):
+            self.directory.add_evolution(synthesis)
+        return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
+
+    def prepare_evolution(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
+        """Gathers all that the evolution after the state's step reads. The function returned makes the evolution on any
+        thread; its argument tells when to stop, and it then raises Interrupted."""
+        loop, seed = self.loop, (self.loop.seed, state.step - 1)
+        recall = self.directory.recall(range(state.evolved + 1, state.step + 1))
+        loop.near_duplicates.update(state.pool)
+        remembers = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
+        windows = state.memory["forgetting"] if remembers else {}
+        inputs = EvolutionInputs(
+            environment=loop.environment,
+            explorer=loop.explorer,
+            signals=state.pending,
+            episodes=recall.ids,
+            find=recall.find,
+            popularity=loop.popularity,
+            contexts=loop.contexts,
+            seed=seed,
+            select=loop.select,
+            visits=visits_of(recall.records, windows, loop.group_size),
+            kinds=loop.kinds,
+        )
+
+        def evolve(stop: Callable[[], bool]) -> Synthesis:
+            synthesis = synthesize(
+                loop.evolve(inputs),
+                loop.environment,
+                loop.explorer,
+                loop.validate,
+                state.pool.__contains__,
+                budget=loop.budget,
+                per_context=loop.per_context,
+                seed=seed,
+                step=state.step,
+                near_duplicates=loop.near_duplicates,
+                stop=stop,
+            )
+            if synthesis.counts["expeditions"] and not synthesis.tasks:
+                _LOG.warning(
+                    "step %d: %d expeditions brought no task; commonest reasons: %s",
+                    state.step, synthesis.counts["expeditions"],
+                    "; ".join(synthesis.reasons()) or "the explorer wrote no draft",
+                )  # fmt: skip
+            return synthesis
+
+        return evolve
+
+
+def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
+    """What a step's record in metrics.jsonl says of the evolution made after `step`."""
+    origins = [task.origin for task in synthesis.tasks]
+    return {
+        "evolution": {
+            "step": step,
+            **synthesis.counts,
+            "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
+            **({"explorer": synthesis.figures} if synthesis.figures else {}),
+        }
+    }

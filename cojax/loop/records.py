@@ -1,0 +1,69 @@
+"""What a step writes: its record in metrics.jsonl, and its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax import signals
+from cojax.loop import Loop, State
+from cojax.loop.evolution import evolution_record
+from cojax.rollout.collect import count_outcomes
+from cojax.storage.run_directory import RunDirectory
+from cojax.synthesis import Synthesis
+from cojax.types import Group, Signal
+
+
+def step_record(
+    loop: Loop,
+    state: State,
+    groups: Sequence[Group],
+    found: Sequence[Signal],
+    figures: Mapping[str, float],
+    evolutions: Sequence[Synthesis],
+) -> dict[str, Any]:
+    """The record of the state's step: its `groups`, the signals `found` in them, the learner's `figures`, and the
+    `evolutions` that ran beside it. The seed decides all of it."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    valid = [t for t in trajectories if t.valid]
+    count = max(1, len(valid))
+    record: dict[str, Any] = {
+        "step": state.step,
+        "success": sum(t.reward >= 1.0 for t in valid) / count,
+        "reward": sum(t.reward for t in valid) / count,
+        "partial": sum(t.partial for t in valid) / count,
+        "turns": sum(len(t.turns) for t in valid) / count,
+        "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
+        "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
+        "tasks": len(state.pool),
+        **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
+        "outcomes": count_outcomes(trajectories),
+        "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.named(loop.kinds)},
+        **figures,
+    }
+    for evolution in evolutions:
+        record |= evolution_record(evolution, state.evolved)
+    return record
+
+
+def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with the development score, and the quality of the pool after an evolution, where they are wanted."""
+    found = dict(record)
+    with loop.clock("evaluation"):
+        if score := loop.score(state.step):
+            found["dev"] = score
+        if "evolution" in found and (quality := loop.quality(state.pool)):
+            found["evolution"] = {**found["evolution"], "quality": quality}
+    return found
+
+
+def save(loop: Loop, state: State, directory: RunDirectory) -> None:
+    """Checkpoints the state. The arrays reach the disk first; the step counts from then on."""
+    with loop.clock("checkpoint"):
+        host = {
+            "evolved": state.evolved,
+            "fresh": len(state.pool.fresh),
+            "clock": loop.clock.state(),
+            "record": state.record,
+        }
+        directory.save(state.step, state.learner, host, state.waiting)
