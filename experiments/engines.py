@@ -15,7 +15,7 @@ from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 from experiments import base
 from experiments.settings import settings
 
@@ -54,7 +54,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         urls=urls,
         launch=own,
         servers=section.servers,
-        patience=patience(config),
+        limits=server_limits(config),
         deadline=config.limits.engine_deadline,
         attempts=section.attempts,
         dtype=section.dtype,
@@ -81,10 +81,10 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
         )
 
 
-def patience(config: ConfigDict) -> Patience:
-    """How long servers are waited for."""
+def server_limits(config: ConfigDict) -> ServerLimits:
+    """How long servers are waited for, and how often one may be started again."""
     section = config.sglang
-    return Patience(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
+    return ServerLimits(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:

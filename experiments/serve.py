@@ -27,11 +27,12 @@ from cojax.host.processes import leave_none
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
+from cojax.rollout.sglang.connections import Connections
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import Target
-from cojax.rollout.sglang.server_client import Clients
-from cojax.rollout.sglang.weights import newest
+from cojax.rollout.sglang.server import LabelledWeights
+from cojax.rollout.sglang.supervisor import FleetSettings
+from cojax.rollout.sglang.weights import newest_version
 from experiments import engines
 from experiments.checks import check
 from experiments.flags import configuration, parse
@@ -80,15 +81,11 @@ async def _keep(config: ConfigDict, host: str) -> None:
     logs = sent / "sglang" / socket.gethostname()
     launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
     processes = [ServerProcess(launch, index) for index in range(section.servers)]
-    clients = Clients()
-    fleet = Fleet(
-        clients,
-        [],
-        processes,
-        engines.patience(config),
-        any_weights=not section.follow,
-        release_memory=section.release_memory,
+    connections = Connections()
+    settings = FleetSettings(
+        engines.server_limits(config), any_weights=not section.follow, release_memory=section.release_memory
     )
+    fleet = Fleet(connections, [], processes, settings)
     try:
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
@@ -97,20 +94,20 @@ async def _keep(config: ConfigDict, host: str) -> None:
             if (found := await _next(sent, target)) != target:
                 target = found
                 _LOG.info("%s as %s", target.folder, target.label)
-                fleet.aim(target)
+                fleet.set_target(target)
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await fleet.close()
-        await clients.aclose()
+        await connections.aclose()
 
 
-async def _first(config: ConfigDict, sent: Path) -> Target:
+async def _first(config: ConfigDict, sent: Path) -> LabelledWeights:
     """The weights to start with; those of a trainer that is still to write some are waited for by who follows."""
     told = False
-    while (found := await asyncio.to_thread(newest, sent)) is None:
+    while (found := await asyncio.to_thread(newest_version, sent)) is None:
         if config.model.path:
             check_weights(Path(config.model.path))
-            return Target(Path(config.model.path).absolute(), _LABEL)
+            return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
         if not config.sglang.follow:
             raise FileNotFoundError(
                 f"no weights to start with: {sent / 'weights'} has none yet. Start the trainer first, or name a model "
@@ -123,17 +120,17 @@ async def _first(config: ConfigDict, sent: Path) -> Target:
     return _labelled(found)
 
 
-async def _next(sent: Path, known: Target) -> Target:
+async def _next(sent: Path, known: LabelledWeights) -> LabelledWeights:
     """The newest version; the known one while there is none, or none that could be served."""
     try:
-        found = await asyncio.to_thread(newest, sent, known)
+        found = await asyncio.to_thread(newest_version, sent, known)
     except (OSError, ValueError) as error:
         _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
         return known
     return known if found is None else _labelled(found)
 
 
-def _labelled(target: Target) -> Target:
+def _labelled(target: LabelledWeights) -> LabelledWeights:
     return target if target.label else dataclasses.replace(target, label=_LABEL)
 
 

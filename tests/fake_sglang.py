@@ -19,11 +19,11 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)
-PATIENCE = Patience(startup=5.0, sync=2.0, probe_every=0.1)
+LIMITS = ServerLimits(startup=5.0, sync=2.0, probe_every=0.1)
 
 
 def weights(version: int) -> Weights:

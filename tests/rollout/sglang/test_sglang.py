@@ -12,9 +12,9 @@ from fake_sglang import FakeServer, ask, until, waits, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang.server import Patience, Target
-from cojax.rollout.sglang.server_client import Clients, Lost, RequestRefused
-from cojax.rollout.sglang.server_client import ServerClient as ServerEndpoint
+from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused
+from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
+from cojax.rollout.sglang.server_client import ServerClient
 from cojax.rollout.sglang.weights import WeightsFolder
 
 
@@ -29,10 +29,10 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
     assert len(homes) == 18
     for number in (0, 2, 4):
         engine.release(f"s{number}")
-    until(lambda: sorted(engine.fleet.routes.loads().values()) == [0, 3])
+    until(lambda: sorted(engine.fleet.conversations.loads().values()) == [0, 3])
     for number in range(10, 13):
         ask(engine, f"s{number}")
-    assert sorted(engine.fleet.routes.loads().values()) == [3, 3]
+    assert sorted(engine.fleet.conversations.loads().values()) == [3, 3]
 
 
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
@@ -54,7 +54,7 @@ def test_each_request_says_what_the_policy_needs(pair, make) -> None:
 
 
 def test_a_sync_pauses_updates_continues_and_asks_for_the_version(pair, make) -> None:
-    engine = make(pair, patience=Patience(probe_every=60.0))
+    engine = make(pair, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(4))
     for server in pair:
         steps = ["pause_generation", "update_weights_from_disk", "continue_generation", "model_info"]
@@ -166,7 +166,7 @@ def test_a_refusal_is_not_tried_again(pair, make) -> None:
 
 def test_tokens_of_other_weights_are_never_accepted(pair, make) -> None:
     """The server forgets its weights without a word: noticed by the reply, mended, sampled anew."""
-    engine = make(pair[:1], patience=Patience(probe_every=60.0))
+    engine = make(pair[:1], limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = "somebody else's"
@@ -180,7 +180,7 @@ def test_a_label_is_known_before_its_folder_is_there(pair, make, monkeypatch: py
     engine, write = make(pair[:1]), WeightsFolder.write
     seen: list[tuple[str, int]] = []
 
-    def watched(store: WeightsFolder, *given: Any) -> Target:
+    def watched(store: WeightsFolder, *given: Any) -> LabelledWeights:
         target = write(store, *given)
         seen.append((target.label, engine._versions[target.label]))
         return target
@@ -262,7 +262,7 @@ def test_no_server_that_takes_the_weights_is_an_error_that_says_why(pair, make) 
 
 
 def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> None:
-    engine = make(pair, patience=Patience(sync=0.5, probe_every=0.1))
+    engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=0.1))
     engine.load(weights(0))
     hung = threading.Event()
     pair[0].mood = waits(hung, "update_weights_from_disk")
@@ -319,18 +319,21 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert len(done) == 600
     assert sum(server.count("generate") for server in pair) == 600
     assert engine.busy_seconds > 0
-    until(lambda: sum(engine.fleet.routes.loads().values()) == 0)
+    until(lambda: sum(engine.fleet.conversations.loads().values()) == 0)
 
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_reply_that_nests_deeply_is_a_fault_of_the_server(status) -> None:
     async def ask(url: str) -> None:
-        clients = Clients()
+        connections = Connections()
         try:
-            await ServerEndpoint(url, clients).generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
+            await ServerClient(url, connections).generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
         finally:
-            await clients.aclose()
+            await connections.aclose()
 
     nested = b"[" * 100_000 + b"]" * 100_000
-    with serving(lambda request, number: (status, {}, nested)) as server, pytest.raises((Lost, RequestRefused)):
+    with (
+        serving(lambda request, number: (status, {}, nested)) as server,
+        pytest.raises((RequestFailed, RequestRefused)),
+    ):
         asyncio.run(ask(server.url))

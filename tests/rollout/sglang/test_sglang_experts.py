@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sglang import PATIENCE, FakeServer
+from fake_sglang import LIMITS, FakeServer
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
@@ -18,7 +18,7 @@ from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.experts import Asked
+from cojax.rollout.sglang.experts import RoutesRequest
 from cojax.rollout.sglang.process import Launch
 
 CONFIG = ModelConfig(
@@ -39,8 +39,8 @@ ROUTES = np.array([[[2, 5], [0, 7]], [[6, 1], [3, 4]]])
 
 def test_routes_of_the_tokens_asked_for() -> None:
     """Of five tokens the last was never fed, and two were told before."""
-    asked = Asked(SHAPE, start=2)
-    assert asked.request() == {"return_routed_experts": True, "routed_experts_start_len": 2}
+    asked = RoutesRequest(SHAPE, start=2)
+    assert asked.body() == {"return_routed_experts": True, "routed_experts_start_len": 2}
     told = asked.read({"routed_experts": wire(ROUTES)}, 5)
     assert told == "AgUABwYBAwQ="
     np.testing.assert_array_equal(SHAPE.decode(told), ROUTES)
@@ -67,12 +67,12 @@ HOSTILE = {
 def test_what_is_no_answer(name: str) -> None:
     told, error, message = HOSTILE[name]
     with pytest.raises(error, match=message):
-        Asked(SHAPE, start=2).read({"routed_experts": told}, 5)
+        RoutesRequest(SHAPE, start=2).read({"routed_experts": told}, 5)
 
 
 def test_an_answer_without_them() -> None:
     with pytest.raises(KeyError, match="routed_experts"):
-        Asked(SHAPE).read({}, 5)
+        RoutesRequest(SHAPE).read({}, 5)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def make(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., SGLangEng
     engines: list[SGLangEngine] = []
 
     def build(**settings: Any) -> SGLangEngine:
-        settings = {"patience": PATIENCE, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
+        settings = {"limits": LIMITS, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
         engines.append(SGLangEngine(CONFIG, urls=[server.url], routes=True, **settings))
         return engines[-1]
 

@@ -7,7 +7,7 @@ import pytest
 from fake_sglang import FakeServer, ask, until, waits, weights
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 
 
 def test_completions_go_through_the_router_and_weights_to_each_server(pair, make, router) -> None:
@@ -37,7 +37,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
 
 
 def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make, router) -> None:
-    engine = make(pair, router=router.url, patience=Patience(probe_every=60.0))
+    engine = make(pair, router=router.url, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = pair[1].version = "somebody else's"
@@ -47,7 +47,7 @@ def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make,
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mixed: bool) -> None:
-    engine = make(pair, router=router.url, mixed=mixed, patience=Patience(probe_every=60.0))
+    engine = make(pair, router=router.url, mixed=mixed, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     old = pair[0].version
     for version in (1, 2):
