@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, Launched, until, weights
+from fake_sglang import CONFIG, FakeLaunch, until, weights
 from ml_collections import ConfigDict
 
 from cojax.rollout.export import write_weights
@@ -25,13 +25,13 @@ TRAINER = ServerLimits(startup=20.0, sync=20.0, probe_every=0.1)
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Launched:
+def launched(tmp_path: Path) -> FakeLaunch:
     (tmp_path / "servers").mkdir()
-    return Launched(tmp_path / "servers")
+    return FakeLaunch(tmp_path / "servers")
 
 
 @pytest.fixture
-def config(tmp_path: Path, launched: Launched) -> ConfigDict:
+def config(tmp_path: Path, launched: FakeLaunch) -> ConfigDict:
     config = base.get_config()
     config.workdir, config.model.path = str(tmp_path / "run"), str(tmp_path / "model")
     config.sglang.update(python=launched.launch.python, servers=2, port=free_ports(2), probe_every=0.1)

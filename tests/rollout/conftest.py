@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import CONFIG, LIMITS, FakeServer, Launched, Router
+from fake_sglang import CONFIG, LIMITS, FakeLaunch, FakeServer, Router
 
 from cojax.rollout.sglang.engine import SGLangEngine
 
@@ -40,5 +40,5 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Launched:
-    return Launched(tmp_path)
+def launched(tmp_path: Path) -> FakeLaunch:
+    return FakeLaunch(tmp_path)

@@ -131,12 +131,12 @@ def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> No
     engine.load(weights(0))
     faults = iter(faults)
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         if path == "generate" and (fault := next(faults, None)) is not None:
             fault(answer)
         return 200
 
-    pair[0].mood = mood
+    pair[0].behave = behave
     assert ask(engine).logprobs == (-1.5, -1.5, -1.5)
     assert pair[0].count("generate") == 6
 
@@ -144,7 +144,7 @@ def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> No
 def test_tries_are_bounded_and_the_last_cause_is_told(pair, make) -> None:
     engine = make(pair[:1], attempts=3)
     engine.load(weights(0))
-    pair[0].mood = lambda path, body, answer: 429 if path == "generate" else 200
+    pair[0].behave = lambda path, body, answer: 429 if path == "generate" else 200
     with pytest.raises(EngineError, match=r"no completion in 3 attempts, the last: .*429"):
         ask(engine)
     assert pair[0].count("generate") == 3
@@ -154,11 +154,11 @@ def test_a_refusal_is_not_tried_again(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         answer.update(error={"message": "The input is too long"})
         return 400 if path == "generate" else 200
 
-    pair[0].mood = mood
+    pair[0].behave = behave
     with pytest.raises(EngineError, match="400: The input is too long"):
         ask(engine)
     assert pair[0].count("generate") == 1
@@ -199,14 +199,14 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
         engine.load(weights(1))
         calls: list[int] = []
 
-        def mood(path: str, body: dict, answer: dict, first: str = first, calls: list[int] = calls) -> int:
+        def behave(path: str, body: dict, answer: dict, first: str = first, calls: list[int] = calls) -> int:
             if path == "generate" and not calls:
                 calls.append(1)
                 old, new = {"version": first, "start": 0, "end": 2}, answer["meta_info"]["weight_versions"][0]
                 answer["meta_info"]["weight_versions"] = [old, {**new, "start": 2}]
             return 200
 
-        server.mood = mood
+        server.behave = behave
         completion = ask(engine)
         assert (completion.weights_version, completion.spans) == (1, ((0, 2), (1, 1)) if mixed else ())
         assert server.count("generate") == (1 if mixed else 2)
@@ -215,7 +215,7 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
 def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
     engine = make(pair[:1], deadline=0.5)
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = waits(threading.Event(), "generate")
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
@@ -227,7 +227,7 @@ def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
 def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = waits(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.release, ("a",))
     timer.start()
     with pytest.raises(EngineError, match="session 'a' was released"):
@@ -241,7 +241,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
     hung = threading.Event()
-    pair[0].mood = waits(hung, "generate", "health", "model_info")
+    pair[0].behave = waits(hung, "generate", "health", "model_info")
     began = time.monotonic()
     assert ask(engine, "a").tokens == ask(engine, "b").tokens == (7, 7, 7)
     assert time.monotonic() - began < 5
@@ -251,11 +251,11 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
 def test_no_server_that_takes_the_weights_is_an_error_that_says_why(pair, make) -> None:
     engine = make(pair)
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         answer.update(message="no such folder")
         return 400 if path == "update_weights_from_disk" else 200
 
-    pair[0].mood = pair[1].mood = mood
+    pair[0].behave = pair[1].behave = behave
     with pytest.raises(EngineError, match=r"no SGLang server took the weights.*no such folder.*under the same path"):
         engine.load(weights(0))
     assert not pair[0].paused, "a server must not be left paused"
@@ -265,7 +265,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
     engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=0.1))
     engine.load(weights(0))
     hung = threading.Event()
-    pair[0].mood = waits(hung, "update_weights_from_disk")
+    pair[0].behave = waits(hung, "update_weights_from_disk")
     began = time.monotonic()
     engine.load(weights(1))
     assert time.monotonic() - began < 4
@@ -277,7 +277,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
 def test_closing_wakes_whoever_waits(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = waits(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.close)
     timer.start()
     with pytest.raises(EngineError, match="the engine was closed"):

@@ -80,7 +80,7 @@ def server() -> Iterator[FakeServer]:
     """A server that was started with --enable-return-routed-experts, and tells experts 2 and 5 throughout."""
     server = FakeServer()
     server.about["enable_return_routed_experts"] = True
-    server.mood = telling
+    server.behave = telling
     yield server
     server.close()
 
@@ -127,13 +127,13 @@ def test_each_turn_asks_for_what_was_not_told(server, make) -> None:
 def test_broken_routes_cost_one_more_request_and_then_the_episode(server, make) -> None:
     broken = ["AAAA"]
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         telling(path, body, answer)
         if path == "generate" and broken:
             answer["meta_info"]["routed_experts"] = broken.pop()
         return 200
 
-    server.mood = mood
+    server.behave = behave
     engine = make(attempts=2)
     engine.load(WEIGHTS)
     ask = lambda: engine.generate([1, 2], Sampling(1.0, 3), session="a", seed=(1,))  # noqa: E731

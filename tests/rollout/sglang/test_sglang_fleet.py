@@ -99,8 +99,8 @@ def test_an_attached_server_that_hangs_in_a_sync_gives_its_requests_to_another(p
     over, results = threading.Event(), []
     for session in ("a", "b"):
         ask(engine, session)
-    mood = waits(over, "generate", "update_weights_from_disk", "health")
-    pair[0].mood = mood
+    behave = waits(over, "generate", "update_weights_from_disk", "health")
+    pair[0].behave = behave
     threads = [threading.Thread(target=lambda s=s: results.append(ask(engine, s))) for s in ("a", "b")]
     began = time.monotonic()
     for thread in threads:
@@ -215,10 +215,10 @@ def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
 def test_weights_of_a_load_that_failed_are_not_taken_for_served(pair, make) -> None:
     engine = make(pair[:1])
     refuse = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200  # noqa: E731
-    pair[0].mood = refuse
+    pair[0].behave = refuse
     with pytest.raises(EngineError):
         engine.load(named(0, PARAMS))
-    pair[0].mood = lambda path, body, answer: 200
+    pair[0].behave = lambda path, body, answer: 200
     engine.load(named(0, PARAMS))
     assert ask(engine).weights_version == 0
 
@@ -275,7 +275,7 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
     engine = make(pair, limits=ServerLimits(startup=0.5, sync=2.0, probe_every=0.1))
     pair[0].close()
     began = time.monotonic()
-    pair[1].mood = lambda path, body, answer: 400 if path == "pause_generation" else 200
+    pair[1].behave = lambda path, body, answer: 400 if path == "pause_generation" else 200
     with pytest.raises(EngineError, match=rf"{pair[0].url}.*start them first; waited sglang\.startup_deadline=0\.5 s"):
         engine.load(weights(0))
     assert time.monotonic() - began > 0.5
@@ -289,13 +289,13 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
     monkeypatch.setattr("cojax.rollout.sglang.server_client._QUICK", 0.3)
     engine = make(pair[:1], limits=ServerLimits(startup=0.5, sync=2.0, probe_every=60.0))
-    pair[0].mood = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
+    pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200
     )
     with pytest.raises(EngineError, match="update_weights_from_disk answered 400"):
         engine.load(weights(0))
     # A pause that nobody confirms may have come about.
-    pair[0].mood = waits(over := threading.Event(), "pause_generation")
+    pair[0].behave = waits(over := threading.Event(), "pause_generation")
     with pytest.raises(EngineError, match=r"pause_generation did not answer within 0\.3 s"):
         engine.load(weights(1))
     assert not pair[0].paused

@@ -138,7 +138,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     engine.rest()
     asked = threading.Event()
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         # RoutesRequest which process it is, for the rest: what follows must not come between an update's steps.
         if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
             asked.set()
@@ -146,7 +146,7 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
         return 200
 
     pair[0] = FakeServer(pair[0].port)
-    pair[0].mood = mood
+    pair[0].behave = behave
     assert asked.wait(10)
     engine.load(weights(1))
     until(lambda: all(server.up for server in engine.fleet.servers))
@@ -172,11 +172,11 @@ def test_what_fails_half_way_is_brought_back_by_its_watch(pair, make) -> None:
     engine = make(pair, release_memory=True)
     engine.load(weights(0))
     engine.rest()
-    pair[0].mood = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
+    pair[0].behave = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
     engine.load(weights(1))
     assert not engine.fleet.servers[0].up
     assert pair[0].paused, "it must not go on without memory for its cache"
-    pair[0].mood = lambda path, body, answer: 200
+    pair[0].behave = lambda path, body, answer: 200
     until(lambda: engine.fleet.servers[0].up)
     assert not pair[0].released
     assert not pair[0].paused

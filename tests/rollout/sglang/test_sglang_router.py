@@ -28,7 +28,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
     engine.load(weights(0))
     over = threading.Event()
     for server in pair:
-        server.mood = waits(over, "generate")
+        server.behave = waits(over, "generate")
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
     rids = {body["rid"] for server in pair for body in server.bodies if "input_ids" in body}
@@ -69,7 +69,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
     home = next(server for server in pair if server.count("generate"))
     over, healthy, first = threading.Event(), threading.Event(), [1]
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         if path == "generate" and first:
             first.clear()
             over.wait(10)
@@ -77,7 +77,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
             healthy.wait(10)
         return 200
 
-    home.mood = mood
+    home.behave = behave
     # Given back to the router, it may come to the same server: by then that one answers.
     threading.Timer(1.5, healthy.set).start()
     began = time.monotonic()
