@@ -146,7 +146,7 @@ def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, 
     engine.close()
 
 
-def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, launched) -> None:
+def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, launched, caplog) -> None:
     config.sglang.follow, config.sglang.probe_every = True, 10.0
     host(config)
     port, store = config.sglang.port, WeightsFolder(Path(config.workdir))
@@ -158,7 +158,7 @@ def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, 
     with open(broken / "model.safetensors", "r+b") as file:
         file.truncate(2_000)
     os.utime(broken)
-    time.sleep(1.0)
+    until(lambda: "the newest version cannot be served" in caplog.text)
     assert label(port) == "first"
     for version in range(2, 30):
         # Sooner gone than servers look: what is being read goes, too.
@@ -169,7 +169,8 @@ def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, 
     store.close()
 
 
-def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, launched) -> None:
+def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, launched, caplog) -> None:
+    caplog.set_level("INFO", "cojax.serve")
     host(config)
     port = config.sglang.port
     until(lambda: label(port) == label(port + 1) == "as-started")
@@ -177,7 +178,7 @@ def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, 
     try:
         engine.load(weights(0))
         current = engine.fleet.target.label
-        time.sleep(1.5)  # until it has been seen
+        until(lambda: f"as {current}" in caplog.text)  # this host has seen it too
         assert launched.updates.read_text().count(current) == 2
         os.kill(process_at(port), signal.SIGKILL)
         until(lambda: label(port) == current)
@@ -186,7 +187,7 @@ def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, 
         engine.close()
 
 
-def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, launched) -> None:
+def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, launched, caplog) -> None:
     config.sglang.restarts = 1
     thread = host(config)
     port = config.sglang.port
@@ -195,7 +196,7 @@ def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, lau
         started = len(launched.started())
         os.kill(process_at(port), signal.SIGKILL)
         until(lambda started=started: len(launched.started()) > started or started == 3)
-    time.sleep(1.0)
+    until(lambda: "is given up" in caplog.text)
     assert (label(port), label(port + 1)) == ("", "as-started")
     assert thread.is_alive()
 

@@ -260,7 +260,7 @@ def test_a_session_waits_for_a_slot(engine: LocalEngine) -> None:
     for number in range(SLOTS):
         engine.generate([number], Sampling(1.0, 1), session=str(number), seed=(1,))
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, 2), session="late", seed=(1,)))
-    time.sleep(0.2)
+    wait_until(lambda: "late" in engine._waiting)
     assert not outcome
     engine.release("7")
     thread.join(30)

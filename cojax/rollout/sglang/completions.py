@@ -32,34 +32,30 @@ class Served:
     cached_tokens: int = 0
 
 
+@dataclasses.dataclass(eq=False)
 class Completions:
     """Asks servers for completions; on the event loop of `loop` alone.
 
     `versions` gives the version of every label that this run has given to weights. The tokens of a completion are below
     `vocabulary`. One takes at most `deadline` seconds and `attempts` tries. With `mixed` a completion during which
-    weights changed is kept, without it is sampled anew. Requests of one session carry a key for a router, which starts
-    with `routing_prefix`; "" sends no key. `shape` is that of the routes to ask for, None for none.
+    weights changed is kept, without it is sampled anew. A router gets a key for each session, made
+    from `key_prefix`; "" sends none. `shape` is that of the routes to ask for, None for none.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        loop: LoopThread,
-        versions: Mapping[str, int],
-        *,
-        vocabulary: int,
-        deadline: float,
-        attempts: int,
-        mixed: bool,
-        routing_prefix: str,
-        shape: RouteShape | None,
-    ) -> None:
-        self._fleet, self._loop, self._versions = fleet, loop, versions
-        self._vocabulary, self._deadline, self._attempts = vocabulary, deadline, attempts
-        self._mixed, self._routing_prefix, self._shape = mixed, routing_prefix, shape
-        self.served, self.busy = Served(), BusyTime()
-        self._tasks: dict[str, asyncio.Task[Any]] = {}
-        self._routes_known: dict[str, int] = {}  # session → tokens whose routes an earlier completion reported
+    fleet: Fleet
+    loop: LoopThread
+    versions: Mapping[str, int]
+    vocabulary: int
+    deadline: float
+    attempts: int
+    mixed: bool
+    key_prefix: str
+    shape: RouteShape | None
+    served: Served = dataclasses.field(default_factory=Served)
+    busy: BusyTime = dataclasses.field(default_factory=BusyTime)
+    _tasks: dict[str, asyncio.Task[Any]] = dataclasses.field(default_factory=dict)
+    # Session → tokens whose routes an earlier completion reported.
+    _routes_known: dict[str, int] = dataclasses.field(default_factory=dict)
 
     async def generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """At most `room` tokens that continue `tokens`. Raises EngineError, ValueError for a session still at work."""
@@ -69,22 +65,22 @@ class Completions:
         assert task is not None
         self._tasks[session] = task
         tries = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self._attempts),
+            stop=tenacity.stop_after_attempt(self.attempts),
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             retry=tenacity.retry_if_exception_type(RequestFailed),
             reraise=True,
         )
         try:
             with self.busy:
-                async with asyncio.timeout(self._deadline):
+                async with asyncio.timeout(self.deadline):
                     return await tries(self._attempt, tokens, sampling, room, session, seed)
         except TimeoutError as error:
-            faults = self._fleet.faults()
+            faults = self.fleet.faults()
             raise EngineError(
-                f"no completion within {self._deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
+                f"no completion within {self.deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
             ) from error
         except RequestFailed as error:
-            raise EngineError(f"no completion in {self._attempts} attempts, the last: {error}") from error
+            raise EngineError(f"no completion in {self.attempts} attempts, the last: {error}") from error
         except RequestRefused as error:
             raise EngineError(str(error)) from error
         finally:
@@ -95,18 +91,17 @@ class Completions:
         if session in self._tasks:
             self._tasks[session].cancel()
         self._routes_known.pop(session, None)
-        self._fleet.conversations.forget(session)
+        self.fleet.conversations.forget(session)
 
     async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
         """One request to one server. Raises RequestFailed where another may succeed."""
-        server = await self._fleet.route(session)
-        assert self._fleet.target is not None
-        label, rid = self._fleet.target.label, uuid.uuid4().hex
-        prefix = self._routing_prefix
-        key = hashlib.sha256(f"{prefix}-{session}".encode()).hexdigest()[:32] if prefix else ""
-        routes = None if self._shape is None else RoutesRequest(self._shape, self._routes_known.get(session, 0))
+        server = await self.fleet.route(session)
+        assert self.fleet.target is not None
+        label, rid = self.fleet.target.label, uuid.uuid4().hex
+        key = hashlib.sha256(f"{self.key_prefix}-{session}".encode()).hexdigest()[:32] if self.key_prefix else ""
+        routes = None if self.shape is None else RoutesRequest(self.shape, self._routes_known.get(session, 0))
         request = asyncio.create_task(
-            server.client.generate(tokens, sampling, room, self._vocabulary, rid, seed, key, routes)
+            server.client.generate(tokens, sampling, room, self.vocabulary, rid, seed, key, routes)
         )
         server.requests.add(request)
         try:
@@ -120,33 +115,33 @@ class Completions:
                 self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
             return completion
         except ServerFailed as error:
-            self._fleet.conversations.suspect(server, str(error))
+            self.fleet.conversations.suspect(server, str(error))
             raise
         except asyncio.CancelledError:
             request.cancel()
-            self._loop.run_detached(self._fleet.conversations.abort(server, rid))
+            self.loop.run_detached(self.fleet.conversations.abort(server, rid))
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise RequestFailed(f"a server was left out: {server.fault or self._fleet.faults()}") from None
+            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.faults()}") from None
         finally:
             server.requests.discard(request)
 
     def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
         """The completion in a reply. Raises RequestFailed where it is not from the weights asked for, `label`."""
-        assert self._fleet.target is not None
+        assert self.fleet.target is not None
         labels = [name for name, _ in reply.spans]
-        if unknown := [name for name in labels if name not in self._versions]:
+        if unknown := [name for name in labels if name not in self.versions]:
             fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
-            self._fleet.conversations.suspect(server, f"it {fault}")
+            self.fleet.conversations.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
         # Even a mixed one must end in current weights: a router also asks a server that is left out.
-        stale = labels[-1] not in (label, self._fleet.target.label)
-        if stale or (len(labels) > 1 and not self._mixed):
+        stale = labels[-1] not in (label, self.fleet.target.label)
+        if stale or (len(labels) > 1 and not self.mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
         spans: list[tuple[int, int]] = []
         for name, count in reply.spans:
-            version = self._versions[name]
+            version = self.versions[name]
             if spans and spans[-1][0] == version:
                 spans[-1] = version, spans[-1][1] + count
             else:

@@ -37,13 +37,7 @@ class Connections:
         self._idle: dict[str, list[httpx.AsyncClient]] = collections.defaultdict(list)
 
     async def call(
-        self,
-        method: str,
-        origin: str,
-        path: str,
-        body: dict[str, Any] | None,
-        seconds: float | None,
-        headers: dict[str, str] | None = None,
+        self, method: str, origin: str, path: str, body: Any, seconds: float | None, headers: dict[str, str]
     ) -> Any:
         """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
 
@@ -51,35 +45,27 @@ class Connections:
         ServerFailed for everything else that is no JSON with status 200.
         """
         url, timeout = f"{origin}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
+        idle, limits = self._idle[origin], httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
+        client = idle.pop() if idle else httpx.AsyncClient(limits=limits, verify=self._context, trust_env=False)
         try:
             # The timeout of httpx bounds each read; a slow answer may take any number of reads.
             async with asyncio.timeout(seconds):
-                response = await self._request(method, origin, url, body, timeout, headers or {})
+                response = await client.request(method, url, json=body, timeout=timeout, headers=headers)
         except (httpx.ReadTimeout, TimeoutError) as error:
             raise RequestFailed(f"{url} did not answer within {seconds:g} s") from error
         except httpx.HTTPError as error:
             raise ServerFailed(f"{url}: {type(error).__name__} {error}".rstrip()) from error
-        if response.status_code in (408, 429, 503):
-            raise RequestFailed(f"{url} answered {response.status_code}: {_reason(response)}")
-        if 400 <= response.status_code < 500:
-            raise RequestRefused(f"{url} answered {response.status_code}: {_reason(response)}")
-        if response.status_code != 200:
-            raise ServerFailed(f"{url} answered {response.status_code}: {_reason(response)}")
-        try:
-            return response.json() if response.content.strip() else None
-        except (ValueError, RecursionError) as error:
-            raise ServerFailed(f"{url} answered what is no JSON: {response.text[:200]!r}") from error
-
-    async def _request(
-        self, method: str, origin: str, url: str, body: Any, timeout: httpx.Timeout, headers: dict[str, str]
-    ) -> httpx.Response:
-        idle = self._idle[origin]
-        limits = httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
-        client = idle.pop() if idle else httpx.AsyncClient(limits=limits, verify=self._context, trust_env=False)
-        try:
-            return await client.request(method, url, json=body, timeout=timeout, headers=headers)
         finally:
             idle.append(client)
+        status = response.status_code
+        if status == 200:
+            try:
+                return response.json() if response.content.strip() else None
+            except (ValueError, RecursionError) as error:
+                raise ServerFailed(f"{url} answered what is no JSON: {response.text[:200]!r}") from error
+        retry, refused = status in (408, 429, 503), 400 <= status < 500
+        failure = RequestFailed if retry else RequestRefused if refused else ServerFailed
+        raise failure(f"{url} answered {status}: {_reason(response)}")
 
     async def aclose(self) -> None:
         """Closes all connections; none may be in use."""

@@ -90,11 +90,10 @@ class SGLangEngine:
             released=ReleasedMemoryFile(folder / RELEASED_MEMORY),
         )
         self._loop = LoopThread("SGLangEngine", "the engine was closed")
-        prefix, vocabulary = self._run if router else "", config.vocab_size
+        prefix = self._run if router else ""
         self._completions = Completions(
-            self._fleet, self._loop, self._versions, vocabulary=vocabulary, deadline=deadline, attempts=attempts,
-            mixed=mixed, routing_prefix=prefix, shape=shape,
-        )  # fmt: skip
+            self._fleet, self._loop, self._versions, config.vocab_size, deadline, attempts, mixed, prefix, shape
+        )
         self.served = self._completions.served
 
     @property

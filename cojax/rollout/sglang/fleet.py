@@ -119,10 +119,10 @@ class Fleet:
 
     async def _update(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target at once, or leaves them out."""
-        answered = [server.state != "new" for server in servers]
+        known = [server.state != "new" for server in servers]
         for server in servers:  # all before the first update, so that no watch begins one too
             server.state, server.fault = "updating", "takes new weights"
-        await asyncio.gather(*map(self.supervisor.update, servers, [target] * len(servers), answered))
+        await asyncio.gather(*map(self.supervisor.update, servers, [target] * len(servers), known))
 
     async def _wait_for_one(self, recoveries: Sequence[int]) -> None:
         """Waits until a server is up, or none will be.

@@ -77,24 +77,18 @@ class Server:
         return self.state == "up"
 
     async def take(
-        self,
-        target: LabelledWeights,
-        deadline: float,
-        current: Callable[[], bool],
-        *,
-        follow: bool,
-        answered_before: bool = True,
+        self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
     ) -> None:
         """Has it load the target. With `follow` it does so by itself: this waits for it while the target is `current`.
 
-        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. A server that follows and has
-        not `answered_before` may still be starting: it raises no RequestFailed.
+        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. A server that follows and is
+        not `known` to have answered before may still be starting: it raises no RequestFailed.
         """
         self.reading = target.folder
         try:
             async with asyncio.timeout(deadline):
                 if follow:
-                    await self._wait_for(target, answered_before, current)
+                    await self._wait_for(target, known, current)
                 else:
                     await self._update(target)
         except (RequestFailed, RequestRefused):  # after a timeout it may still be reading
@@ -128,13 +122,13 @@ class Server:
         except RequestRefused as refusal:
             raise RequestRefused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
-    async def _wait_for(self, target: LabelledWeights, answered_before: bool, current: Callable[[], bool]) -> None:
+    async def _wait_for(self, target: LabelledWeights, known: bool, current: Callable[[], bool]) -> None:
         while current():  # a server that reads slowly may skip a version
             try:
                 if await self.client.version() == target.label:
                     return
             except RequestFailed:
-                if answered_before:
+                if known:
                     raise
             await asyncio.sleep(_WEIGHTS_POLL)
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -18,6 +18,7 @@ from cojax.rollout.sglang.experts import RoutesRequest
 from cojax.rollout.sglang.released_memory import ReleasedMemory
 from cojax.rollout.sglang.replies import ServerReply, read_reply
 
+_T = TypeVar("_T")
 # Deadlines in seconds of calls that take no time on a healthy server, and of those that move memory.
 _QUICK = 10.0
 _MEMORY = 120.0
@@ -86,11 +87,7 @@ class ServerClient:
 
     async def version(self) -> str:
         """The label of the weights it serves. Raises RequestFailed or RequestRefused while the server is not up."""
-        answer = await self._get("model_info")
-        try:
-            return str(answer["weight_version"])
-        except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url} tells no weight_version; expected an SGLang server") from error
+        return await self._read("model_info", lambda answer: str(answer["weight_version"]))
 
     async def check_health(self) -> None:
         """Has the server generate a token. Raises RequestFailed while it does not, ServerFailed where it is gone."""
@@ -98,27 +95,16 @@ class ServerClient:
 
     async def can_release_memory(self) -> bool:
         """Whether it can give memory back, or runs on the CPU, where the request to do so does nothing."""
-        answer = await self._get("server_info")
-        try:
-            return bool(answer["enable_memory_saver"]) or answer["device"] == "cpu"
-        except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url} tells no enable_memory_saver; expected an SGLang server") from error
+        return await self._read("server_info", lambda i: bool(i["enable_memory_saver"]) or i["device"] == "cpu")
 
     async def reports_routes(self) -> bool:
         """Whether it can report which experts tokens went through."""
-        answer = await self._get("server_info")
-        try:
-            return bool(answer["enable_return_routed_experts"])
-        except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url} tells no enable_return_routed_experts; expected SGLang 0.5.23") from error
+        return await self._read("server_info", lambda info: bool(info["enable_return_routed_experts"]))
 
     async def incarnation(self) -> str:
         """A text that differs for a process started later in its place: how long its parts took to start."""
-        answer = await self._get("server_info")
-        try:
-            return json.dumps([state["startup_time"] for state in answer["internal_states"]])
-        except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url} tells no startup_time; expected an SGLang server") from error
+        parts = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
+        return json.dumps(parts)
 
     async def rest(self, released: ReleasedMemory) -> None:
         """Has it give back the memory of cache, weights and graphs; it answers no completion until it is woken.
@@ -187,10 +173,18 @@ class ServerClient:
         with contextlib.suppress(RequestFailed, RequestRefused):
             await self._post("continue_generation", {}, _QUICK)
 
-    async def _get(self, path: str, seconds: float | None = None) -> Any:
-        return await self.connections.call("GET", self.url, path, None, _QUICK if seconds is None else seconds)
+    async def _read(self, path: str, read: Callable[[Any], _T]) -> _T:
+        """The result of `read` for the answer. Raises ServerFailed where it lacks a field."""
+        answer = await self._get(path, _QUICK)
+        try:
+            return read(answer)
+        except (KeyError, TypeError) as error:
+            raise ServerFailed(f"{self.url}/{path} tells no {error}; expected SGLang 0.5.23") from error
+
+    async def _get(self, path: str, seconds: float) -> Any:
+        return await self.connections.call("GET", self.url, path, None, seconds, {})
 
     async def _post(
         self, path: str, body: dict[str, Any], seconds: float | None, headers: dict[str, str] | None = None
     ) -> Any:
-        return await self.connections.call("POST", self.url, path, body, seconds, headers)
+        return await self.connections.call("POST", self.url, path, body, seconds, headers or {})

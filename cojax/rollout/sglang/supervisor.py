@@ -70,13 +70,16 @@ class Supervisor:
                 if server.state == "recovering":
                     await self.set_state(server, "down", repr(error))
 
-    async def update(self, server: Server, target: LabelledWeights, answered_before: bool) -> None:
-        """Brings one server to the target, or leaves it out. One of ours that hangs is ended; its watch restarts it."""
+    async def update(self, server: Server, target: LabelledWeights, known: bool) -> None:
+        """Brings one server to the target, or leaves it out. One of ours that hangs is ended; its watch restarts it.
+
+        `known` says whether it has answered before.
+        """
         if server.process is not None and not server.process.starts:
             await self._recover(server)
             return
         try:
-            await self._give(server, target, answered_before)
+            await self._give(server, target, known)
             if self.target is target:
                 await self.set_state(server, "up")
                 return
@@ -114,7 +117,7 @@ class Supervisor:
         async with self.changed:
             self.changed.notify_all()
 
-    async def _give(self, server: Server, target: LabelledWeights, answered_before: bool = True) -> None:
+    async def _give(self, server: Server, target: LabelledWeights, known: bool = True) -> None:
         """Gives one server the target. Raises what `Server.take` raises, and RequestRefused where a server that is not
         ours was started without what is asked of it."""
         if self.settings.release_memory and server.process is None and not await server.client.can_release_memory():
@@ -126,8 +129,7 @@ class Supervisor:
                 f"{server.name} tells no routes: start it with --enable-return-routed-experts, or unset learner.routes"
             )
         current = lambda: self.target is target  # noqa: E731
-        follow = self.settings.follow
-        await server.take(target, self.limits.sync, current, follow=follow, answered_before=answered_before)
+        await server.take(target, self.limits.sync, current, follow=self.settings.follow, known=known)
 
     def _describe(self, error: Exception) -> str:
         late = f"did not take new weights within {self.limits.sync:g} s (sglang.sync_deadline)"

@@ -96,10 +96,10 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
     engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(weights(0))
     engine.rest()
-    # What a killed one leaves: the notes, and servers whom nobody wakes.
-    notes = (tmp_path / "asleep.json").read_bytes()
+    # What a killed one leaves: the record, and servers that nobody wakes.
+    record = (tmp_path / "asleep.json").read_bytes()
     (tmp_path / "next").mkdir()
-    (tmp_path / "next" / "asleep.json").write_bytes(notes)
+    (tmp_path / "next" / "asleep.json").write_bytes(record)
     pair[1].close()
     pair[1] = FakeServer(pair[1].port)  # started again, it is awake
     successor = make(pair, folder=tmp_path / "next", limits=QUIET)
@@ -149,8 +149,8 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     pair[0].behave = behave
     assert asked.wait(10)
     engine.load(weights(1))
+    until(lambda: pair[0].count("release_memory_occupation") == 1)
     until(lambda: all(server.up for server in engine.fleet.servers))
-    time.sleep(0.7)
     assert not pair[0].released
     assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
 
