@@ -177,7 +177,7 @@ def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion
     return engine.generate([1, 2, 3], Sampling(**settings), session=session, seed=(1, 2))
 
 
-def waits(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
+def hang_on(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
     """A behaviour that hangs on these paths until the event is set, at most three seconds."""
 
     def behave(path: str, body: dict, answer: dict) -> int:

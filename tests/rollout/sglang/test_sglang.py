@@ -1,4 +1,4 @@
-"""What the real server cannot be brought to show: the engine against a small HTTP server that misbehaves on command."""
+"""The engine against fake servers that misbehave on command, as a real one cannot be made to."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from chat_endpoint import serving
-from fake_sglang import FakeServer, ask, until, waits, weights
+from fake_sglang import FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
@@ -93,14 +93,14 @@ def test_a_dead_server_costs_only_its_requests_and_is_healed_before_it_gets_more
     assert pair[0].count("generate") > 0
 
 
-def said(answer: dict, token: float) -> None:
-    """Another token in the place of every one."""
+def replace_tokens(answer: dict, token: float) -> None:
+    """Puts this token in the place of every one."""
     answer["output_ids"] = [token] * 3
     answer["meta_info"]["output_token_logprobs"] = [[-1.5, token, None]] * 3
 
 
-def spanning(answer: dict, *ends: int) -> None:
-    """One version, in stretches that end at these places."""
+def replace_spans(answer: dict, *ends: int) -> None:
+    """Divides the tokens into stretches that end at these positions, all of one version."""
     label = answer["meta_info"]["weight_versions"][0]["version"]
     spans = [{"version": label, "start": start, "end": end} for start, end in zip((0, *ends), ends, strict=False)]
     answer["meta_info"]["weight_versions"] = spans
@@ -117,11 +117,11 @@ def spanning(answer: dict, *ends: int) -> None:
             lambda answer: answer["meta_info"].update(weight_versions=[{"version": "boot", "start": 0, "end": 2}]),
         ],
         [
-            lambda answer: said(answer, 10**9),
-            lambda answer: said(answer, -1),
-            lambda answer: said(answer, float("inf")),
-            lambda answer: spanning(answer, -3, 3),
-            lambda answer: spanning(answer, 3, 3),
+            lambda answer: replace_tokens(answer, 10**9),
+            lambda answer: replace_tokens(answer, -1),
+            lambda answer: replace_tokens(answer, float("inf")),
+            lambda answer: replace_spans(answer, -3, 3),
+            lambda answer: replace_spans(answer, 3, 3),
         ],
     ],
     ids=["of another shape", "out of bounds"],
@@ -215,7 +215,7 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
 def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
     engine = make(pair[:1], deadline=0.5)
     engine.load(weights(0))
-    pair[0].behave = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
@@ -227,7 +227,7 @@ def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
 def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].behave = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.release, ("a",))
     timer.start()
     with pytest.raises(EngineError, match="session 'a' was released"):
@@ -241,7 +241,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
     hung = threading.Event()
-    pair[0].behave = waits(hung, "generate", "health", "model_info")
+    pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
     assert ask(engine, "a").tokens == ask(engine, "b").tokens == (7, 7, 7)
     assert time.monotonic() - began < 5
@@ -265,7 +265,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
     engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=0.1))
     engine.load(weights(0))
     hung = threading.Event()
-    pair[0].behave = waits(hung, "update_weights_from_disk")
+    pair[0].behave = hang_on(hung, "update_weights_from_disk")
     began = time.monotonic()
     engine.load(weights(1))
     assert time.monotonic() - began < 4
@@ -277,7 +277,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
 def test_closing_wakes_whoever_waits(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].behave = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.close)
     timer.start()
     with pytest.raises(EngineError, match="the engine was closed"):

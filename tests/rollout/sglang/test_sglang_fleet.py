@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, until, waits, weights
+from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
@@ -27,7 +27,7 @@ from cojax.rollout.sglang.supervisor import FleetSettings
 from cojax.rollout.sglang.weights import WeightsFolder, newest_version
 
 
-def named(version: int, params: Params) -> Weights:
+def fingerprinted(version: int, params: Params) -> Weights:
     return Weights(version, lambda: to_hf(CONFIG, params), fingerprint=lambda: fingerprint(params))
 
 
@@ -99,7 +99,7 @@ def test_an_attached_server_that_hangs_in_a_sync_gives_its_requests_to_another(p
     over, results = threading.Event(), []
     for session in ("a", "b"):
         ask(engine, session)
-    behave = waits(over, "generate", "update_weights_from_disk", "health")
+    behave = hang_on(over, "generate", "update_weights_from_disk", "health")
     pair[0].behave = behave
     threads = [threading.Thread(target=lambda s=s: results.append(ask(engine, s))) for s in ("a", "b")]
     began = time.monotonic()
@@ -197,15 +197,15 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
 
 def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
     engine = make(pair)
-    engine.load(named(0, PARAMS))
-    again = named(0, {**PARAMS})
+    engine.load(fingerprinted(0, PARAMS))
+    again = fingerprinted(0, {**PARAMS})
     written: list[int] = []
     engine.load(Weights(0, lambda: written.append(1) or iter(()), fingerprint=again.fingerprint))
     assert not written
     assert pair[0].count("update_weights_from_disk") == 1
-    engine.load(named(1, PARAMS))
+    engine.load(fingerprinted(1, PARAMS))
     assert pair[0].count("update_weights_from_disk") == 2, "another version has another label"
-    engine.load(named(1, initialize(CONFIG, 1)))
+    engine.load(fingerprinted(1, initialize(CONFIG, 1)))
     assert pair[0].count("update_weights_from_disk") == 3, "other numbers of one version"
     engine.load(weights(1))
     assert pair[0].count("update_weights_from_disk") == 4, "nothing is known of what they are"
@@ -217,9 +217,9 @@ def test_weights_of_a_load_that_failed_are_not_taken_for_served(pair, make) -> N
     refuse = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200  # noqa: E731
     pair[0].behave = refuse
     with pytest.raises(EngineError):
-        engine.load(named(0, PARAMS))
+        engine.load(fingerprinted(0, PARAMS))
     pair[0].behave = lambda path, body, answer: 200
-    engine.load(named(0, PARAMS))
+    engine.load(fingerprinted(0, PARAMS))
     assert ask(engine).weights_version == 0
 
 
@@ -295,7 +295,7 @@ def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, mo
     with pytest.raises(EngineError, match="update_weights_from_disk answered 400"):
         engine.load(weights(0))
     # A pause that nobody confirms may have come about.
-    pair[0].behave = waits(over := threading.Event(), "pause_generation")
+    pair[0].behave = hang_on(over := threading.Event(), "pause_generation")
     with pytest.raises(EngineError, match=r"pause_generation did not answer within 0\.3 s"):
         engine.load(weights(1))
     assert not pair[0].paused

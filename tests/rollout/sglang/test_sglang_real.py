@@ -319,7 +319,7 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
 ) -> None:
     """Sound files of another shape: this server does not survive the attempt to load them."""
     narrow = ModelConfig(112, 32, 128, 2, 4, 2, 16, max_position_embeddings=512)
-    # It comes back on another port: who was told the old one waits for a server there, so long and no longer.
+    # It comes back on another port: an engine that was given the old one waits there, and gives up in time.
     url, limits = only(fresh).client.url, ServerLimits(startup=5.0)
     other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], limits=limits)
     with pytest.raises(EngineError, match=r"no SGLang server took the weights in .*/0: http.*startup_deadline=5 s"):

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from fake_sglang import FakeServer, ask, until, waits, weights
+from fake_sglang import FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.sglang.server import ServerLimits
@@ -28,7 +28,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
     engine.load(weights(0))
     over = threading.Event()
     for server in pair:
-        server.behave = waits(over, "generate")
+        server.behave = hang_on(over, "generate")
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
     rids = {body["rid"] for server in pair for body in server.bodies if "input_ids" in body}
