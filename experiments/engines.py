@@ -1,4 +1,4 @@
-"""Rollout engines from a configuration."""
+"""Builds the rollout engine that a configuration names: in this process, or on SGLang servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 from experiments import base
 from experiments.settings import settings
 
@@ -23,18 +23,18 @@ _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
-    """In this process."""
+    """The engine in this process."""
     return LocalEngine(model, routes=asks_routes(config), **settings(config.engine, "name"))
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
-    """On SGLang servers: those of sglang.urls, or such as are launched here."""
+    """The engine on SGLang servers: those of sglang.urls, or servers launched here."""
     section = config.sglang
-    # A server stores what it computes with.
+    # A server keeps its parameters in the dtype that it computes with.
     model = dataclasses.replace(model, param_dtype=model.dtype)
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
-    if strange := [url for url in urls if not _is_address(url)]:
-        raise ValueError(f"sglang.urls names {strange[0]!r}; expected http://HOST:PORT, several parted by commas")
+    if wrong := [url for url in urls if not _is_address(url)]:
+        raise ValueError(f"sglang.urls names {wrong[0]!r}; expected http://HOST:PORT, several separated by commas")
     distinct = [str(httpx.URL(url)).rstrip("/") for url in urls]
     if twice := [url for url in distinct if distinct.count(url) > 1]:
         raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would be given its weights twice at once")
@@ -54,7 +54,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         urls=urls,
         launch=own,
         servers=section.servers,
-        patience=patience(config),
+        limits=server_limits(config),
         deadline=config.limits.engine_deadline,
         attempts=section.attempts,
         dtype=section.dtype,
@@ -67,12 +67,12 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
 
 
 def asks_routes(config: ConfigDict) -> bool:
-    """Whether the engine is to tell which experts tokens went through."""
+    """Whether completions must report which experts tokens went through."""
     return config.learner.routes != "own"
 
 
 def check_routes(config: ConfigDict, engine: Engine) -> None:
-    """Raises ValueError, and closes the engine, where it does not tell the routes that it is to."""
+    """Raises ValueError, and closes the engine, where it does not report routes that the learner needs."""
     if asks_routes(config) and not (isinstance(engine, Routed) and engine.tells_routes):
         engine.close()
         raise ValueError(
@@ -81,14 +81,14 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
         )
 
 
-def patience(config: ConfigDict) -> Patience:
-    """How long servers are waited for."""
+def server_limits(config: ConfigDict) -> ServerLimits:
+    """How long servers are waited for, and how often one may be started again."""
     section = config.sglang
-    return Patience(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
+    return ServerLimits(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:
-    """Raises ValueError for settings of servers that are launched here, of which sglang.urls launches none."""
+    """Raises ValueError for a setting of launched servers: with sglang.urls none is launched."""
     usual = base.get_config().sglang
     for name in _LAUNCHED_ONLY:
         if section[name] != usual[name]:
@@ -107,7 +107,7 @@ def _is_address(url: str) -> bool:
 
 
 def launch(config: ConfigDict, logs: Path, dtype: str) -> Launch:
-    """How servers are launched; without an interpreter of its own by the one of `make sglang`, on the CPU."""
+    """How to launch servers. Without sglang.python they run on the interpreter of `make sglang`, on the CPU."""
     section = config.sglang
     return Launch(
         section.python or str(default_python()),

@@ -28,7 +28,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
-from cojax.rollout.sglang.sleep import NOTES
+from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message
 from experiments import assemble, policies, scores
@@ -92,7 +92,7 @@ def _carry(source: Path, target: Path) -> None:
     """Which servers a killed run left asleep: the check wakes them, and must neither miss nor hide that."""
     # What cannot be read or written is told by the examination that needs it.
     with contextlib.suppress(OSError, ValueError):
-        write_json(target / NOTES, json.loads((source / NOTES).read_text()))
+        write_json(target / RELEASED_MEMORY, json.loads((source / RELEASED_MEMORY).read_text()))
 
 
 def _parts(state: dict[str, Any]) -> assemble.Parts:

@@ -1,10 +1,13 @@
-"""SGLang servers for a rollout host: python -m experiments.serve --config=FILE [--config.sglang.KEY=VALUE …] [--host=H]
+"""Keeps SGLang servers running on a rollout host.
 
-Serves the newest version in sglang.folder/weights, else the folder model.path, on sglang.port and the ports after it,
-until it is stopped; a server that dies or hangs is started again. A trainer attaches with --config.engine=sglang
---config.sglang.urls=http://HOST:PORT,… and gives every server its weights before it sends requests, also one that was
-started again. With --config.sglang.follow=True, here and at the trainer, the trainer only writes versions, and this
-process has its servers take each new one. sglang.folder must be the trainer's, at the same path.
+    python -m experiments.serve --config=FILE [--config.sglang.KEY=VALUE …] [--host=H]
+
+They serve the newest version in sglang.folder/weights, or the folder model.path where there is none, on sglang.port and
+the ports after it, until this process is stopped. A server that dies or hangs is started again. A trainer attaches with
+--config.engine=sglang --config.sglang.urls=http://HOST:PORT,… and gives every server its weights before it sends
+requests, also one that was started again. With --config.sglang.follow=True, here and at the trainer, the trainer only
+writes versions, and this process has its servers load each new one. sglang.folder must be the trainer's, at the same
+path.
 """
 
 from __future__ import annotations
@@ -27,27 +30,27 @@ from cojax.host.processes import leave_none
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
+from cojax.rollout.sglang.connections import Connections
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import Target
-from cojax.rollout.sglang.server_client import Clients
-from cojax.rollout.sglang.weights import newest
+from cojax.rollout.sglang.server import LabelledWeights
+from cojax.rollout.sglang.supervisor import FleetSettings
+from cojax.rollout.sglang.weights import newest_version
 from experiments import engines
 from experiments.checks import check
 from experiments.flags import configuration, parse
 
 _LOG = logging.getLogger("cojax.serve")
 _HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
-# The label of weights that no trainer has written: one that attaches replaces them before its first request.
+# The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
-_LOOK_EVERY = 0.5  # seconds between two looks for a new version
+_POLL = 0.5  # seconds between two looks for a new version
 
 
 def serve(config: ConfigDict, host: str, stop: threading.Event) -> int:
-    """Keeps the servers up until `stop` is set; 0, or 1 once every one has used up its restarts.
+    """Keeps the servers up until `stop` is set, then returns 0; returns 1 once all have used up their restarts.
 
-    Raises ValueError for settings that make no sense, FileNotFoundError or ValueError where there are no weights to
-    start with.
+    Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
     if not config.sglang.port:
@@ -71,69 +74,66 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event) -> int:
 
 
 async def _keep(config: ConfigDict, host: str) -> None:
-    """Keeps the servers up, on the newest version where they follow, until it is cancelled. Raises EngineError."""
+    """Keeps the servers up until it is cancelled; with `follow` on the newest version. Raises EngineError."""
     section = config.sglang
-    sent = Path(section.folder or config.workdir)
-    target = await _first(config, sent)
+    folder = Path(section.folder or config.workdir)
+    target = await _first_version(config, folder)
     dtype = section.dtype or config.model.dtype or ModelConfig.from_hf(target.folder).dtype
     # Several rollout hosts may share the folder.
-    logs = sent / "sglang" / socket.gethostname()
+    logs = folder / "sglang" / socket.gethostname()
     launch = dataclasses.replace(engines.launch(config, logs, dtype), host=host)
     processes = [ServerProcess(launch, index) for index in range(section.servers)]
-    clients = Clients()
-    fleet = Fleet(
-        clients,
-        [],
-        processes,
-        engines.patience(config),
-        any_weights=not section.follow,
-        release_memory=section.release_memory,
+    connections = Connections()
+    settings = FleetSettings(
+        engines.server_limits(config), any_weights=not section.follow, release_memory=section.release_memory
     )
+    fleet = Fleet(connections, [], processes, settings)
     try:
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.all_lost:
-            await asyncio.sleep(_LOOK_EVERY)
-            if (found := await _next(sent, target)) != target:
+            await asyncio.sleep(_POLL)
+            if (found := await _next_version(folder, target)) != target:
                 target = found
                 _LOG.info("%s as %s", target.folder, target.label)
-                fleet.aim(target)
+                fleet.set_target(target)
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await fleet.close()
-        await clients.aclose()
+        await connections.aclose()
 
 
-async def _first(config: ConfigDict, sent: Path) -> Target:
-    """The weights to start with; those of a trainer that is still to write some are waited for by who follows."""
-    told = False
-    while (found := await asyncio.to_thread(newest, sent)) is None:
+async def _first_version(config: ConfigDict, folder: Path) -> LabelledWeights:
+    """The weights to start with. With `follow` and no model.path, this waits for a trainer to write the first."""
+    logged = False
+    while (found := await asyncio.to_thread(newest_version, folder)) is None:
         if config.model.path:
             check_weights(Path(config.model.path))
-            return Target(Path(config.model.path).absolute(), _LABEL)
+            return LabelledWeights(Path(config.model.path).absolute(), _LABEL)
         if not config.sglang.follow:
             raise FileNotFoundError(
-                f"no weights to start with: {sent / 'weights'} has none yet. Start the trainer first, or name a model "
-                "folder in --config.model.path"
+                f"no weights to start with: {folder / 'weights'} has none yet. Start the trainer first, or name a "
+                "model folder in --config.model.path"
             )
-        if not told:
-            _LOG.info("waiting for the first version in %s", sent / "weights")
-            told = True
-        await asyncio.sleep(_LOOK_EVERY)
-    return _labelled(found)
+        if not logged:
+            _LOG.info("waiting for the first version in %s", folder / "weights")
+            logged = True
+        await asyncio.sleep(_POLL)
+    return _with_label(found)
 
 
-async def _next(sent: Path, known: Target) -> Target:
-    """The newest version; the known one while there is none, or none that could be served."""
+async def _next_version(folder: Path, known: LabelledWeights) -> LabelledWeights:
+    """The newest version, or the known one where there is none or the newest cannot be read."""
     try:
-        found = await asyncio.to_thread(newest, sent, known)
+        found = await asyncio.to_thread(newest_version, folder, known)
     except (OSError, ValueError) as error:
         _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
         return known
-    return known if found is None else _labelled(found)
+    return known if found is None else _with_label(found)
 
 
-def _labelled(target: Target) -> Target:
+def _with_label(target: LabelledWeights) -> LabelledWeights:
+    """The weights, under a default label where no trainer gave them one."""
     return target if target.label else dataclasses.replace(target, label=_LABEL)
 
 
@@ -146,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cojax").setLevel(logging.INFO)
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     try:
         config = configuration()
         sys.exit(serve(config, _HOST.value, stop))

@@ -1,4 +1,4 @@
-"""A small HTTP server that speaks SGLang's words, and misbehaves on command as no real one can be brought to."""
+"""Stand-ins for SGLang servers and a router: small HTTP servers that answer as they do, and misbehave on command."""
 
 import contextlib
 import json
@@ -19,11 +19,11 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
 PARAMS = initialize(CONFIG, 0)
-PATIENCE = Patience(startup=5.0, sync=2.0, probe_every=0.1)
+LIMITS = ServerLimits(startup=5.0, sync=2.0, probe_every=0.1)
 
 
 def weights(version: int) -> Weights:
@@ -31,14 +31,14 @@ def weights(version: int) -> Weights:
 
 
 class FakeServer:
-    """Speaks SGLang's HTTP: counts its calls, samples token 7 throughout, and does what `mood` says instead.
+    """Answers SGLang's calls, records them, and samples token 7 throughout.
 
-    `mood(path, body, answer)` may change the answer, sleep, or return a status; 0 hangs up unanswered.
+    `behave(path, body, answer)` may change the answer, sleep, or return another status than 200; 0 hangs up unanswered.
     """
 
     def __init__(self, port: int = 0) -> None:
         self.version, self.calls, self.bodies = "boot", [], []
-        self.mood: Callable[[str, dict, dict], int] = lambda path, body, answer: 200
+        self.behave: Callable[[str, dict, dict], int] = lambda path, body, answer: 200
         self.paused = False
         self.released: set[str] = set()
         self.about = {"enable_memory_saver": True, "device": "cuda", "internal_states": [{"startup_time": id(self)}]}
@@ -65,7 +65,7 @@ class FakeServer:
                 server.calls.append(path)
                 server.bodies.append(body)
                 answer = server.reply(path, body)
-                status = server.mood(path, body, answer)
+                status = server.behave(path, body, answer)
                 if status == 0:
                     self.close_connection = True
                     return
@@ -79,7 +79,7 @@ class FakeServer:
             request_queue_size = 512
 
             def handle_error(self, *_: object) -> None:
-                """A client that hangs up is what some tests are about."""
+                """Says nothing: in some tests the client hangs up on purpose."""
 
         self.server = Server(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
@@ -125,7 +125,7 @@ class FakeServer:
         return self.calls.count(path)
 
     def close(self) -> None:
-        """Dies: it listens no more, and all connections break."""
+        """Ends as a killed server does: it listens no more, and all connections break."""
         self.server.shutdown()
         self.server.server_close()
         for connection in self.connections:
@@ -134,7 +134,7 @@ class FakeServer:
 
 
 class Router:
-    """Forwards completions to Speakers, those of one key to one of them, and knows no other path."""
+    """Forwards completions to fake servers, those of one key to one of them; answers 404 on any other path."""
 
     def __init__(self, servers: list[FakeServer]) -> None:
         self.keys: list[str] = []
@@ -177,25 +177,26 @@ def ask(engine: SGLangEngine, session: str = "a", **settings: Any) -> Completion
     return engine.generate([1, 2, 3], Sampling(**settings), session=session, seed=(1, 2))
 
 
-def waits(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
-    """Hangs on these paths until it is over, at most three seconds."""
+def hang_on(over: threading.Event, *paths: str) -> Callable[[str, dict, dict], int]:
+    """A behaviour that hangs on these paths until the event is set, at most three seconds."""
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         if path in paths:
             over.wait(3)
         return 200
 
-    return mood
+    return behave
 
 
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < deadline, "it never came about"
+        assert time.monotonic() < deadline, "the condition never came true"
         time.sleep(0.01)
 
 
-# A server of ours, as far as its command line goes: what it serves is said by its arguments; `delay` may hold it up.
+# A program that takes the command line of SGLang and serves what its arguments say. The file `delay` holds seconds to
+# wait before it serves; starts and updates are logged.
 SERVER = """#!{python}
 import json, sys, time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -235,8 +236,8 @@ ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_fore
 """
 
 
-class Launched:
-    """How such servers are launched, and what is known of them."""
+class FakeLaunch:
+    """Launch settings for such programs, and the record of their starts and updates."""
 
     def __init__(self, folder: Path) -> None:
         self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"

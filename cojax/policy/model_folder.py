@@ -74,18 +74,52 @@ def write_model(folder: Path, config: ModelConfig, params: Params, largest: int 
     weights of a former model are removed. Raises ValueError for parameters that are not those of `config`, OSError
     with the fix when the disk refuses.
     """
-    outlines = _outlines(config, params)
+    _check_params(config, params)
     if folder.exists():
-        _write(folder, config, params, divided(outlines, largest))
+        write_arrays(folder, config, to_hf(config, params), largest)
         return
     part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
         part.mkdir(parents=True)
-        _write(part, config, params, divided(outlines, largest))
+        write_arrays(part, config, to_hf(config, params), largest)
         part.rename(folder)
         sync_folder(folder.absolute().parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def write_arrays(
+    folder: Path, config: ModelConfig, arrays: Iterator[tuple[str, np.ndarray]], largest: int = LARGEST_FILE
+) -> None:
+    """Writes config.json and (HF name, array) pairs, which come in the order of `to_hf`, to a folder that exists.
+
+    One array is held at a time. Each file is replaced at once, config.json last; weights of a former model are removed.
+    Raises ValueError for an array that is not the model's, OSError with the fix when the disk refuses.
+    """
+    code = dtype_code(config.param_dtype)
+    outlines = [
+        Outline(name, code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)
+    ]
+    files = divided(outlines, largest)
+    count = len(files)
+    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    passing = [folder / f".{name}.{os.getpid()}.tmp" for name in names]
+    try:
+        for path, contents in zip(passing, files, strict=True):
+            write_tensors(path, contents, arrays)
+        for path, name in zip(passing, names, strict=True):
+            path.replace(folder / name)
+    finally:
+        for path in passing:
+            path.unlink(missing_ok=True)
+    if count > 1:
+        places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
+        total = {"total_size": sum(outline.size for outline in outlines)}
+        _write_json(folder / INDEX, {"metadata": total, "weight_map": places})
+    for old in _former(folder, {*names, *([INDEX] if count > 1 else [])}):
+        old.unlink()
+    _write_json(folder / CONFIG, config.to_hf())
+    sync_folder(folder)
 
 
 # --- reading ---
@@ -216,43 +250,15 @@ def _filled(leaf: jax.Array, piece: jax.Array, index: jax.Array, place: Sharding
 # --- writing ---
 
 
-def _outlines(config: ModelConfig, params: Params) -> list[Outline]:
-    """What is to be written, in the order of `to_hf`. Raises ValueError where the parameters are not the config's."""
-    outlines, faults = [], []
-    code = dtype_code(config.param_dtype)
+def _check_params(config: ModelConfig, params: Params) -> None:
+    """Raises ValueError that names every parameter whose dtype or shape is not the config's."""
+    faults = []
     for row in parameters(config):
         leaf = leaf_of(params, row)
         found, expected = (leaf.dtype.name, leaf.shape), (config.param_dtype, row.shape(config))
         if found != expected:
             faults.append(f"{row.name} is {found[0]}{list(found[1])}, expected {expected[0]}{list(expected[1])}")
-        outlines += [Outline(name, code, row.hf_shape(config)) for _, name in row.pieces(config)]
     raise_faults(faults)
-    return outlines
-
-
-def _write(folder: Path, config: ModelConfig, params: Params, files: list[list[Outline]]) -> None:
-    arrays = to_hf(config, params)
-    count = len(files)
-    names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    passing = [folder / f".{name}.{os.getpid()}.tmp" for name in names]
-    try:
-        for path, outlines in zip(passing, files, strict=True):
-            write_tensors(path, outlines, arrays)
-        for path, name in zip(passing, names, strict=True):
-            path.replace(folder / name)
-    finally:
-        for path in passing:
-            path.unlink(missing_ok=True)
-    index = {
-        "metadata": {"total_size": sum(outline.size for outlines in files for outline in outlines)},
-        "weight_map": {o.name: name for name, outlines in zip(names, files, strict=True) for o in outlines},
-    }
-    if count > 1:
-        _write_json(folder / INDEX, index)
-    for old in _former(folder, {*names, *([INDEX] if count > 1 else [])}):
-        old.unlink()
-    _write_json(folder / CONFIG, config.to_hf())
-    sync_folder(folder)
 
 
 def _former(folder: Path, kept: set[str]) -> Iterator[Path]:

@@ -1,1 +1,1 @@
-"""Stage 1's episodes: text to tokens and back, and the engines that sample."""
+"""Stage 1: plays episodes of tasks; rendering of text to tokens and back, and the engines that sample."""

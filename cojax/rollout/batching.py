@@ -1,8 +1,9 @@
-"""Continuous batching over fixed slots: which request runs in which forward. One thread alone calls this; no locks.
+"""Continuous batching over fixed slots: decides which requests share a forward, and runs it.
 
-A request's new tokens but the last are prefilled in chunks, without logits; from the prompt's last token on, one token
-at a time is decoded for every slot at once. Requests join and leave between any two forwards. How they are grouped
-follows the load; the shape a request's own tokens pass through follows from the request alone.
+A request's new tokens except the last are prefilled in chunks, without logits. From the prompt's last token on, one
+token at a time is decoded, for all slots at once. Requests join and leave between any two forwards. How requests are
+grouped depends on the load; the shapes in which a request's own tokens are fed depend on the request alone. One thread
+alone calls a batcher, so it has no locks.
 """
 
 from __future__ import annotations
@@ -20,30 +21,32 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.forwards import cut, decode, prefill
+from cojax.rollout.forwards import chunks, decode, prefill
 
-_SPAN = 128  # a prefill looks at a multiple of so many positions
-_PATIENCE = 2  # decode steps that may pass before a prefill runs with rows to spare
+_SPAN = 128  # a prefill attends to a multiple of so many positions
+_DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A growing conversation: its tokens, how many of them its slot's cache holds under which weights, and of how many
-    the routes were told."""
+    """A growing conversation: its tokens, and how many of them are in its slot's cache, under the weights `version`.
+
+    `reported` is how many tokens' routes earlier completions reported.
+    """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
     slot: int = -1
     cached: int = 0
     version: int | None = None
-    told: int = 0
+    reported: int = 0
     request: Request | None = None
 
 
 @dataclasses.dataclass(eq=False)
 class Request:
-    """One `generate` call; `uniforms` are its random numbers, as many as tokens may be sampled.
+    """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `error` may be set from outside, once, to abort it.
+    Another thread may set `error` once, to abort it.
     """
 
     session: Session
@@ -53,14 +56,14 @@ class Request:
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     sampled: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, where in it): of the tokens fed
+    routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed
     completion: Completion | None = None
     error: str = ""
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 class Batcher:
-    """The device arrays, the slots, and the requests under way."""
+    """Owns the device arrays, the slots and the requests under way."""
 
     def __init__(
         self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
@@ -80,11 +83,11 @@ class Batcher:
         return bool(self._prefilling or self._decoding)
 
     def use(self, version: int, params: Params) -> None:
-        """Other weights, between requests: what caches hold is of the old ones, so it is fed anew."""
+        """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed anew."""
         self._version, self._params = version, params
 
-    def seat(self, request: Request) -> bool:
-        """Takes the request in, unless its session has no slot and none is free."""
+    def admit(self, request: Request) -> bool:
+        """Takes the request in; False, and nothing done, where its session has no slot and none is free."""
         session = request.session
         if session.slot < 0:
             if not self._free:
@@ -92,18 +95,18 @@ class Batcher:
             session.slot = self._free.pop()
         if session.version != self._version:
             session.version, session.cached = self._version, 0
-        request.chunks.extend(cut(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
+        request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
         (self._prefilling if request.chunks else self._decoding).append(request)
         return True
 
     def free(self, session: Session) -> None:
-        """Gives the session's slot to whoever comes next."""
+        """Makes the session's slot free for another."""
         if session.slot >= 0:
             self._free.append(session.slot)
             session.slot = -1
 
     def drop_aborted(self) -> None:
-        """Forgets requests with an error, their sessions too."""
+        """Drops requests with an error, and frees the slots of their sessions."""
         for request in (*self._prefilling, *self._decoding):
             if request.error:
                 self.free(request.session)
@@ -111,20 +114,20 @@ class Batcher:
         self._decoding = [request for request in self._decoding if not request.error]
 
     def forward(self) -> list[Request]:
-        """Runs one forward and returns the requests it completed. Raises FloatingPointError for what is not finite."""
+        """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
         if self._prefill_is_due():
             self._prefill()
             return []
         return self._decode()
 
     def _prefill_is_due(self) -> bool:
-        """Full prefills at once; partly filled ones not before every decode step. Never changes a result."""
+        """A full prefill runs at once, a partly filled one after some decode steps. This never changes a result."""
         if not self._prefilling or not self._decoding:
             return bool(self._prefilling)
-        return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _PATIENCE
+        return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _DECODES_PER_PREFILL
 
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
-        """Chunk, and how far it looks: both from the request alone, never from its company."""
+        """Size of the next chunk, and positions that it attends to; both follow from the request alone."""
         end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
         return request.chunks[0], min(-(-end // _SPAN) * _SPAN, self._length)
 
@@ -158,7 +161,9 @@ class Batcher:
             slot, index = request.session.slot, len(request.sampled)
             fed[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
             chance[:, slot] = request.uniforms[index], request.sampling.temperature
-        sampled, scores, self._cache, told = decode(self._config, self._params, self._cache, fed, chance, self._routed)
+        sampled, scores, self._cache, routes = decode(
+            self._config, self._params, self._cache, fed, chance, self._routed
+        )
         tokens, logprobs = np.asarray(sampled).tolist(), np.asarray(scores).tolist()
         for request in self._decoding:
             slot = request.session.slot
@@ -167,8 +172,8 @@ class Batcher:
             request.session.cached += 1
             request.sampled.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
-            if told is not None:
-                request.routes.append((told, np.s_[slot : slot + 1]))
+            if routes is not None:
+                request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         finished = [request for request in self._decoding if request.completion is not None]
         self._decoding = [request for request in self._decoding if request.completion is None]
@@ -176,21 +181,21 @@ class Batcher:
         return finished
 
     def _completion(self, request: Request) -> Completion | None:
-        """What was sampled, if that is all."""
+        """The completion, None while more tokens are to be sampled."""
         stopped = request.sampled[-1] in request.sampling.stop_tokens
         if not stopped and len(request.sampled) < len(request.uniforms):
             return None
         assert self._version is not None
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
         return Completion(
-            tuple(request.sampled), tuple(request.logprobs), self._version, reason, routes=self._told(request)
+            tuple(request.sampled), tuple(request.logprobs), self._version, reason, routes=self._new_routes(request)
         )
 
-    def _told(self, request: Request) -> str:
-        """The routes of what was fed and not told before; caches that are made anew feed tokens again."""
+    def _new_routes(self, request: Request) -> str:
+        """The routes of tokens that were not reported before; after new weights, earlier tokens were fed again."""
         if not self._routed:
             return ""
-        fed = np.concatenate([np.asarray(array)[where] for array, where in request.routes])
+        fed = np.concatenate([np.asarray(array)[index] for array, index in request.routes])
         session = request.session
-        told, session.told = session.told, session.cached
-        return RouteShape.of(self._config).encode(fed[len(fed) - (session.cached - told) :])
+        reported, session.reported = session.reported, session.cached
+        return RouteShape.of(self._config).encode(fed[len(fed) - (session.cached - reported) :])

@@ -1,8 +1,8 @@
-"""Text ⇄ tokens: chat rendering in which a trajectory's tokens only ever grow, and the parsing of tool calls.
+"""Renders conversations to tokens and parses tool calls from them; a trajectory's tokens are only ever appended to.
 
 Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as the
-difference template(stub + new) − template(stub). Control tokens come only from the template (controls.py): roles are of
-a closed set, and a literal `<|im_end|>` in a query, an observation or a tool's documentation stays text.
+difference template(stub + new) − template(stub). Control tokens come only from the template (control_tokens.py): there
+is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's documentation stays text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any, Protocol
 from transformers import PreTrainedTokenizerBase
 
 from cojax.environment import Actor, Episode, ask
-from cojax.rollout.controls import Controls, Shield
+from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
 from cojax.storage.strict_json import NestedTooDeeply, parse_json
 from cojax.types import ROLES, Action, Call, Message, Turn
 
 _OPENS, _CLOSES = "<tool_call>", "</tool_call>"
-# Where a call would begin or end, or a thought.
-_MARK = re.compile(r"<(?=/?(?:tool_call|think)>)")
+# The "<" of a literal that begins or ends a tool call or a thought.
+_ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
 _STUB = (Message("user", "x"), Message("assistant", "y"))
 _TEXT_CHARACTERS = 100_000
 _DEPTH = 32
@@ -37,7 +37,7 @@ def full(tool: Tool) -> Tool | None:
 
 
 def brief(tool: Tool) -> Tool | None:
-    """The tool's name and the names of its arguments, for a policy with little room."""
+    """The tool's name and the names of its arguments, for a policy with a short context."""
     function = tool["function"]
     return {"name": function["name"], "arguments": list(function.get("parameters", {}).get("properties", {}))}
 
@@ -47,12 +47,14 @@ def none(tool: Tool) -> Tool | None:
     return None
 
 
-# How much of a tool's documentation the policy is shown.
+# How much of a tool's documentation the policy is shown: tool → document, None for no document.
 SHOWN: dict[str, Callable[[Tool], Tool | None]] = {"full": full, "brief": brief, "none": none}
 
 
 class Chat:
-    """Renders messages with one tokenizer and its template; `shown` is the entry of `SHOWN` for an episode's tools.
+    """Renders messages with one tokenizer and its template.
+
+    `shown`, one of `SHOWN`, says what the policy is shown of each tool.
 
     Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
     tokenizer's own rendering.
@@ -65,47 +67,47 @@ class Chat:
         self.shown = shown
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
-        self._controls = Controls(tokenizer)
+        self._controls = ControlTokens(tokenizer)
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
-        self._opened = functools.lru_cache(maxsize=1_024)(self._open)
+        self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
         self._check()
 
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
-        # The order of keys is the environment's: a model was trained to read them in that order.
+        # Keys keep the environment's order: models were trained to read them in that order.
         documents = [shown for tool in tools if (shown := self.shown(tool)) is not None]
-        return self._opened(messages, json.dumps(documents, ensure_ascii=False))
+        return self._open_cached(messages, json.dumps(documents, ensure_ascii=False))
 
     def _open(self, messages: tuple[Message, ...], tools: str) -> tuple[int, ...]:
         documents = json.loads(tools)
 
-        def rendered(shield: Shield) -> str:
-            shown = self._controls.shielded(documents, shield)
-            return self._template(_shielded(messages, shield), generate=True, tools=shown)
+        def rendered(mask: Mask) -> str:
+            shown = self._controls.mask_json(documents, mask)
+            return self._template(_masked(messages, mask), generate=True, tools=shown)
 
         return self._controls.render(rendered, tools + _contents(messages))
 
     def _extend(self, messages: tuple[Message, ...], ended: bool) -> tuple[int, ...]:
-        """Tokens that follow a sampled action: new messages and the generation prompt.
+        """Tokens that follow a sampled action: the new messages and the generation prompt.
 
-        `ended` says whether the action ended in the stop token; if not, it is part of what is added.
+        `ended` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        added = self._controls.render(lambda shield: self._difference(_shielded(messages, shield)), _contents(messages))
+        added = self._controls.render(lambda mask: self._difference(_masked(messages, mask)), _contents(messages))
         return (() if ended else (self.end,)) + added
 
     @staticmethod
     def write(calls: Iterable[Call]) -> str:
-        """The text by which the policy makes these calls; what could end a call within one is written by its code."""
+        """The text by which the policy makes these calls; within a call "<" of a literal is written as \\u003c."""
         bodies = ({"name": call.name, "arguments": dict(call.arguments)} for call in calls)
-        written = (_MARK.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
+        written = (_ANGLE.sub(r"\\u003c", json.dumps(body, ensure_ascii=False)) for body in bodies)
         return "\n".join(f"<tool_call>\n{body}\n</tool_call>" for body in written)
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
-        return (*self._controls.encode_spoken(action.text or self.write(action.calls)), self.end)
+        return (*self._controls.encode_action(action.text or self.write(action.calls)), self.end)
 
     def read(self, tokens: Sequence[int]) -> Action:
-        """The action that sampled tokens spell, its calls parsed; never raises."""
+        """The action in sampled tokens, with its calls parsed; never raises."""
         body = tokens[:-1] if tokens and tokens[-1] == self.end else tokens
         text = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return parse(str(text))
@@ -128,7 +130,7 @@ class Chat:
         return whole[head.rindex(self._end_text) + len(self._end_text) :]
 
     def _check(self) -> None:
-        """The template extends turn by turn, and our rendering of harmless text is the tokenizer's own."""
+        """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
         opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
         self._difference(reply)
         ours = self.open(opening)
@@ -143,18 +145,18 @@ def _contents(messages: Iterable[Message]) -> str:
     return "".join(message.content for message in messages)
 
 
-def _shielded(messages: Iterable[Message], shield: Shield) -> list[Message]:
-    """The messages with their text shielded. Raises ValueError for a role that is none."""
+def _masked(messages: Iterable[Message], mask: Mask) -> list[Message]:
+    """The messages with their text masked. Raises ValueError for an unknown role."""
     messages = list(messages)
-    if strange := [message.role for message in messages if message.role not in ROLES]:
-        raise ValueError(f"a message has the role {strange[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
-    return [Message(message.role, shield(message.content)) for message in messages]
+    if unknown := [message.role for message in messages if message.role not in ROLES]:
+        raise ValueError(f"a message has the role {unknown[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
+    return [Message(message.role, mask(message.content)) for message in messages]
 
 
 def parse(text: str) -> Action:
-    """The action a text spells: every `<tool_call>` must hold {"name": str, "arguments": object}, or none counts.
+    """The action in a text. Every `<tool_call>` must hold {"name": str, "arguments": object}, or no call counts.
 
-    What stands before `</think>` was thought, not done.
+    Calls before `</think>` were only thoughts and are left out.
     """
     found = list(_bodies(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]))
     if not found:
@@ -175,7 +177,7 @@ def parse(text: str) -> Action:
 
 
 def _bodies(text: str) -> Iterator[str]:
-    """What stands between each `<tool_call>` and the next `</tool_call>`, in time linear in the text."""
+    """The text between each `<tool_call>` and the next `</tool_call>`; takes time linear in the text."""
     end = 0
     while (start := text.find(_OPENS, end)) >= 0 and (end := text.find(_CLOSES, start)) >= 0:
         yield text[start + len(_OPENS) : end]
@@ -193,18 +195,18 @@ def read_json(body: str) -> Any:
 
 
 class Actors(Protocol):
-    """Who plays: an actor for every episode, until its session is released. Called from many threads at once."""
+    """Gives every episode an actor, until its session is released. Called from many threads at once."""
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        """The actor of one episode; `seed` decides its random numbers, where it can."""
+        """The actor of one episode. `seed` decides its random numbers, unless a server draws them."""
 
     def release(self, session: str) -> None:
-        """The session is over; an actor still at work in it ends soon. Unknown is fine."""
+        """Ends the session; an actor that is still at work in it ends soon. Unknown is fine."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PolicyActors:
-    """The policy that an engine holds."""
+    """Actors that sample from the policy of an engine."""
 
     engine: Engine
     chat: Chat
@@ -218,7 +220,7 @@ class PolicyActors:
 
 
 class PolicyActor:
-    """The actor of one episode: renders what is new, samples an action, remembers every token."""
+    """The actor of one episode: renders the new messages, samples an action, and keeps every token."""
 
     def __init__(self, engine: Engine, chat: Chat, sampling: Sampling, *, session: str, seed: tuple[int, ...]):
         self.engine, self.chat, self.sampling = engine, chat, sampling

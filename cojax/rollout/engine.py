@@ -1,7 +1,7 @@
-"""What every rollout engine offers: weights in, tokens in, tokens and log-probabilities out.
+"""The interface of every rollout engine: weights in, tokens in, tokens and log-probabilities out.
 
-Engines know nothing of JAX trees. Weights travel as one `Weights` value; the local engine reads its arrays, a server
-reads its path; the version comes back on every completion.
+Engines know nothing of JAX trees. Weights travel as one `Weights` value, of which the local engine reads the arrays and
+a server the path. Every completion carries the version of its weights.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Sampling:
 class Completion:
     """Sampled tokens (a stop token included) and their log-probs under logits / temperature.
 
-    `weights_version` is that of the last token. Where weights changed on the way, `spans` holds (version, tokens) of
+    `weights_version` is that of the last token. Where weights changed meanwhile, `spans` holds (version, tokens) for
     each stretch, oldest first, whose counts add up to all tokens; it is empty where one version sampled them all.
-    `routes` are those that the engine was asked to tell, as text (`cojax.policy.routes`): of the conversation's tokens
-    up to the last one sampled, which was never fed, without those that an earlier completion of the session told.
+    `routes` is empty, or the experts that tokens went through, as text (`cojax.policy.routes`). It covers the tokens of
+    the conversation that no earlier completion of the session reported, except the last, which was never fed.
     """
 
     tokens: tuple[int, ...]
@@ -46,8 +46,8 @@ class Completion:
 class Weights:
     """One version of the policy: `arrays()` yields (HF name, array) lazily, in the parameter table's order.
 
-    `path()`, where there is one, is a model folder in HF format that holds the same; a server reads that instead.
-    `fingerprint()`, where there is one, names what the arrays hold: an engine that serves these already does nothing.
+    `path()`, if given, is a model folder in HF format that holds the same weights; a server reads it instead.
+    `fingerprint()`, if given, is equal for equal arrays: an engine that serves these weights already does nothing.
     """
 
     version: int
@@ -57,7 +57,7 @@ class Weights:
 
 
 def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, length: int) -> None:
-    """Raises ValueError for what no engine can continue, OutOfContext for a prompt that leaves no room in `length`."""
+    """Raises ValueError for a request that no engine can serve, OutOfContext for a prompt as long as `length`."""
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token")
     if min(prompt) < 0 or max(prompt) >= vocabulary:
@@ -70,7 +70,7 @@ def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, le
 
 @runtime_checkable
 class Routed(Protocol):
-    """An engine that can tell which experts tokens went through."""
+    """An engine that can report which experts tokens went through."""
 
     @property
     def tells_routes(self) -> bool:
@@ -98,7 +98,9 @@ class Engine(Protocol):
     def release(self, session: str) -> None: ...
 
     def rest(self) -> None:
-        """No completion is wanted until the next `load`: an engine that shares accelerators with the learner may give
-        its memory back until then."""
+        """Says that no completion is wanted until the next `load`.
+
+        An engine that shares accelerators with the learner may give its memory back until then.
+        """
 
     def close(self) -> None: ...

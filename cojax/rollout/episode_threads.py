@@ -1,8 +1,8 @@
-"""The threads that play episodes, and the watch over their deadlines.
+"""Plays episodes on threads, abandons those that overrun a deadline, and plays lost episodes again.
 
-Every episode runs on a daemon thread of its own. A thread whose environment or engine overruns its deadline is
-abandoned and the episode counts by where it hung; a lost episode is played again with the same seeds, so that only
-what happens twice is put down to the policy.
+Every episode runs on a daemon thread. A thread whose environment or engine overruns its deadline is abandoned, and the
+outcome of its episode follows from the phase in which it hung. A lost episode is played again with the same seeds, so
+that the policy is blamed only for what happens twice.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from cojax.rollout.chat import Actors
 from cojax.types import INFRASTRUCTURE, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
-# A hang inside `step` is, when it happens twice, the action's doing; elsewhere it is the machinery's.
-_WHERE_IT_HUNG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
-# Where an environment runs what a policy wrote, a hanging verdict too may be its doing.
-_WHERE_CODE_HUNG: dict[str, Outcome] = {**_WHERE_IT_HUNG, "evaluate": "timeout"}
-# Seconds between two looks at the deadlines.
-_WATCH_EVERY = 0.05
+# Phase → outcome. A hang in `step` is put down to the action if it happens twice, any other to the infrastructure.
+_OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
+# Where an environment runs code that a policy wrote, that code may also make the verdict hang.
+_OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
+# Seconds between two checks of the deadlines.
+_CHECK_EVERY = 0.05
 
 
 class RolloutStopped(RuntimeError):
-    """Nobody wants the episodes any more."""
+    """The caller asked to stop before all episodes were played."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one episode may take, and how much loss a step bears.
+    """Limits of one episode, how many are played at once, and how many may be lost.
 
     `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds in which
-    this process ran; `retries` is how often an episode lost to the machinery is played again (one that hung always is,
-    once); `error_rate` is the share of lost episodes above which `collect` raises.
+    this process ran. `retries` is how often an episode lost to the infrastructure is played again; one that hung is
+    always played again once. `error_rate` is the share of lost episodes above which `collect` raises.
     """
 
     max_turns: int = 30
@@ -51,15 +51,15 @@ class Limits:
 
 @dataclasses.dataclass
 class Job:
-    """One episode to play: its place among the results, and the attempt under way."""
+    """One episode to play: its index in the results, its seed, and the attempt under way."""
 
     index: int
     task: Task
     episode: str
     seed: tuple[int, ...]
     attempt: int = 0
-    lost: int = 0  # attempts that the machinery lost
-    hung: bool = False  # an attempt before was lost by what may be the policy's doing
+    lost: int = 0  # attempts lost to the infrastructure
+    hung: bool = False  # an earlier attempt hung in a way that the policy may have caused
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     @property
@@ -68,7 +68,7 @@ class Job:
 
 
 class EpisodeThreads:
-    """The threads, by what they play and how; for one `play`."""
+    """Threads that play episodes of one environment; for one call of `play`."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class EpisodeThreads:
     ):
         self.actors, self.environment = actors, environment
         self.limits, self.on_episode = limits, on_episode
-        self.charged = runs_policy_code(environment)
+        self.policy_code = runs_policy_code(environment)  # a policy's code may make it hang
         self.todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self.done: queue.SimpleQueue[tuple[Job, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
         self.running: dict[int, Job] = {}
         self.lock = threading.Lock()
         self.threads = 0
-        self.dismissed = False
+        self.stopped = False
 
     def play(
         self,
@@ -94,41 +94,44 @@ class EpisodeThreads:
         enough: Callable[[Mapping[int, Trajectory]], bool],
         stop: Callable[[], bool],
     ) -> list[Trajectory]:
-        """Plays every job that is not among the `results`, which it fills, to its end, or until `enough` of them are
-        in; the trajectories in the order of the jobs."""
-        left = [job for job in jobs if job.index not in results]
-        for job in left:
+        """Plays the jobs that are not in `results`, until all are or `enough` says that these results suffice.
+
+        Adds to `results`. Returns one trajectory a job, in the order of the jobs; those not waited for have the outcome
+        `cut`. Raises RolloutStopped soon after `stop` turns true.
+        """
+        missing = [job for job in jobs if job.index not in results]
+        for job in missing:
             self.todo.put(job)
-        for _ in range(min(len(left), self.limits.concurrency)):
-            self._hire()
+        for _ in range(min(len(missing), self.limits.concurrency)):
+            self._start_worker()
         try:
             while len(results) < len(jobs) and not enough(results):
                 if stop():
                     raise RolloutStopped(f"stopped with {len(results)} of {len(jobs)} episodes played")
                 self._receive(results)
         finally:
-            self._dismiss()
-        return [results.get(job.index) or _cut(job) for job in jobs]
+            self._stop_workers()
+        return [results.get(job.index) or _cut_trajectory(job) for job in jobs]
 
     def _receive(self, results: dict[int, Trajectory]) -> None:
-        """Waits a moment for what comes next; a result that stands goes into `results`."""
+        """Waits a moment for the next result, and adds it to `results` unless its episode is played again."""
         try:
-            job, progress, result = self.done.get(timeout=_WATCH_EVERY)
+            job, progress, result = self.done.get(timeout=_CHECK_EVERY)
         except queue.Empty:
-            self._watch()
+            self._abandon_late()
             return
         if progress is not job.progress:
             return
         if isinstance(result, BaseException):
             raise result
-        if self._again(job, result):
+        if self._retry(job, result):
             return
         results[job.index] = result
         self.on_episode(result)
 
-    def _again(self, job: Job, result: Trajectory) -> bool:
-        """Plays a lost episode once more, with the same seeds: a hanging one once, as only what comes again is put down
-        to the policy, one that the machinery lost while retries are left."""
+    def _retry(self, job: Job, result: Trajectory) -> bool:
+        """Plays a lost episode again with the same seeds: one that hung once, to blame the policy only for what comes
+        twice, one lost to the infrastructure while retries are left. False where the result stands."""
         if result.outcome == "timeout":
             if job.hung:
                 return False
@@ -143,7 +146,7 @@ class EpisodeThreads:
         self.todo.put(job)
         return True
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         self.threads += 1
         threading.Thread(target=self._work, name=f"episode-{self.threads}", daemon=True).start()
 
@@ -152,7 +155,7 @@ class EpisodeThreads:
             progress, session = job.progress, job.session
             progress.since = running()
             with self.lock:
-                if self.dismissed:
+                if self.stopped:
                     return
                 self.running[job.index] = job
             try:
@@ -176,8 +179,8 @@ class EpisodeThreads:
                 self.running.pop(job.index, None)
             self.done.put((job, progress, result))
 
-    def _watch(self) -> None:
-        """Abandons the threads that overran a deadline and puts others in their place."""
+    def _abandon_late(self) -> None:
+        """Abandons the threads that overran a deadline, and starts others in their place."""
         now = running()
         with self.lock:
             late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
@@ -187,15 +190,15 @@ class EpisodeThreads:
         for job in late:
             phase, progress = job.progress.phase, job.progress
             self.actors.release(job.session)
-            self._hire()
-            if progress.result is not None:  # only closing hangs: the verdict stands
+            self._start_worker()
+            if progress.result is not None:  # it hangs while closing: the verdict stands
                 self.done.put((job, progress, progress.result))
                 continue
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
             if phase != "act":
                 error += ADVICE
-            where = _WHERE_CODE_HUNG if self.charged else _WHERE_IT_HUNG
-            outcome: Outcome = where.get(phase, "environment_error")
+            outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
+            outcome: Outcome = outcomes.get(phase, "environment_error")
             turns = tuple(progress.turns)
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
             self.done.put((job, progress, lost))
@@ -203,23 +206,24 @@ class EpisodeThreads:
     def _deadline(self, job: Job) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
 
-    def _dismiss(self) -> None:
-        """Sends the threads home; those still at work are abandoned (nobody waits for them any more)."""
+    def _stop_workers(self) -> None:
+        """Ends idle threads, and abandons those at work: nobody waits for them any more."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.todo.get_nowait()
         with self.lock:
-            self.dismissed = True
+            self.stopped = True
             for job in self.running.values():
                 job.progress.abandoned = True
-            left = list(self.running.values())
-        for job in left:
+            abandoned = list(self.running.values())
+        for job in abandoned:
             self.actors.release(job.session)
         for _ in range(self.threads):
             self.todo.put(None)
 
 
-def _cut(job: Job) -> Trajectory:
-    """An episode that was not waited for, as far as it went."""
-    seen = job.progress
-    return Trajectory(job.task, job.episode, seen.opening, tuple(seen.turns), outcome="cut", error="not waited for")
+def _cut_trajectory(job: Job) -> Trajectory:
+    """The turns so far of an episode that was not waited for."""
+    progress = job.progress
+    turns = tuple(progress.turns)
+    return Trajectory(job.task, job.episode, progress.opening, turns, outcome="cut", error="not waited for")

@@ -1,4 +1,4 @@
-"""Model folders in HF format: what leaves cojax for a server or a hub, and what comes in."""
+"""Writes and reads model folders in Hugging Face format: with a tokenizer for a hub, weights alone for a server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_model
-from cojax.policy.parameters import Params, parameters
-from cojax.policy.tensor_files import DamagedFile, Outline, divided, dtype_code, read_header, write_tensors
+from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_arrays, write_model
+from cojax.policy.parameters import Params
+from cojax.policy.tensor_files import DamagedFile, read_header
 from cojax.storage.files import explain, sync_folder, write_json
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: Pre
 
 
 def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
-    """The parameters of a model folder, one tensor at a time into place; over the mesh where one is given.
+    """The parameters of a model folder, read one tensor at a time and laid out over the mesh where one is given.
 
     Raises FileNotFoundError when the folder holds no weights, ValueError for damaged ones and for those of another
     model.
@@ -63,31 +63,18 @@ def write_weights(
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
 
-    One array is held at a time; `dtype` casts each, "" keeps `config.param_dtype`. `label` is what a server that serves
-    the folder is to call it; `read_label` reads it. The folder appears whole or not at all, in the place of an older
-    one of that name. Raises ValueError for arrays that are not the model's or not finite,
-    OSError with the fix when the disk refuses; what was there before then still is.
+    One array is held at a time; each is cast to `dtype`, "" keeps `config.param_dtype`. `label` is the name under which
+    a server reports these weights; `read_label` reads it. The folder appears whole or not at all and replaces an older
+    one of that name. Raises ValueError for arrays that are not the model's or not finite, OSError with the fix when the
+    disk refuses; the older folder then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
-    code = dtype_code(config.param_dtype)
-    outlines = [
-        Outline(name, code, row.hf_shape(config)) for row in parameters(config) for _, name in row.pieces(config)
-    ]
-    files = divided(outlines, largest)
-    names = [SINGLE] if len(files) == 1 else [_part(i, len(files)) for i in range(1, len(files) + 1)]
     folder = folder.absolute()
     part, aside = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
-    _sweep(folder.parent)
+    _remove_leftovers(folder.parent)
     try:
         part.mkdir(parents=True)
-        stream = _sound(arrays, np.dtype(config.param_dtype))
-        for name, contents in zip(names, files, strict=True):
-            write_tensors(part / name, contents, stream)
-        if len(files) > 1:
-            places = {outline.name: name for name, contents in zip(names, files, strict=True) for outline in contents}
-            total = {"total_size": sum(outline.size for outline in outlines)}
-            write_json(part / INDEX, {"metadata": total, "weight_map": places})
-        write_json(part / CONFIG, config.to_hf())
+        write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
         if label:
             write_json(part / _LABEL, {"label": label})
         if folder.exists():
@@ -105,7 +92,7 @@ def write_weights(
 
 
 def check_weights(folder: Path) -> None:
-    """Raises FileNotFoundError or DamagedFile where a server could not load all of `folder`; reads headers alone."""
+    """Raises FileNotFoundError or DamagedFile where a server could not load all of `folder`. Reads only the headers."""
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
     names = {SINGLE}
@@ -121,7 +108,7 @@ def check_weights(folder: Path) -> None:
 
 
 def read_label(folder: Path) -> str:
-    """The label that `folder` was written with, "" for none. Raises DamagedFile for one that cannot be read."""
+    """The label that `folder` was written with, "" for none. Raises DamagedFile for a label that cannot be read."""
     try:
         return str(json.loads((folder / _LABEL).read_text())["label"])
     except FileNotFoundError:
@@ -131,35 +118,31 @@ def read_label(folder: Path) -> str:
 
 
 def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
-    """Removes every version in `folder`, a subfolder with a number for its name, but those to keep."""
+    """Removes every version in `folder` except those to keep; a version is a subfolder whose name is a number."""
     kept = {path.absolute() for path in keep}
     for path in list(folder.absolute().iterdir()) if folder.is_dir() else []:
         if path.name.isdigit() and path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _part(number: int, count: int) -> str:
-    return f"model-{number:05d}-of-{count:05d}.safetensors"
-
-
-def _sound(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
+def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
     """The arrays in `dtype`. Raises ValueError for one that is not finite."""
     for name, array in arrays:
         cast = array.astype(dtype, copy=False)
-        if not _finite(cast):
+        if not _is_finite(cast):
             raise ValueError(f"{name} is not finite in {dtype.name}; training has diverged, nothing was written")
         yield name, cast
 
 
-def _finite(array: np.ndarray) -> bool:
-    """Whether no exponent is all ones. Much faster than `np.isfinite`, which has no fast path for bfloat16."""
+def _is_finite(array: np.ndarray) -> bool:
+    """Whether all numbers are finite: no exponent is all ones. `np.isfinite` has no fast path for bfloat16."""
     bits, mask = _EXPONENT[array.dtype.name]
     flat = np.ascontiguousarray(array).reshape(-1).view(bits)
     slices = (flat[start : start + _SLICE] for start in range(0, flat.size, _SLICE))
     return all(int((piece & bits(mask)).max()) != mask for piece in slices)
 
 
-def _sweep(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Removes what a killed writer left behind."""
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The local engine's arithmetic: its forwards, how they sample, how a prompt is cut, whence the random numbers come."""
+"""The local engine's arithmetic: prefill, decode and sampling, random numbers, and the division of prompts."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ def prefill(
     span: int,
     routed: bool = False,
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on; the cache, and where
-    `routed` the tokens' routes int[P, C, L, k].
+    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
 
-    A negative token is padding; a slot ≥ S is an unused row. No token lies at position `span` or beyond.
+    Returns the cache, and where `routed` the tokens' routes int[P, C, L, k].
+
+    A negative token is padding; a slot ≥ S is an unused row. Every position must be below `span`.
     """
     length = cache[0].key.shape[-1]
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
@@ -46,10 +47,11 @@ def decode(
     chance: jax.Array,
     routed: bool = False,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
-    """Feeds one token to every slot and samples the next: int32[S], its log-probability float32[S], the cache, and
-    where `routed` the routes of the tokens fed, int[S, L, k].
+    """Feeds one token to every slot and samples the next.
 
     fed int32[2, S] is token and position (≥ the cache's length: idle), chance float32[2, S] uniform and temperature.
+    Returns the tokens sampled int32[S], their log-probabilities float32[S], the cache, and where `routed` the routes of
+    the tokens fed, int[S, L, k].
     """
     hidden, cache, routes = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed)
     tokens, logprobs = sample(logits(config, params, hidden[:, 0]), chance[0], chance[1])
@@ -72,9 +74,9 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The token drawn by each row of float32[S, V], and float32[S] the row's sum.
+    """The token that each row of float32[S, V] draws, and the row's sum float32[S].
 
-    The block it lies in is found first, then its place there: running sums over a whole vocabulary are slow.
+    The token's block is found first, then the token within it: running sums over a whole vocabulary are slow.
     """
     count = weights.shape[-1]
     size = max(1, math.isqrt(count))
@@ -85,14 +87,14 @@ def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
     block = _first_above(ends, sums, uniform * total)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     before = jnp.take_along_axis(ends - sums, block[:, None], axis=1)[:, 0]
-    place = _first_above(jnp.cumsum(inside, axis=-1), inside, uniform * total - before)
-    return block * size + place, total
+    index = _first_above(jnp.cumsum(inside, axis=-1), inside, uniform * total - before)
+    return block * size + index, total
 
 
 def _first_above(sums: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """int32[S]: the first place whose running sum exceeds the target; where rounding leaves none, the last with weight.
+    """int32[S]: the first index whose running sum exceeds the target; the last with weight where rounding leaves none.
 
-    A place of weight 0 is never given, though rounding may put the target on its edge.
+    An index of weight 0 is never returned, even where rounding puts the target on its edge.
     """
     possible = weights > 0
     above = (sums > target[:, None]) & possible
@@ -110,8 +112,8 @@ def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
     return ((bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)).astype(np.float32)
 
 
-def cut(count: int, sizes: Sequence[int]) -> list[int]:
-    """Chunk sizes that hold `count` tokens: the largest that is filled, and the smallest for what remains."""
+def chunks(count: int, sizes: Sequence[int]) -> list[int]:
+    """Sizes of the chunks that hold `count` tokens: at each point the largest that is filled, else the smallest."""
     pieces: list[int] = []
     while count > 0:
         piece = max((size for size in sizes if size <= count), default=min(sizes))

@@ -1,11 +1,10 @@
-"""One lane of the local engine: a thread that owns the device arrays of its slots and runs their forwards."""
+"""One lane of the local engine: a thread that owns a share of the slots, with their device arrays, and runs them."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 import threading
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -13,39 +12,15 @@ import numpy as np
 from cojax.environment import EngineError
 from cojax.policy.transformer import Params
 from cojax.rollout.batching import Batcher, Request, Session
+from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.engine import Completion, Sampling
 
-_POLL_SECONDS = 1.0  # how often a waiter looks whether the thread still lives
-
-
-class Busy:
-    """Wall time during which at least one lane runs a forward, in seconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running, self._since, self._total = 0, 0.0, 0.0
-
-    @property
-    def seconds(self) -> float:
-        with self._lock:
-            return self._total + (time.perf_counter() - self._since if self._running else 0.0)
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._running:
-                self._since = time.perf_counter()
-            self._running += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._running -= 1
-            if not self._running:
-                self._total += time.perf_counter() - self._since
+_POLL_SECONDS = 1.0  # between two looks of a waiting caller whether the thread is alive
 
 
 @dataclasses.dataclass(eq=False)
 class _Update:
-    """Weights on their way to the thread."""
+    """New weights that the thread has not taken yet."""
 
     version: int
     params: Params
@@ -53,15 +28,15 @@ class _Update:
 
 
 class Lane:
-    """Sessions over the slots of one Batcher. `on_failure` is told from the thread why a forward failed."""
+    """Serves sessions on the slots of one Batcher. The thread calls `on_failure` with the reason of a failure."""
 
-    def __init__(self, make: Callable[[], Batcher], busy: Busy, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, make: Callable[[], Batcher], busy: BusyTime, on_failure: Callable[[str], None]) -> None:
         self._busy, self._on_failure = busy, on_failure
         self._batcher = make()  # the thread's own
         # Shared with callers, under the lock.
         self._wake = threading.Condition()
         self._sessions: dict[str, Session] = {}
-        self._arrived: collections.deque[Request] = collections.deque()
+        self._queue: collections.deque[Request] = collections.deque()
         self._released: list[Session] = []
         self._update: _Update | None = None
         self._down = ""
@@ -75,9 +50,9 @@ class Lane:
         return self._thread.is_alive()
 
     def load(self, version: int, params: Params) -> Callable[[], None]:
-        """Takes weights over once the forwards under way allow it; the result waits until they serve.
+        """Hands weights to the thread, which takes them once no request is under way.
 
-        Raises EngineError, and so does the wait, when the lane is down.
+        The function returned waits until it has. Both raise EngineError when the lane is down.
         """
         update = _Update(version, params)
         with self._wake:
@@ -95,7 +70,7 @@ class Lane:
         return wait
 
     def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Request:
-        """Asks to continue `prompt`, which must extend what the session has seen and said.
+        """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
 
         Raises ValueError, or EngineError when the lane is down.
         """
@@ -110,12 +85,12 @@ class Lane:
                     "append to what was sampled, or release the session"
                 )
             request = state.request = Request(state, prompt, sampling, chances)
-            self._arrived.append(request)
+            self._queue.append(request)
             self._wake.notify_all()
         return request
 
     def result(self, request: Request) -> Completion:
-        """Waits for what was submitted; raises EngineError when the session is released or the lane goes down."""
+        """Waits for a request's completion. Raises EngineError when the session is released or the lane goes down."""
         self._await(request.done)
         if request.error or request.completion is None:
             raise EngineError(request.error)
@@ -133,8 +108,8 @@ class Lane:
                 self._released.append(state)
             self._wake.notify_all()
 
-    def shut(self, reason: str) -> None:
-        """Stops the thread after its forward; whoever waits gets EngineError. May be called twice."""
+    def stop(self, reason: str) -> None:
+        """Stops the thread after its forward; callers that wait get EngineError. May be called twice."""
         with self._wake:
             self._down = self._down or reason
             for session in self._sessions.values():
@@ -145,7 +120,7 @@ class Lane:
             self._wake.notify_all()
 
     def join(self) -> None:
-        """Returns once the thread has ended, after `shut`."""
+        """Returns once the thread has ended, after `stop`."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -156,10 +131,10 @@ class Lane:
     def _await(self, event: threading.Event) -> None:
         while not event.wait(_POLL_SECONDS):
             if not self.alive:
-                self.shut("the engine thread died")
+                self.stop("the engine thread died")
 
     def _abort(self, request: Request, reason: str) -> None:
-        """Wakes the waiter; the thread drops the request before its next forward. Needs the lock."""
+        """Wakes the caller; the thread drops the request before its next forward. Needs the lock."""
         request.error = reason
         request.done.set()
 
@@ -176,7 +151,7 @@ class Lane:
             self._on_failure(f"the engine failed: {type(error).__name__}: {error}")
 
     def _admit(self) -> bool:
-        """Takes in what came, and waits until there is something to run. False once the lane is down."""
+        """Admits queued requests and new weights, and waits until something can run. False once the lane is down."""
         with self._wake:
             while not self._down:
                 self._batcher.drop_aborted()
@@ -186,7 +161,7 @@ class Lane:
                 if self._update is not None and not self._batcher.busy:
                     self._take(self._update)
                 if self._update is None:
-                    self._seat_arrivals()
+                    self._admit_requests()
                 if self._batcher.busy:
                     return True
                 self._wake.wait()
@@ -198,15 +173,15 @@ class Lane:
         update.taken.set()
         self._wake.notify_all()
 
-    def _seat_arrivals(self) -> None:
-        """In order of arrival; who finds no slot keeps its place in the queue."""
+    def _admit_requests(self) -> None:
+        """Admits queued requests in order of arrival; one without a free slot keeps its place in the queue."""
         waiting = collections.deque[Request]()
-        for request in self._arrived:
+        for request in self._queue:
             if request.error:
                 self._batcher.free(request.session)
-            elif not self._batcher.seat(request):
+            elif not self._batcher.admit(request):
                 waiting.append(request)
-        self._arrived = waiting
+        self._queue = waiting
 
     def _deliver(self, finished: list[Request]) -> None:
         with self._wake:

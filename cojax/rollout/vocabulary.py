@@ -1,11 +1,11 @@
-"""Tokenizers in HF format for policies from scratch, with the ChatML template that Qwen uses.
+"""Makes tokenizers in HF format for policies trained from scratch, with the ChatML template that Qwen uses.
 
-`word_tokenizer`, for small closed worlds: one token stands for each word and for each fixed run of punctuation and keys
-around a tool call, so that a call costs about nine tokens. Names of things are bare tokens wherever they stand, in a
-sentence or in JSON, so that a small policy can copy them; other words carry the spaces around them. A word it does not
-know is one `<unk>`.
+`word_tokenizer` is for small closed worlds. Each word is one token, and so is each fixed run of punctuation and keys
+around a tool call, so that a call takes about nine tokens. Names of things are the same tokens in a sentence and in
+JSON, without spaces, so that a small policy can copy them; other words include the spaces around them. An unknown word
+is one `<unk>`.
 
-`byte_tokenizer`, for any world: byte-pair encoding over bytes, so that every text has tokens and comes back unchanged.
+`byte_tokenizer` is for any world: byte-pair encoding over bytes, so that every text has tokens and decodes unchanged.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def word_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """The tokenizer of a closed world.
 
-    `names`: words that stand for things, in sentences and as arguments; `texts`: samples of everything else that is
-    said; `tools`: documentation in OpenAI function format, whose names and argument keys get their tokens.
+    `names` are words for things, in sentences and as arguments. `texts` are samples of all other text. `tools` are
+    documents in OpenAI function format; the names of tools and of their arguments get tokens of their own.
     """
     names = sorted({*names, *(tool["function"]["name"] for tool in tools)}, key=lambda name: (-len(name), name))
     keys = sorted({key for tool in tools for key in tool["function"]["parameters"].get("properties", {})})
@@ -81,8 +81,8 @@ def word_tokenizer(
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
     """Byte-pair encoding over bytes, trained on `texts`: lossless on any text, the same for the same texts.
 
-    `size` counts all entries: the 256 bytes, the controls and what is merged from the texts, which may be less. Digits
-    stand alone, so that numbers are copied digit by digit. Raises ValueError for a size without room for the bytes.
+    `size` is the most entries it may have: the 256 bytes, the control tokens and the pairs merged from the texts. Each
+    digit is a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
     least = 256 + len(CONTROLS)
     if size < least:
@@ -113,7 +113,7 @@ def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
 
 
 def _runs(keys: Sequence[str]) -> list[str]:
-    """Fixed punctuation and keys of a tool call, as `json.dumps` writes them, and the template's own words."""
+    """Runs of punctuation and keys in a tool call, as `json.dumps` writes it, and the role names of the template."""
     opening = [f'", "arguments": {{"{key}": "' for key in keys]
     following = [f'", "{key}": "' for key in keys]
     return ['\n{"name": "', '", "arguments": {}}\n', '"}}\n', *opening, *following, *_ROLES]

@@ -17,7 +17,8 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.engine import Served, SGLangEngine
+from cojax.rollout.sglang.completions import Served
+from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
 from cojax.types import Trajectory
 from experiments import assemble, desk, engines, scores

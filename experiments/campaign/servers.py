@@ -22,7 +22,7 @@ from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.rollout.engine import Sampling
-from cojax.rollout.sglang import server_client
+from cojax.rollout.sglang import connections, server_client
 from cojax.types import Message
 from experiments.campaign.cases import Violation, draw
 from experiments.campaign.endpoint import Script, Server, answered, completion, serving
@@ -183,16 +183,16 @@ def _judged(server: Server) -> str:
 
 def _sampled(server: Server) -> str:
     async def ask() -> str:
-        clients = server_client.Clients()
+        pool = connections.Connections()
         try:
-            endpoint = server_client.ServerClient(server.url, clients)
+            endpoint = server_client.ServerClient(server.url, pool)
             async with asyncio.timeout(3.0):
                 reply = await endpoint.generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
             return _WORD if reply.tokens == (7, 7, 7) else json.dumps(reply.tokens)
         finally:
-            await clients.aclose()
+            await pool.aclose()
 
-    failures = (server_client.Lost, server_client.RequestRefused, TimeoutError)
+    failures = (connections.RequestFailed, connections.RequestRefused, TimeoutError)
     told = _settled(lambda: asyncio.run(ask()), *failures)
     # It has no key: what it tells of one, the server said by itself.
     return "failed" if told.endswith("tells the key") else told

@@ -63,7 +63,7 @@ def test_a_server_is_launched_by_the_installed_interpreter_on_the_cpu_or_by_ones
 def test_urls_attach_and_need_no_interpreter(config) -> None:
     config.sglang.urls = "http://127.0.0.1:1, http://127.0.0.1:2/"
     engine = engines.sglang(config, MODEL)
-    assert [server.endpoint.url for server in engine.fleet.servers] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    assert [server.client.url for server in engine.fleet.servers] == ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     engine.close()
     for wrong in ("127.0.0.1:1", "http://HOST:PORT", "http://"):
         config.sglang.urls = wrong

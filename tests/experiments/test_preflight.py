@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
-from cojax.rollout.sglang.sleep import NOTES, Notes
+from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
 from cojax.storage.files import write_json
 from cojax.types import Action, Task, Trajectory, Turn
 from experiments import base, preflight
@@ -71,13 +71,13 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
 
 
 def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_after_it(config, tmp_path, monkeypatch):
-    notes = tmp_path / "shared" / NOTES
+    notes = tmp_path / "shared" / RELEASED_MEMORY
     config.sglang.folder = str(notes.parent)
     write_json(notes, {"http://127.0.0.1:1": ["born", ["weights"]]})
     found: list[tuple[str, list[str]]] = []
 
     def parts(config: ConfigDict) -> None:
-        known = Notes(Path(config.sglang.folder) / NOTES)
+        known = ReleasedMemoryFile(Path(config.sglang.folder) / RELEASED_MEMORY)
         found.append(known.find("http://127.0.0.1:1"))
         known.write("http://127.0.0.1:1", "born", [])
         raise ValueError("no further")
@@ -85,8 +85,8 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
     monkeypatch.setattr(preflight.assemble, "parts", parts)
     assert preflight.check(config) == 1
     assert found == [("born", ["weights"])]
-    assert [path.name for path in notes.parent.iterdir()] == [NOTES]
-    assert Notes(notes).find("http://127.0.0.1:1") == ("", [])
+    assert [path.name for path in notes.parent.iterdir()] == [RELEASED_MEMORY]
+    assert ReleasedMemoryFile(notes).find("http://127.0.0.1:1") == ("", [])
 
 
 def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:

@@ -12,26 +12,26 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, Launched, until, weights
+from fake_sglang import CONFIG, FakeLaunch, until, weights
 from ml_collections import ConfigDict
 
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 from cojax.rollout.sglang.weights import WeightsFolder
 from experiments import base, serve
 
-TRAINER = Patience(startup=20.0, sync=20.0, probe_every=0.1)
+TRAINER = ServerLimits(startup=20.0, sync=20.0, probe_every=0.1)
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Launched:
+def launched(tmp_path: Path) -> FakeLaunch:
     (tmp_path / "servers").mkdir()
-    return Launched(tmp_path / "servers")
+    return FakeLaunch(tmp_path / "servers")
 
 
 @pytest.fixture
-def config(tmp_path: Path, launched: Launched) -> ConfigDict:
+def config(tmp_path: Path, launched: FakeLaunch) -> ConfigDict:
     config = base.get_config()
     config.workdir, config.model.path = str(tmp_path / "run"), str(tmp_path / "model")
     config.sglang.update(python=launched.launch.python, servers=2, port=free_ports(2), probe_every=0.1)
@@ -89,7 +89,7 @@ def process_at(port: int) -> int:
 def trainer(config: ConfigDict, **settings: object) -> SGLangEngine:
     urls = [f"http://127.0.0.1:{config.sglang.port + index}" for index in range(2)]
     folder = Path(config.workdir)
-    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, patience=TRAINER, **settings)
+    return SGLangEngine(CONFIG, folder=folder, max_length=64, urls=urls, limits=TRAINER, **settings)
 
 
 def test_servers_take_new_versions_by_themselves_under_the_label_that_the_trainer_expects(config, host, launched):
@@ -140,13 +140,13 @@ def test_who_follows_waits_for_the_first_version_and_starts_on_it(config, host, 
 def test_a_server_that_does_not_follow_is_told_of_with_the_reason(config, host, launched) -> None:
     host(config)
     engine = trainer(config, follow=True)
-    engine._fleet._patience = dataclasses.replace(TRAINER, sync=1.0)
+    engine.fleet.supervisor.limits = dataclasses.replace(TRAINER, sync=1.0)
     with pytest.raises(Exception, match=r"within 1 s .*does `python -m experiments\.serve` run there .*follow=True"):
         engine.load(weights(0))
     engine.close()
 
 
-def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, launched) -> None:
+def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, launched, caplog) -> None:
     config.sglang.follow, config.sglang.probe_every = True, 10.0
     host(config)
     port, store = config.sglang.port, WeightsFolder(Path(config.workdir))
@@ -158,7 +158,7 @@ def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, 
     with open(broken / "model.safetensors", "r+b") as file:
         file.truncate(2_000)
     os.utime(broken)
-    time.sleep(1.0)
+    until(lambda: "the newest version cannot be served" in caplog.text)
     assert label(port) == "first"
     for version in range(2, 30):
         # Sooner gone than servers look: what is being read goes, too.
@@ -169,7 +169,8 @@ def test_versions_that_are_broken_or_gone_do_not_hurt_who_follows(config, host, 
     store.close()
 
 
-def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, launched) -> None:
+def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, launched, caplog) -> None:
+    caplog.set_level("INFO", "cojax.serve")
     host(config)
     port = config.sglang.port
     until(lambda: label(port) == label(port + 1) == "as-started")
@@ -177,7 +178,7 @@ def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, 
     try:
         engine.load(weights(0))
         current = engine.fleet.target.label
-        time.sleep(1.5)  # until it has been seen
+        until(lambda: f"as {current}" in caplog.text)  # this host has seen it too
         assert launched.updates.read_text().count(current) == 2
         os.kill(process_at(port), signal.SIGKILL)
         until(lambda: label(port) == current)
@@ -186,7 +187,7 @@ def test_without_following_servers_keep_what_a_trainer_gives_them(config, host, 
         engine.close()
 
 
-def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, launched) -> None:
+def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, launched, caplog) -> None:
     config.sglang.restarts = 1
     thread = host(config)
     port = config.sglang.port
@@ -195,7 +196,7 @@ def test_a_server_that_dies_endlessly_does_not_stop_the_others(config, host, lau
         started = len(launched.started())
         os.kill(process_at(port), signal.SIGKILL)
         until(lambda started=started: len(launched.started()) > started or started == 3)
-    time.sleep(1.0)
+    until(lambda: "is given up" in caplog.text)
     assert (label(port), label(port + 1)) == ("", "as-started")
     assert thread.is_alive()
 

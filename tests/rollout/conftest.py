@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import CONFIG, PATIENCE, FakeServer, Launched, Router
+from fake_sglang import CONFIG, LIMITS, FakeLaunch, FakeServer, Router
 
 from cojax.rollout.sglang.engine import SGLangEngine
 
@@ -30,7 +30,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     engines: list[SGLangEngine] = []
 
     def build(servers: list[FakeServer], **settings: Any) -> SGLangEngine:
-        settings = {"patience": PATIENCE, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
+        settings = {"limits": LIMITS, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
         engines.append(SGLangEngine(CONFIG, urls=[server.url for server in servers], **settings))
         return engines[-1]
 
@@ -40,5 +40,5 @@ def make(tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
 
 
 @pytest.fixture
-def launched(tmp_path: Path) -> Launched:
-    return Launched(tmp_path)
+def launched(tmp_path: Path) -> FakeLaunch:
+    return FakeLaunch(tmp_path)

@@ -241,7 +241,7 @@ def test_unwanted_rollouts_stop_and_start_nothing_more():
 def test_nothing_starts_once_nobody_waits():
     """Also an episode that its thread had just taken up."""
     floor = EpisodeThreads(PolicyActors(DiceEngine(), CHAT, SAMPLING), WORLD, Limits(), lambda trajectory: None)
-    floor._dismiss()
+    floor._stop_workers()
     job = Job(0, TASKS[0], "late", (0,))
     floor.todo.put(job)
     floor._work()

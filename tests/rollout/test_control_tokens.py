@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cojax.rollout import controls as rendering
+from cojax.rollout import control_tokens
 from cojax.rollout.chat import Chat, brief, full
 from cojax.rollout.vocabulary import CHATML, CONTROLS, byte_tokenizer, word_tokenizer
 from cojax.types import ROLES, Action, Call, Message
@@ -171,13 +171,13 @@ def test_an_action_ends_no_turn_but_its_own(name, value):
     kept = json.loads(json.dumps({"n": name, "v": value}))
     if "\ud83d" not in name + value:
         assert chat.read(tokens).calls == (Call(kept["n"], {kept["v"]: [kept["n"], {"k": kept["v"]}]}),)
-    spoken = chat.encode_action(Action(f"{name}</think>{value}"))
-    assert spoken[-1] == chat.end
-    assert not {"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_response>"} & {*controls(chat, spoken[:-1])}
+    thought = chat.encode_action(Action(f"{name}</think>{value}"))
+    assert thought[-1] == chat.end
+    assert not {"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_response>"} & {*controls(chat, thought[:-1])}
 
 
 def test_private_characters_are_kept_as_long_as_enough_are_free(monkeypatch):
-    monkeypatch.setattr(rendering, "_PRIVATE", range(0xF0000, 0xF0080))
+    monkeypatch.setattr(control_tokens, "_PRIVATE", range(0xF0000, 0xF0080))
     small = chat("bytes")
     most = "".join(map(chr, range(0xF0000, 0xF0040)))
     everything = "".join(map(chr, range(0xF0000, 0xF0080)))

@@ -1,4 +1,4 @@
-"""Sampling, random numbers and the cutting of prompts."""
+"""Sampling, random numbers and the division of prompts into chunks."""
 
 import jax
 import numpy as np
@@ -67,8 +67,8 @@ def test_uniforms_follow_the_seed_alone() -> None:
     ("count", "sizes", "pieces"),
     [(0, (16,), []), (1, (16,), [16]), (16, (16,), [16]), (39, (16,), [16, 16, 16]), (90, (16, 64), [64, 16, 16])],
 )
-def test_cut(count: int, sizes: tuple[int, ...], pieces: list[int]) -> None:
-    assert forwards.cut(count, sizes) == pieces
+def test_chunks(count: int, sizes: tuple[int, ...], pieces: list[int]) -> None:
+    assert forwards.chunks(count, sizes) == pieces
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 432, 5001])

@@ -81,13 +81,13 @@ def test_results_are_the_same_bits_in_any_company(engine: LocalEngine) -> None:
         assert converse(engine, number) == full[number]
 
 
-@pytest.mark.parametrize("patience", [0, 5])
+@pytest.mark.parametrize("decodes", [0, 5])
 def test_results_do_not_depend_on_scheduling(
-    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, patience: int
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, decodes: int
 ) -> None:
     numbers = list(range(SLOTS))
     usual = all_at_once(engine, numbers)
-    monkeypatch.setattr(batching, "_PATIENCE", patience)
+    monkeypatch.setattr(batching, "_DECODES_PER_PREFILL", decodes)
     assert all_at_once(engine, numbers) == usual
 
 
@@ -260,7 +260,7 @@ def test_a_session_waits_for_a_slot(engine: LocalEngine) -> None:
     for number in range(SLOTS):
         engine.generate([number], Sampling(1.0, 1), session=str(number), seed=(1,))
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, 2), session="late", seed=(1,)))
-    time.sleep(0.2)
+    wait_until(lambda: "late" in engine._waiting)
     assert not outcome
     engine.release("7")
     thread.join(30)
@@ -272,7 +272,7 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
     engine.release("b")
     for _ in range(2 * SLOTS):  # no slot is lost
         thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-        wait_until(lambda: "a" in engine._homes)
+        wait_until(lambda: "a" in engine._lane_of)
         engine.release("a")
         thread.join(30)
         assert isinstance(outcome[0], EngineError)
@@ -298,7 +298,7 @@ def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monk
 
 def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
     thread, _ = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._homes)
+    wait_until(lambda: "a" in engine._lane_of)
     with pytest.raises(ValueError, match="still generating"):
         engine.generate([1, 2], Sampling(), session="a", seed=(1,))
     engine.release("a")
@@ -307,7 +307,7 @@ def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
 
 def test_close_fails_whoever_waits(engine: LocalEngine) -> None:
     thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._homes)
+    wait_until(lambda: "a" in engine._lane_of)
     engine.close()
     thread.join(30)
     assert isinstance(outcome[0], EngineError)

@@ -1,4 +1,4 @@
-"""Which SGLang server has which conversation, and where a request is that nobody waits for any more."""
+"""Assigns conversations to SGLang servers, and gives requests up where a server is left out or nobody waits."""
 
 from __future__ import annotations
 
@@ -6,67 +6,74 @@ import asyncio
 import collections
 from collections.abc import Iterable, Sequence
 
+from cojax.rollout.sglang.connections import Connections
 from cojax.rollout.sglang.server import Server
-from cojax.rollout.sglang.server_client import Clients, ServerClient
+from cojax.rollout.sglang.server_client import ServerClient
 
 
 class Conversations:
-    """Servers of conversations, by session; for one event loop.
+    """The server of each conversation, by session; for one event loop.
 
-    Where there is a `router`, an address in front of all of them, it says who serves which conversation.
+    Where there is a `router`, an address in front of all servers, the router chooses the server instead.
     """
 
-    def __init__(self, servers: Sequence[Server], router: str, clients: Clients) -> None:
+    def __init__(self, servers: Sequence[Server], router: str, connections: Connections) -> None:
         self._servers = servers
-        # Of no fleet and never looked at: it stands for whichever server the router chooses.
-        self._router = Server(ServerClient(router, clients), None, 0, "up") if router else None
-        self._homes: dict[str, Server] = {}
+        # It stands for the server that the router chooses; nobody checks its health.
+        self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
+        self._assigned: dict[str, Server] = {}
 
     def find(self, session: str) -> Server:
-        """The session's server while it is up; else that of those up with the fewest conversations. One must be up."""
+        """The session's server while it is up, otherwise the one up that has the fewest conversations.
+
+        At least one server must be up.
+        """
         if self._router is not None:
             return self._router
-        home = self._homes.get(session)
-        if home is None or not home.up:
+        server = self._assigned.get(session)
+        if server is None or not server.up:
             self.forget(session)
             up = (server for server in self._servers if server.up)
-            home = min(up, key=lambda server: (server.sessions, len(server.requests)))
-            home.sessions += 1
-            self._homes[session] = home
-        return home
+            server = min(up, key=lambda server: (server.sessions, len(server.requests)))
+            server.sessions += 1
+            self._assigned[session] = server
+        return server
 
     def forget(self, session: str) -> None:
-        """The session has no home any more. Unknown is fine."""
-        home = self._homes.pop(session, None)
-        if home is not None:
-            home.sessions -= 1
+        """Ends the session's assignment to a server. Unknown is fine."""
+        server = self._assigned.pop(session, None)
+        if server is not None:
+            server.sessions -= 1
 
     def loads(self) -> dict[str, int]:
-        """Conversations by server, for a look at the balance."""
+        """The number of conversations of each server, by the server's name."""
         return dict(collections.Counter({server.name: server.sessions for server in self._servers}))
 
     def suspect(self, server: Server, fault: str) -> None:
-        """Sends the server nothing new until it has been looked at, which happens at once.
+        """Sends the server no new request before its health was checked, and has it checked at once.
 
-        Behind a router it may have been any of them: all are looked at.
+        Behind a router the fault may be that of any server: all are checked.
         """
         if server is self._router:
             for each in self._servers:
-                each.alarm.set()
+                each.check_now.set()
             return
         if server.up:
             server.state, server.fault = "down", fault
-        server.alarm.set()
+        server.check_now.set()
 
     def cancel(self, server: Server, hung: bool) -> None:
-        """Gives up what runs on a server that is left out, so that it can be tried elsewhere."""
-        # A router tries those of a dead one elsewhere by itself, but does not tell which are with one that hangs.
+        """Cancels the requests of a server that is left out, so that they can be tried on another.
+
+        A router itself repeats the requests of a dead server. It does not say which requests are with one that hangs,
+        so with `hung` all that went through the router are cancelled.
+        """
         others: Iterable[asyncio.Task[object]] = self._router.requests if self._router is not None and hung else ()
         for request in [*server.requests, *others]:
             request.cancel()
 
     async def abort(self, server: Server, rid: str) -> None:
-        """Ends a request of this server, wherever it is, whose answer nobody waits for any more."""
-        places = self._servers if server is self._router else [server]
-        aborts = (place.endpoint.abort(rid) for place in places if place.endpoint.url)
+        """Ends a request whose answer nobody waits for any more; behind a router, on whichever server it runs."""
+        servers = self._servers if server is self._router else [server]
+        aborts = (each.client.abort(rid) for each in servers if each.client.url)
         await asyncio.gather(*aborts, return_exceptions=True)

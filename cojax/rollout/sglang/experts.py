@@ -1,4 +1,4 @@
-"""Routed experts as an SGLang server tells them: what is asked of it, and how its answer is read."""
+"""The experts that tokens went through, as SGLang reports them: how to ask for them, and how to read the answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from cojax.policy.routes import RouteShape
 _WIRE = np.dtype("<i4")
 
 
-def shape_asked(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
-    """The shape of the routes to ask for, None for none.
+def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
+    """The shape of the routes that completions report, None where they are to report none.
 
-    Raises ValueError for a model with experts that SGLang does not serve as it is, and for routes that cannot be told.
+    Raises ValueError for a model with experts that SGLang cannot serve, and for settings under which no routes can be
+    reported.
     """
     if config.sparse and config.tie_word_embeddings:
         raise ValueError(
@@ -27,33 +28,33 @@ def shape_asked(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | 
         )
     if routes and mixed:
         raise ValueError(
-            "a completion during which weights changed was fed again under the new ones: what its tokens were sampled "
-            "by is not known. Unset sglang.mixed, or set learner.routes=own"
+            "a completion during which weights changed is fed again under the new ones, so the experts that sampled "
+            "its tokens are not known. Unset sglang.mixed, or set learner.routes=own"
         )
     return RouteShape.of(config) if routes else None
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
-    """The routes of a conversation's tokens from `start` on; those before were told with an earlier completion."""
+class RoutesRequest:
+    """Asks for the routes of a conversation's tokens from `start` on; earlier completions reported those before."""
 
     shape: RouteShape
     start: int = 0
 
-    def request(self) -> dict[str, Any]:
-        """What is added to the body of /generate."""
+    def body(self) -> dict[str, Any]:
+        """The fields to add to the body of /generate."""
         return {"return_routed_experts": True, "routed_experts_start_len": self.start}
 
     def read(self, about: Mapping[str, Any], tokens: int) -> str:
-        """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them; the last of the conversation's
-        `tokens` was never fed and has none.
+        """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 
-        Raises KeyError, TypeError or ValueError for what is not those of just these tokens.
+        The last of the conversation's `tokens` was never fed and has no route. Raises KeyError, TypeError or ValueError
+        for an answer that is not the routes of exactly the other tokens from `start` on.
         """
-        told = about["routed_experts"]
-        if not isinstance(told, str):
-            raise TypeError(f"routed_experts is {type(told).__name__}; expected base64")
-        routes = self.shape.read(told, _WIRE)
+        reported = about["routed_experts"]
+        if not isinstance(reported, str):
+            raise TypeError(f"routed_experts is {type(reported).__name__}; expected base64")
+        routes = self.shape.read(reported, _WIRE)
         if len(routes) != tokens - 1 - self.start:
             raise ValueError(f"routed_experts of {len(routes)} tokens; expected {tokens - 1 - self.start}")
         return self.shape.encode(routes)

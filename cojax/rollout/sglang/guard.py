@@ -1,11 +1,11 @@
-"""Runs a server, and ends with everything that descends from it.
+"""Runs a server process, and ends it with all its descendants when the trainer is gone.
 
     python guard.py PARENT COMMAND…
 
-PARENT is the process id of whoever starts this. When that process is gone (by SIGKILL too), when this one gets SIGTERM,
-or when the command ends, all of it is ended: SIGTERM to the command, a few seconds, SIGKILL to all that is left, in
-whatever group or session. SIGUSR1 leaves out the seconds. This process ends after the last of them. If this process
-itself is killed, the kernel kills the command. Standard library only; Linux.
+PARENT is the process id of the process that starts this one. Everything is ended when PARENT is gone (by SIGKILL too),
+when this process gets SIGTERM, or when the command ends. The command gets SIGTERM; after a few seconds all descendants
+that are left get SIGKILL, in whatever group or session they are. SIGUSR1 skips those seconds. This process ends after
+the last descendant. If this process itself is killed, the kernel kills the command. Standard library only; Linux.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # it runs isolated
 from cojax.host.processes import adopt_orphans, descendants, end, reap
 
 _PDEATHSIG = 1
-_LOOK_EVERY, _CLOSING_LOOK = 0.2, 0.05  # seconds, while it serves and while it ends
+_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two looks, while it serves and while it ends
 _GRACE = 3.0  # seconds
 
 
 def main(arguments: list[str]) -> None:
     parent, command = int(arguments[0]), arguments[1:]
-    told: list[int] = []
+    signals: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, stop)
@@ -47,17 +47,17 @@ def main(arguments: list[str]) -> None:
         # This process has one thread, so a fork from it is safe.
         preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL),
     )
-    while not told and os.getppid() == parent and child.poll() is None:
+    while not signals and os.getppid() == parent and child.poll() is None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(_LOOK_EVERY)
+            child.wait(_POLL)
     if child.returncode is not None:
         print(f"the server ended by itself with status {child.returncode}", file=sys.stderr, flush=True)
-    # To the command alone: it ends its children in order, which would take their own SIGTERM for a crash.
+    # Only to the command: it ends its children in order. A SIGTERM of their own would look like a crash.
     child.terminate()
 
     until = time.monotonic() + _GRACE
-    while descendants(os.getpid()) and signal.SIGUSR1 not in told and time.monotonic() < until:
-        time.sleep(_CLOSING_LOOK)
+    while descendants(os.getpid()) and signal.SIGUSR1 not in signals and time.monotonic() < until:
+        time.sleep(_CLOSING_POLL)
     if left := end(lambda: descendants(os.getpid())):
         print(f"processes {sorted(left)} could not be ended", file=sys.stderr, flush=True)
     reap()

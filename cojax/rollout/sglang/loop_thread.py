@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for work that hundreds of other threads ask for."""
+"""Runs an event loop in a thread of its own, for coroutines that hundreds of other threads call."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads until `close`, after which whoever asks or waits gets EngineError(`closed`)."""
+    """Runs coroutines for other threads until `close`; from then on callers, also those that wait, get EngineError.
+
+    `closed` is the message of that error.
+    """
 
     def __init__(self, name: str, closed: str) -> None:
-        self._gate = threading.Lock()  # nothing enters the event loop once `_down` is set
+        self._entry = threading.Lock()  # no call enters the event loop once `_down` is set
         self._down, self._closed = "", closed
         self._calls: set[asyncio.Task[Any]] = set()
-        self._errands: set[asyncio.Task[None]] = set()
+        self._detached: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
@@ -32,8 +35,8 @@ class LoopThread:
             raise EngineError(self._down)
 
     def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
-        """What the coroutine returns. Raises EngineError where it is cancelled, as by `close`."""
-        with self._gate:
+        """The coroutine's result. Raises EngineError where it is cancelled (`cancelled`) or the loop is closed."""
+        with self._entry:
             if self._down:
                 coroutine.close()
                 raise EngineError(self._down)
@@ -43,24 +46,24 @@ class LoopThread:
         except concurrent.futures.CancelledError:
             raise EngineError(self._down or cancelled) from None
 
-    def soon(self, function: Callable[[str], None], argument: str) -> None:
-        """Calls it on the loop, and not at all once that is closed."""
+    def call_soon(self, function: Callable[[str], None], argument: str) -> None:
+        """Calls the function on the loop and does not wait for it; does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, argument)
 
-    def send(self, errand: Coroutine[Any, Any, None]) -> None:
-        """Runs something nobody waits for but `close`. Called on the loop."""
-        task = self._loop.create_task(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def run_detached(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine that only `close` waits for. Called on the loop."""
+        task = self._loop.create_task(coroutine)
+        self._detached.add(task)
+        task.add_done_callback(self._detached.discard)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Cancels all calls, runs `last`, and ends loop and thread; False where that has been done."""
-        with self._gate:
+        """Cancels all calls, runs `last`, and ends loop and thread. False where it was closed before."""
+        with self._entry:
             if self._down:
                 return False
             self._down = self._closed
-        asyncio.run_coroutine_threadsafe(self._shut(last), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._cancel_and_run(last), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -75,11 +78,11 @@ class LoopThread:
         finally:
             self._calls.discard(task)
 
-    async def _shut(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # All of them: what came through the gate has had its first turn on the loop by now.
+    async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # This is every call: those that entered before have had their first turn on the loop by now.
         calls = list(self._calls)
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        await asyncio.gather(*self._errands, return_exceptions=True)
+        await asyncio.gather(*self._detached, return_exceptions=True)
         await last()

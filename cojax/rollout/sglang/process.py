@@ -1,4 +1,4 @@
-"""An SGLang server as a process of ours: how it is started, where it logs, and that it never outlives us."""
+"""Starts SGLang servers as processes of ours, each with a log file and a guard that ends it when we end."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from pathlib import Path
 from cojax.host.processes import descendants, end, session
 
 _GUARD = Path(__file__).with_name("guard.py")
-# Stand-ins for packages without a CPU build; on the path of CPU servers alone.
+# Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _SHIMS = Path(__file__).with_name("cpu_shims")
-# float32: what "auto" would choose is off by a hundredth in the log-probs.
+# Besides these, callers give a dtype: what "auto" would choose is off by a hundredth in the log-probs.
 _CPU_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
     "--grammar-backend", "none", "--mem-fraction-static", "0.5", "--max-total-tokens", "32768",
     "--sleep-on-idle",
 )  # fmt: skip
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
-# The server keeps a few positions of its context for itself.
+# The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
-# What a guard may take to end everything: its grace, and the time in which the kernel ends what was killed.
+# The time that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
 _STOP_SECONDS = 15.0
 _TAIL_BYTES = 4_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How servers are launched.
+    """How to launch servers.
 
-    `python` is an interpreter that has SGLang; `device` "cpu" runs it without an accelerator, "" as it finds best.
+    `python` is an interpreter that has SGLang. `device` "cpu" runs it without an accelerator, "" lets SGLang choose.
     `flags` are appended to the command line, with {index} as the server's number among those launched together. A
-    conversation takes up to `max_length` tokens, `max_running` are generated at once (0: as memory allows). `port` is
-    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` they can give memory back, with
-    `routes` tell which experts tokens went through.
+    conversation takes up to `max_length` tokens; `max_running` completions run at once (0: as memory allows). `port` is
+    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` servers can give memory back,
+    with `routes` they can report which experts tokens went through.
     """
 
     python: str
@@ -66,7 +66,7 @@ class Launch:
             raise ValueError(f"sglang.device is {self.device!r}; expected 'cpu', or '' to leave it to SGLang and flags")
 
     def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
-        """The server's command line; it serves the weights in `model` as version `label`, token ids in and out."""
+        """The command line of a server of the weights in `model`, labelled `label`, with token ids in and out."""
         return [
             self.python, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--log-level-http", "warning",
             "--model-path", str(model), "--weight-version", label, "--host", self.host, "--port", str(port),
@@ -79,14 +79,14 @@ class Launch:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Ours without what belongs to our own interpreter; the model is a folder, so nothing is looked up on a hub."""
+        """Our environment variables except those of our interpreter; hub look-ups are off, as the model is a folder."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         kept |= {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         return kept | (_CPU_ENVIRONMENT if self.device == "cpu" else {})
 
 
 class ServerProcess:
-    """One launched server; `start` may be called again once it has ended, each time on the weights then current.
+    """One launched server; `start` may be called again once it has ended, with other weights.
 
     Methods may be called from any thread.
     """
@@ -95,7 +95,7 @@ class ServerProcess:
         self.launch, self.index = launch, index
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0
-        self.starts = 0  # that were tried
+        self.starts = 0  # attempted, successful or not
         self._guard: subprocess.Popen[bytes] | None = None
         self._stopped = False
         self._lock = threading.Lock()
@@ -127,19 +127,21 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self.launch.environment(),
-                    # Ctrl-C in the terminal is ours to handle: the server serves the step to its end.
+                    # Ctrl-C in the terminal must not reach the server: it serves the step to its end.
                     start_new_session=True,
                 )
 
     def stop(self) -> None:
-        """Ends the server and all that descends from it, by force after a few seconds, for good; returns when they are
-        gone. May be called twice."""
+        """Ends the server and its descendants for good, by force after a few seconds, and returns when they are gone.
+
+        May be called twice.
+        """
         with self._lock:
             self._stopped = True
             self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends them by force, and returns when they are gone: what hangs does not listen to SIGTERM."""
+        """Ends the server and its descendants by force: one that hangs ignores SIGTERM. Returns when they are gone."""
         with self._lock:
             self._end(signal.SIGUSR1)
 
@@ -154,7 +156,7 @@ class ServerProcess:
         return "\n".join(lines[-15:])
 
     def _end(self, number: int) -> None:
-        """Has the guard end everything, and does so itself where the guard cannot."""
+        """Has the guard end everything; does it directly where the guard cannot."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
@@ -167,7 +169,7 @@ class ServerProcess:
             end(lambda: descendants(guard.pid))
             guard.kill()
             guard.wait()
-        # A guard that was killed left its session behind; one that has ended by itself has taken all along.
+        # A guard that was killed has left its session running; one that ended by itself has ended everything.
         if guard.returncode < 0:
             end(lambda: session(guard.pid))
 

@@ -1,4 +1,4 @@
-"""One SGLang server: how it takes weights, and how one of ours is started."""
+"""One SGLang server as a fleet sees it: its state, how it takes new weights, and how one of ours is started."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from cojax.rollout.sglang.connections import RequestFailed, RequestRefused
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server_client import Lost, RequestRefused, ServerClient
-from cojax.rollout.sglang.sleep import Asleep
+from cojax.rollout.sglang.released_memory import ReleasedMemory
+from cojax.rollout.sglang.server_client import ServerClient
 
 _LOG = logging.getLogger(__name__)
-_STARTING_LOOK = 0.5  # seconds between two looks at a server that starts
-_TAKING_LOOK = 0.2  # seconds between two looks at a server that takes weights by itself
+_START_POLL = 0.5  # seconds between two looks at a server that starts
+_WEIGHTS_POLL = 0.2  # seconds between two looks at a server that takes weights by itself
 
-# new: has had no weights yet; up: serves the current ones; taking: a sync gives it new ones; down: left out, its watch
-# looks after it; returning: its watch brings it back; resting: has given its memory back until the next sync; lost:
-# ours, and not to be started again.
-State = Literal["new", "up", "taking", "down", "returning", "resting", "lost"]
+# new: it has had no weights yet. up: it serves the current ones. updating: a sync gives it new ones. down: it gets no
+# requests; its supervisor checks its health. recovering: its supervisor brings it back. resting: it has given its
+# memory back until the next sync. lost: one of ours that is not started again.
+State = Literal["new", "up", "updating", "down", "recovering", "resting", "lost"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """The weights to serve: a model folder, and the label under which servers report it."""
+class LabelledWeights:
+    """One version of the weights on disk: a model folder, and the label under which servers report it."""
 
     folder: Path
     label: str
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
-    """Seconds: for a server to start, to take new weights, and between two looks at its health.
+class ServerLimits:
+    """Seconds for a server to start, for it to take new weights, and between two checks of its health.
 
-    `restarts` is how often each launched server may be started again.
+    `restarts` is how often each server of ours may be started again.
     """
 
     startup: float = 600.0
@@ -46,51 +47,51 @@ class Patience:
 
 @dataclasses.dataclass(eq=False)
 class Server:
-    """One server; `process` where it is ours to start and kill."""
+    """One server and what is known of it; `process` is set where it is ours to start and kill."""
 
-    endpoint: ServerClient
+    client: ServerClient
     process: ServerProcess | None
     restarts: int
     state: State = "new"
     fault: str = "not started"
-    gone: bool = False  # nobody was there when it was asked last: it may yet be started
+    absent: bool = False  # nothing answered the last call: somebody may yet start it
     label: str = ""  # of the weights that it took last
     sessions: int = 0
-    returns: int = 0  # that are over, up or not
-    replies: int = 0  # since the last look: it lives
-    misses: int = 0  # looks in a row without a sign of life
-    silent: float = 0.0  # since when, on the monotonic clock; 0 for not
-    refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights, since it was up
-    asleep: Asleep = dataclasses.field(default_factory=Asleep)
-    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # a rest and an update exclude each other
-    reading: Path | None = None  # a folder that must not go meanwhile
+    recoveries: int = 0  # that have ended, successful or not
+    replies: int = 0  # since the last check; any shows that it is alive
+    missed_checks: int = 0  # in a row without an answer
+    silent_since: float = 0.0  # on the monotonic clock; 0 while it answers
+    refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights refused since it was up
+    released: ReleasedMemory = dataclasses.field(default_factory=ReleasedMemory)
+    memory_lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # of a rest, a wake or an update
+    reading: Path | None = None  # the folder that it loads, which must not be removed meanwhile
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
-    alarm: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    check_now: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
     @property
     def name(self) -> str:
-        return f"server {self.process.index}" if self.process else self.endpoint.url
+        return f"server {self.process.index}" if self.process else self.client.url
 
     @property
     def up(self) -> bool:
         return self.state == "up"
 
     async def take(
-        self, target: Target, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
+        self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
     ) -> None:
-        """Has it take the target; one to `follow` does so by itself, and is waited for while the target is `current`.
+        """Has it load the target. With `follow` it does so by itself: this waits for it while the target is `current`.
 
-        Raises TimeoutError after `deadline` seconds, RequestRefused, and Lost; not Lost where it follows and is not
-        `known` to have answered before.
+        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. A server that follows and is
+        not `known` to have answered before may still be starting: it raises no RequestFailed.
         """
         self.reading = target.folder
         try:
             async with asyncio.timeout(deadline):
                 if follow:
-                    await self._taken(target, known, current)
+                    await self._wait_for(target, known, current)
                 else:
                     await self._update(target)
-        except (Lost, RequestRefused):  # but after a timeout it may be reading still
+        except (RequestFailed, RequestRefused):  # after a timeout it may still be reading
             self.reading = None
             raise
         self.reading = None
@@ -98,38 +99,38 @@ class Server:
 
     async def rest(self) -> None:
         """Has it give its memory back until it takes weights, or `wake`. Raises what `ServerClient.rest` raises."""
-        async with self.turn:
-            self.asleep.born = await self.endpoint.born()
-            await self.endpoint.rest(self.asleep)
+        async with self.memory_lock:
+            self.released.incarnation = await self.client.incarnation()
+            await self.client.rest(self.released)
 
     async def wake(self) -> None:
-        """Has it take its memory again. Raises Lost or RequestRefused."""
-        async with self.turn:
-            if await self._asleep():
-                await self.endpoint.wake(self.asleep)
+        """Has it take its memory again. Raises RequestFailed or RequestRefused."""
+        async with self.memory_lock:
+            if await self._released_memory():
+                await self.client.wake(self.released)
 
-    async def _asleep(self) -> Asleep:
-        # One that was started again meanwhile has its memory, and would not survive being given it twice.
-        if self.asleep and await self.endpoint.born() != self.asleep.born:
-            await self.asleep.remove(self.asleep.kinds)
-        return self.asleep
+    async def _released_memory(self) -> ReleasedMemory:
+        """The memory that it lacks: none where it was started again since, and would crash if given memory twice."""
+        if self.released and await self.client.incarnation() != self.released.incarnation:
+            await self.released.remove(self.released.kinds)
+        return self.released
 
-    async def _update(self, target: Target) -> None:
+    async def _update(self, target: LabelledWeights) -> None:
         try:
-            async with self.turn:
-                await self.endpoint.update(target.folder, target.label, await self._asleep())
+            async with self.memory_lock:
+                await self.client.update(target.folder, target.label, await self._released_memory())
         except RequestRefused as refusal:
             raise RequestRefused(f"{refusal}. The folder must be there for the server under the same path") from refusal
 
-    async def _taken(self, target: Target, known: bool, current: Callable[[], bool]) -> None:
-        while current():  # one that reads slowly may skip a version
+    async def _wait_for(self, target: LabelledWeights, known: bool, current: Callable[[], bool]) -> None:
+        while current():  # a server that reads slowly may skip a version
             try:
-                if await self.endpoint.version() == target.label:
+                if await self.client.version() == target.label:
                     return
-            except Lost:
+            except RequestFailed:
                 if known:
                     raise
-            await asyncio.sleep(_TAKING_LOOK)
+            await asyncio.sleep(_WEIGHTS_POLL)
 
     def may_start(self) -> bool:
         """Whether one of ours may be started; every start but the first takes one of its restarts."""
@@ -145,37 +146,37 @@ class Server:
         _LOG.warning("%s is started again, %d more times at most", self.name, self.restarts)
         return True
 
-    async def start(self, target: Target, deadline: float, *, any_weights: bool) -> None:
+    async def start(self, target: LabelledWeights, deadline: float, *, any_weights: bool) -> None:
         """Starts the process on the target and waits until it serves it, or `any_weights`.
 
-        Raises Lost where it does not within `deadline` seconds, OSError where port or log cannot be had.
+        Raises RequestFailed where it does not within `deadline` seconds, OSError where port or log cannot be had.
         """
         assert self.process is not None
         self.reading = target.folder
         try:
-            await self.asleep.remove(self.asleep.kinds)
+            await self.released.remove(self.released.kinds)
             await asyncio.to_thread(self.process.start, target.folder, target.label)
-            self.endpoint = dataclasses.replace(self.endpoint, url=self.process.url)
+            self.client = dataclasses.replace(self.client, url=self.process.url)
             async with asyncio.timeout(deadline):
-                await self._ready(self.process, target, any_weights)
+                await self._wait_until_ready(self.process, target, any_weights)
         except TimeoutError:
             log = self.process.log
-            raise Lost(f"not ready within {deadline:g} s (sglang.startup_deadline); see {log}") from None
+            raise RequestFailed(f"not ready within {deadline:g} s (sglang.startup_deadline); see {log}") from None
         finally:
             self.reading = None
         self.label = target.label
 
-    async def _ready(self, process: ServerProcess, target: Target, any_weights: bool) -> None:
+    async def _wait_until_ready(self, process: ServerProcess, target: LabelledWeights, any_weights: bool) -> None:
         while True:
             if not process.running:
-                raise Lost(f"it ended while starting; {process.log} ends:\n{process.tail()}")
+                raise RequestFailed(f"it ended while starting; {process.log} ends:\n{process.tail()}")
             try:
-                await self.endpoint.healthy()
-                found = await self.endpoint.version()
+                await self.client.check_health()
+                found = await self.client.version()
                 if found == target.label or any_weights:
                     _LOG.info("%s is ready at %s", self.name, process.url)
                     return
                 self.fault = f"port {process.port} serves weights {found!r}: it is another server's"
-            except (Lost, RequestRefused) as error:
+            except (RequestFailed, RequestRefused) as error:
                 self.fault = str(error)
-            await asyncio.sleep(_STARTING_LOOK)
+            await asyncio.sleep(_START_POLL)

@@ -1,4 +1,4 @@
-"""Versions of the weights on a disk that trainer and servers share: written by one trainer, found by servers."""
+"""The folder of weights that trainer and servers share: one trainer writes versions, servers find the newest."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
-from cojax.rollout.sglang.server import Target
+from cojax.rollout.sglang.server import LabelledWeights
 from cojax.storage.files import explain
 
 _LOG = logging.getLogger(__name__)
-# What file systems answer that know no locks.
+# Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-_LOOKS = 5  # at a folder whose versions vanish while it is looked at
+_ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
 
 
 class WeightsFolder:
-    """The versions in `folder`/weights/, one subfolder each; held by one process at a time until `close`.
+    """The versions in `folder`/weights/, one subfolder each, locked for this process until `close`.
 
-    Raises OSError where the folder cannot be written, ValueError where another process holds it.
+    Raises OSError where the folder cannot be written, ValueError where another process has locked it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -36,7 +36,7 @@ class WeightsFolder:
         except OSError as error:
             raise explain(error, lock) from error
         try:
-            # The kernel gives it back when this process dies.
+            # The kernel releases the lock when this process dies.
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
@@ -49,46 +49,46 @@ class WeightsFolder:
                 raise explain(error, lock) from error
             _LOG.warning("%s cannot be locked: see to it that no other run uses this folder", lock)
 
-    def write(self, weights: Weights, config: ModelConfig, dtype: str, label: str) -> Target:
+    def write(self, weights: Weights, config: ModelConfig, dtype: str, label: str) -> LabelledWeights:
         """Writes the arrays as the subfolder of their version. Raises what `write_weights` raises."""
         folder = self._versions / str(weights.version)
         write_weights(folder, config, weights.arrays(), dtype, label=label)
-        return Target(folder, label)
+        return LabelledWeights(folder, label)
 
     def prune(self, keep: Iterable[Path]) -> None:
-        """Removes all versions but those to keep."""
+        """Removes all versions except those to keep."""
         prune_weights(self._versions, keep)
 
     def close(self) -> None:
-        """Lets another process have the folder. May be called twice."""
+        """Releases the lock. May be called twice."""
         if self._lock >= 0:
-            # Not by closing alone: a forked child may hold a copy.
+            # Closing alone is not enough: a forked child may hold a copy.
             with contextlib.suppress(OSError):
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
             os.close(self._lock)
             self._lock = -1
 
 
-def newest(folder: Path, known: Target | None = None) -> Target | None:
-    """The version written last to `folder`/weights/, whole and sound, under the label that its trainer expects.
+def newest_version(folder: Path, known: LabelledWeights | None = None) -> LabelledWeights | None:
+    """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
-    None where there is none; a `known` one is not examined again. A version that goes while it is looked at gives way
-    to its successor. Raises DamagedFile for one that is broken.
+    Its files are checked, unless it is the `known` one. A version that is removed meanwhile is replaced by its
+    successor. Raises DamagedFile for a version that is damaged.
     """
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         try:
             versions = [path for path in (folder.absolute() / "weights").iterdir() if path.name.isdigit()]
-            # By time: a run that starts again from an old step writes lower numbers.
+            # By time, not by number: a run that is resumed from an old step writes lower numbers.
             found = max(versions, key=lambda path: (path.stat().st_mtime_ns, int(path.name)), default=None)
             if found is None:
                 return None
             label = read_label(found)
-            if Target(found, label) == known:
+            if LabelledWeights(found, label) == known:
                 return known
             check_weights(found)
-            # Replaced meanwhile, one may have been read and the other checked.
+            # It may have been replaced between reading the label and checking the files.
             if read_label(found) == label:
-                return Target(found, label)
+                return LabelledWeights(found, label)
         except FileNotFoundError:
             continue
     return None

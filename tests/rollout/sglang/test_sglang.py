@@ -1,4 +1,4 @@
-"""What the real server cannot be brought to show: the engine against a small HTTP server that misbehaves on command."""
+"""The engine against fake servers that misbehave on command, as a real one cannot be made to."""
 
 import asyncio
 import threading
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from chat_endpoint import serving
-from fake_sglang import FakeServer, ask, until, waits, weights
+from fake_sglang import FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.sglang.server import Patience, Target
-from cojax.rollout.sglang.server_client import Clients, Lost, RequestRefused
-from cojax.rollout.sglang.server_client import ServerClient as ServerEndpoint
+from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused
+from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
+from cojax.rollout.sglang.server_client import ServerClient
 from cojax.rollout.sglang.weights import WeightsFolder
 
 
@@ -29,10 +29,10 @@ def test_conversations_stay_where_their_prefix_is_and_new_ones_go_where_there_ar
     assert len(homes) == 18
     for number in (0, 2, 4):
         engine.release(f"s{number}")
-    until(lambda: sorted(engine.fleet.routes.loads().values()) == [0, 3])
+    until(lambda: sorted(engine.fleet.conversations.loads().values()) == [0, 3])
     for number in range(10, 13):
         ask(engine, f"s{number}")
-    assert sorted(engine.fleet.routes.loads().values()) == [3, 3]
+    assert sorted(engine.fleet.conversations.loads().values()) == [3, 3]
 
 
 def test_each_request_says_what_the_policy_needs(pair, make) -> None:
@@ -54,7 +54,7 @@ def test_each_request_says_what_the_policy_needs(pair, make) -> None:
 
 
 def test_a_sync_pauses_updates_continues_and_asks_for_the_version(pair, make) -> None:
-    engine = make(pair, patience=Patience(probe_every=60.0))
+    engine = make(pair, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(4))
     for server in pair:
         steps = ["pause_generation", "update_weights_from_disk", "continue_generation", "model_info"]
@@ -93,14 +93,14 @@ def test_a_dead_server_costs_only_its_requests_and_is_healed_before_it_gets_more
     assert pair[0].count("generate") > 0
 
 
-def said(answer: dict, token: float) -> None:
-    """Another token in the place of every one."""
+def replace_tokens(answer: dict, token: float) -> None:
+    """Puts this token in the place of every one."""
     answer["output_ids"] = [token] * 3
     answer["meta_info"]["output_token_logprobs"] = [[-1.5, token, None]] * 3
 
 
-def spanning(answer: dict, *ends: int) -> None:
-    """One version, in stretches that end at these places."""
+def replace_spans(answer: dict, *ends: int) -> None:
+    """Divides the tokens into stretches that end at these positions, all of one version."""
     label = answer["meta_info"]["weight_versions"][0]["version"]
     spans = [{"version": label, "start": start, "end": end} for start, end in zip((0, *ends), ends, strict=False)]
     answer["meta_info"]["weight_versions"] = spans
@@ -117,11 +117,11 @@ def spanning(answer: dict, *ends: int) -> None:
             lambda answer: answer["meta_info"].update(weight_versions=[{"version": "boot", "start": 0, "end": 2}]),
         ],
         [
-            lambda answer: said(answer, 10**9),
-            lambda answer: said(answer, -1),
-            lambda answer: said(answer, float("inf")),
-            lambda answer: spanning(answer, -3, 3),
-            lambda answer: spanning(answer, 3, 3),
+            lambda answer: replace_tokens(answer, 10**9),
+            lambda answer: replace_tokens(answer, -1),
+            lambda answer: replace_tokens(answer, float("inf")),
+            lambda answer: replace_spans(answer, -3, 3),
+            lambda answer: replace_spans(answer, 3, 3),
         ],
     ],
     ids=["of another shape", "out of bounds"],
@@ -131,12 +131,12 @@ def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> No
     engine.load(weights(0))
     faults = iter(faults)
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         if path == "generate" and (fault := next(faults, None)) is not None:
             fault(answer)
         return 200
 
-    pair[0].mood = mood
+    pair[0].behave = behave
     assert ask(engine).logprobs == (-1.5, -1.5, -1.5)
     assert pair[0].count("generate") == 6
 
@@ -144,7 +144,7 @@ def test_what_a_broken_reply_costs_is_one_more_request(faults, pair, make) -> No
 def test_tries_are_bounded_and_the_last_cause_is_told(pair, make) -> None:
     engine = make(pair[:1], attempts=3)
     engine.load(weights(0))
-    pair[0].mood = lambda path, body, answer: 429 if path == "generate" else 200
+    pair[0].behave = lambda path, body, answer: 429 if path == "generate" else 200
     with pytest.raises(EngineError, match=r"no completion in 3 attempts, the last: .*429"):
         ask(engine)
     assert pair[0].count("generate") == 3
@@ -154,11 +154,11 @@ def test_a_refusal_is_not_tried_again(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         answer.update(error={"message": "The input is too long"})
         return 400 if path == "generate" else 200
 
-    pair[0].mood = mood
+    pair[0].behave = behave
     with pytest.raises(EngineError, match="400: The input is too long"):
         ask(engine)
     assert pair[0].count("generate") == 1
@@ -166,7 +166,7 @@ def test_a_refusal_is_not_tried_again(pair, make) -> None:
 
 def test_tokens_of_other_weights_are_never_accepted(pair, make) -> None:
     """The server forgets its weights without a word: noticed by the reply, mended, sampled anew."""
-    engine = make(pair[:1], patience=Patience(probe_every=60.0))
+    engine = make(pair[:1], limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = "somebody else's"
@@ -180,7 +180,7 @@ def test_a_label_is_known_before_its_folder_is_there(pair, make, monkeypatch: py
     engine, write = make(pair[:1]), WeightsFolder.write
     seen: list[tuple[str, int]] = []
 
-    def watched(store: WeightsFolder, *given: Any) -> Target:
+    def watched(store: WeightsFolder, *given: Any) -> LabelledWeights:
         target = write(store, *given)
         seen.append((target.label, engine._versions[target.label]))
         return target
@@ -199,14 +199,14 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
         engine.load(weights(1))
         calls: list[int] = []
 
-        def mood(path: str, body: dict, answer: dict, first: str = first, calls: list[int] = calls) -> int:
+        def behave(path: str, body: dict, answer: dict, first: str = first, calls: list[int] = calls) -> int:
             if path == "generate" and not calls:
                 calls.append(1)
                 old, new = {"version": first, "start": 0, "end": 2}, answer["meta_info"]["weight_versions"][0]
                 answer["meta_info"]["weight_versions"] = [old, {**new, "start": 2}]
             return 200
 
-        server.mood = mood
+        server.behave = behave
         completion = ask(engine)
         assert (completion.weights_version, completion.spans) == (1, ((0, 2), (1, 1)) if mixed else ())
         assert server.count("generate") == (1 if mixed else 2)
@@ -215,7 +215,7 @@ def test_spans_are_kept_or_sampled_anew(pair, make, tmp_path: Path) -> None:
 def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
     engine = make(pair[:1], deadline=0.5)
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
@@ -227,7 +227,7 @@ def test_the_deadline_aborts_the_request_on_the_server(pair, make) -> None:
 def test_releasing_a_session_ends_its_call_and_aborts_it(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.release, ("a",))
     timer.start()
     with pytest.raises(EngineError, match="session 'a' was released"):
@@ -241,7 +241,7 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
     engine.load(weights(0))
     ask(engine, "a"), ask(engine, "b")
     hung = threading.Event()
-    pair[0].mood = waits(hung, "generate", "health", "model_info")
+    pair[0].behave = hang_on(hung, "generate", "health", "model_info")
     began = time.monotonic()
     assert ask(engine, "a").tokens == ask(engine, "b").tokens == (7, 7, 7)
     assert time.monotonic() - began < 5
@@ -251,21 +251,21 @@ def test_a_server_that_hangs_loses_its_requests_to_another(pair, make, monkeypat
 def test_no_server_that_takes_the_weights_is_an_error_that_says_why(pair, make) -> None:
     engine = make(pair)
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         answer.update(message="no such folder")
         return 400 if path == "update_weights_from_disk" else 200
 
-    pair[0].mood = pair[1].mood = mood
+    pair[0].behave = pair[1].behave = behave
     with pytest.raises(EngineError, match=r"no SGLang server took the weights.*no such folder.*under the same path"):
         engine.load(weights(0))
     assert not pair[0].paused, "a server must not be left paused"
 
 
 def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> None:
-    engine = make(pair, patience=Patience(sync=0.5, probe_every=0.1))
+    engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=0.1))
     engine.load(weights(0))
     hung = threading.Event()
-    pair[0].mood = waits(hung, "update_weights_from_disk")
+    pair[0].behave = hang_on(hung, "update_weights_from_disk")
     began = time.monotonic()
     engine.load(weights(1))
     assert time.monotonic() - began < 4
@@ -277,7 +277,7 @@ def test_a_server_that_hangs_in_a_sync_does_not_hold_up_the_run(pair, make) -> N
 def test_closing_wakes_whoever_waits(pair, make) -> None:
     engine = make(pair[:1])
     engine.load(weights(0))
-    pair[0].mood = waits(threading.Event(), "generate")
+    pair[0].behave = hang_on(threading.Event(), "generate")
     timer = threading.Timer(0.2, engine.close)
     timer.start()
     with pytest.raises(EngineError, match="the engine was closed"):
@@ -319,18 +319,21 @@ def test_hundreds_of_callers_share_one_client(pair, make) -> None:
     assert len(done) == 600
     assert sum(server.count("generate") for server in pair) == 600
     assert engine.busy_seconds > 0
-    until(lambda: sum(engine.fleet.routes.loads().values()) == 0)
+    until(lambda: sum(engine.fleet.conversations.loads().values()) == 0)
 
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_a_reply_that_nests_deeply_is_a_fault_of_the_server(status) -> None:
     async def ask(url: str) -> None:
-        clients = Clients()
+        connections = Connections()
         try:
-            await ServerEndpoint(url, clients).generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
+            await ServerClient(url, connections).generate([1, 2], Sampling(1.0, 8, (9,)), 8, 100, "r", 1)
         finally:
-            await clients.aclose()
+            await connections.aclose()
 
     nested = b"[" * 100_000 + b"]" * 100_000
-    with serving(lambda request, number: (status, {}, nested)) as server, pytest.raises((Lost, RequestRefused)):
+    with (
+        serving(lambda request, number: (status, {}, nested)) as server,
+        pytest.raises((RequestFailed, RequestRefused)),
+    ):
         asyncio.run(ask(server.url))

@@ -1,4 +1,4 @@
-"""Routed experts of an SGLang server: asked for from where they were not told yet, read as its source writes them."""
+"""Routes of an SGLang server: asked for the tokens not reported before, and read as its source writes them."""
 
 import base64
 import dataclasses
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_sglang import PATIENCE, FakeServer
+from fake_sglang import LIMITS, FakeServer
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
@@ -18,7 +18,7 @@ from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.experts import Asked
+from cojax.rollout.sglang.experts import RoutesRequest
 from cojax.rollout.sglang.process import Launch
 
 CONFIG = ModelConfig(
@@ -38,12 +38,12 @@ ROUTES = np.array([[[2, 5], [0, 7]], [[6, 1], [3, 4]]])
 
 
 def test_routes_of_the_tokens_asked_for() -> None:
-    """Of five tokens the last was never fed, and two were told before."""
-    asked = Asked(SHAPE, start=2)
-    assert asked.request() == {"return_routed_experts": True, "routed_experts_start_len": 2}
-    told = asked.read({"routed_experts": wire(ROUTES)}, 5)
-    assert told == "AgUABwYBAwQ="
-    np.testing.assert_array_equal(SHAPE.decode(told), ROUTES)
+    """Of five tokens the last was never fed, and two were reported before."""
+    asked = RoutesRequest(SHAPE, start=2)
+    assert asked.body() == {"return_routed_experts": True, "routed_experts_start_len": 2}
+    routes = asked.read({"routed_experts": wire(ROUTES)}, 5)
+    assert routes == "AgUABwYBAwQ="
+    np.testing.assert_array_equal(SHAPE.decode(routes), ROUTES)
 
 
 HOSTILE = {
@@ -65,14 +65,14 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_is_no_answer(name: str) -> None:
-    told, error, message = HOSTILE[name]
+    reported, error, message = HOSTILE[name]
     with pytest.raises(error, match=message):
-        Asked(SHAPE, start=2).read({"routed_experts": told}, 5)
+        RoutesRequest(SHAPE, start=2).read({"routed_experts": reported}, 5)
 
 
 def test_an_answer_without_them() -> None:
     with pytest.raises(KeyError, match="routed_experts"):
-        Asked(SHAPE).read({}, 5)
+        RoutesRequest(SHAPE).read({}, 5)
 
 
 @pytest.fixture
@@ -80,12 +80,12 @@ def server() -> Iterator[FakeServer]:
     """A server that was started with --enable-return-routed-experts, and tells experts 2 and 5 throughout."""
     server = FakeServer()
     server.about["enable_return_routed_experts"] = True
-    server.mood = telling
+    server.behave = report_routes
     yield server
     server.close()
 
 
-def telling(path: str, body: dict, answer: dict) -> int:
+def report_routes(path: str, body: dict, answer: dict) -> int:
     if path == "generate":
         count = len(body["input_ids"]) + len(answer["output_ids"]) - 1 - body["routed_experts_start_len"]
         answer["meta_info"]["routed_experts"] = wire([[[2, 5], [5, 2]]] * count)
@@ -97,7 +97,7 @@ def make(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., SGLangEng
     engines: list[SGLangEngine] = []
 
     def build(**settings: Any) -> SGLangEngine:
-        settings = {"patience": PATIENCE, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
+        settings = {"limits": LIMITS, "deadline": 10.0, "folder": tmp_path, "max_length": 64, **settings}
         engines.append(SGLangEngine(CONFIG, urls=[server.url], routes=True, **settings))
         return engines[-1]
 
@@ -109,7 +109,7 @@ def make(server: FakeServer, tmp_path: Path) -> Iterator[Callable[..., SGLangEng
 WEIGHTS = Weights(0, lambda: to_hf(CONFIG, PARAMS))
 
 
-def test_each_turn_asks_for_what_was_not_told(server, make) -> None:
+def test_each_turn_asks_for_routes_not_reported_before(server, make) -> None:
     engine = make()
     assert engine.tells_routes
     engine.load(WEIGHTS)
@@ -127,13 +127,13 @@ def test_each_turn_asks_for_what_was_not_told(server, make) -> None:
 def test_broken_routes_cost_one_more_request_and_then_the_episode(server, make) -> None:
     broken = ["AAAA"]
 
-    def mood(path: str, body: dict, answer: dict) -> int:
-        telling(path, body, answer)
+    def behave(path: str, body: dict, answer: dict) -> int:
+        report_routes(path, body, answer)
         if path == "generate" and broken:
             answer["meta_info"]["routed_experts"] = broken.pop()
         return 200
 
-    server.mood = mood
+    server.behave = behave
     engine = make(attempts=2)
     engine.load(WEIGHTS)
     ask = lambda: engine.generate([1, 2], Sampling(1.0, 3), session="a", seed=(1,))  # noqa: E731

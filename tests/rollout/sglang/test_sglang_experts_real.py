@@ -15,7 +15,7 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 from cojax.types import Action, Task, Trajectory, Turn
 from experiments.engines import default_python
 
@@ -31,7 +31,7 @@ def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     """A conversation of two turns, whose second finds the first in the server's cache; in float32 no choice differs."""
     launch = Launch(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=200, launch=launch, patience=Patience(startup=400.0), deadline=240.0,
+        CONFIG, folder=tmp_path, max_length=200, launch=launch, limits=ServerLimits(startup=400.0), deadline=240.0,
         routes=True,
     )  # fmt: skip
     turns, tokens = [], ()

@@ -11,29 +11,30 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fake_sglang import CONFIG, PARAMS, PATIENCE, FakeServer, ask, until, waits, weights
+from fake_sglang import CONFIG, LIMITS, PARAMS, FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import Params, initialize
 from cojax.rollout.engine import Weights
+from cojax.rollout.sglang.connections import Connections
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.process import ServerProcess
-from cojax.rollout.sglang.server import Patience, Target
-from cojax.rollout.sglang.server_client import Clients
-from cojax.rollout.sglang.weights import WeightsFolder, newest
+from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
+from cojax.rollout.sglang.supervisor import FleetSettings
+from cojax.rollout.sglang.weights import WeightsFolder, newest_version
 
 
-def named(version: int, params: Params) -> Weights:
+def fingerprinted(version: int, params: Params) -> Weights:
     return Weights(version, lambda: to_hf(CONFIG, params), fingerprint=lambda: fingerprint(params))
 
 
 def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_current(launched, tmp_path) -> None:
-    patience = Patience(startup=20.0, sync=2.0, probe_every=0.05)
+    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05)
     engine = SGLangEngine(
-        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, patience=patience, deadline=10.0
+        CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits, deadline=10.0
     )
     try:
         engine.load(weights(0))
@@ -42,7 +43,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         assert second.up
         launched.delay.write_text("1.5")
         first.process.kill()
-        until(lambda: first.state == "returning" and len(launched.started()) == 3)
+        until(lambda: first.state == "recovering" and len(launched.started()) == 3)
         began = time.monotonic()
         for version in (1, 2, 3):
             engine.load(weights(version))
@@ -52,7 +53,7 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
         # The folder that it starts on stays until it has started.
         assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["0", "2", "3"]
         until(lambda: first.up)
-        assert first.restarts == patience.restarts - 1
+        assert first.restarts == limits.restarts - 1
         labels = [httpx.get(f"{server.process.url}/model_info").json()["weight_version"] for server in (first, second)]
         assert labels[0] == labels[1] == engine.fleet.target.label
     finally:
@@ -60,11 +61,11 @@ def test_a_sync_does_not_wait_for_a_server_that_starts_which_takes_what_is_then_
 
 
 def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("cojax.rollout.sglang.fleet._AGAIN", 0.2)
+    monkeypatch.setattr("cojax.rollout.sglang.supervisor._RETRY_SECONDS", 0.2)
     holder = socket.create_server(("127.0.0.1", 0))
     launch = dataclasses.replace(launched.launch, port=holder.getsockname()[1])
-    patience = Patience(startup=20.0, sync=2.0, probe_every=0.05, restarts=4)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, patience=patience)
+    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05, restarts=4)
+    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launch, limits=limits)
     timer = threading.Timer(0.5, holder.close)
     timer.start()
     try:
@@ -76,8 +77,8 @@ def test_a_port_that_is_taken_for_a_moment_does_not_cost_all_restarts(launched, 
 
 
 def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) -> None:
-    patience = Patience(startup=20.0, sync=2.0, probe_every=0.05)
-    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, patience=patience)
+    limits = ServerLimits(startup=20.0, sync=2.0, probe_every=0.05)
+    engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=64, launch=launched.launch, servers=2, limits=limits)
     try:
         engine.load(weights(0))
         first, second = engine.fleet.servers
@@ -87,19 +88,19 @@ def test_while_a_server_starts_the_others_are_watched(launched, tmp_path: Path) 
         launched.delay.unlink()
         second.process.kill()
         until(lambda: len(launched.started()) == 4 and second.up)
-        assert first.state == "returning"
+        assert first.state == "recovering"
     finally:
         engine.close()
 
 
 def test_an_attached_server_that_hangs_in_a_sync_gives_its_requests_to_another(pair, make) -> None:
-    engine = make(pair, patience=Patience(sync=0.5, probe_every=60.0))
+    engine = make(pair, limits=ServerLimits(sync=0.5, probe_every=60.0))
     engine.load(weights(0))
     over, results = threading.Event(), []
     for session in ("a", "b"):
         ask(engine, session)
-    mood = waits(over, "generate", "update_weights_from_disk", "health")
-    pair[0].mood = mood
+    behave = hang_on(over, "generate", "update_weights_from_disk", "health")
+    pair[0].behave = behave
     threads = [threading.Thread(target=lambda s=s: results.append(ask(engine, s))) for s in ("a", "b")]
     began = time.monotonic()
     for thread in threads:
@@ -180,7 +181,7 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
     launched.delay.write_text("30")
     for number in range(3):
         engine = SGLangEngine(
-            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, patience=PATIENCE
+            CONFIG, folder=tmp_path / str(number), max_length=64, launch=launched.launch, limits=LIMITS
         )
         loader = threading.Thread(target=load_until_closed, args=(engine,))
         loader.start()
@@ -196,15 +197,15 @@ def test_closing_while_servers_start_leaves_none(launched, tmp_path: Path) -> No
 
 def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
     engine = make(pair)
-    engine.load(named(0, PARAMS))
-    again = named(0, {**PARAMS})
+    engine.load(fingerprinted(0, PARAMS))
+    again = fingerprinted(0, {**PARAMS})
     written: list[int] = []
     engine.load(Weights(0, lambda: written.append(1) or iter(()), fingerprint=again.fingerprint))
     assert not written
     assert pair[0].count("update_weights_from_disk") == 1
-    engine.load(named(1, PARAMS))
+    engine.load(fingerprinted(1, PARAMS))
     assert pair[0].count("update_weights_from_disk") == 2, "another version has another label"
-    engine.load(named(1, initialize(CONFIG, 1)))
+    engine.load(fingerprinted(1, initialize(CONFIG, 1)))
     assert pair[0].count("update_weights_from_disk") == 3, "other numbers of one version"
     engine.load(weights(1))
     assert pair[0].count("update_weights_from_disk") == 4, "nothing is known of what they are"
@@ -214,20 +215,20 @@ def test_weights_that_are_served_already_cost_nothing(pair, make) -> None:
 def test_weights_of_a_load_that_failed_are_not_taken_for_served(pair, make) -> None:
     engine = make(pair[:1])
     refuse = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200  # noqa: E731
-    pair[0].mood = refuse
+    pair[0].behave = refuse
     with pytest.raises(EngineError):
-        engine.load(named(0, PARAMS))
-    pair[0].mood = lambda path, body, answer: 200
-    engine.load(named(0, PARAMS))
+        engine.load(fingerprinted(0, PARAMS))
+    pair[0].behave = lambda path, body, answer: 200
+    engine.load(fingerprinted(0, PARAMS))
     assert ask(engine).weights_version == 0
 
 
 def test_the_newest_version_is_the_one_written_last_with_its_label(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
+    assert newest_version(tmp_path) is None
     store = WeightsFolder(tmp_path)
     for version, label in ((7, "a"), (3, "b")):  # as after a resume
         store.write(weights(version), CONFIG, "", label)
-        assert newest(tmp_path) == Target(tmp_path / "weights" / str(version), label)
+        assert newest_version(tmp_path) == LabelledWeights(tmp_path / "weights" / str(version), label)
     store.close()
 
 
@@ -237,7 +238,7 @@ def test_versions_that_vanish_under_ones_eyes_give_way_to_their_successors(tmp_p
     def look() -> None:
         while not stop.is_set():
             try:
-                found = newest(tmp_path)
+                found = newest_version(tmp_path)
                 if found is None or found.label != found.folder.name:
                     failed.append(found)
             except Exception as error:
@@ -271,14 +272,14 @@ def test_servers_that_start_with_the_trainer_or_again_during_a_sync_are_waited_f
 
 
 def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refuses_is_not(pair, make) -> None:
-    engine = make(pair, patience=Patience(startup=0.5, sync=2.0, probe_every=0.1))
+    engine = make(pair, limits=ServerLimits(startup=0.5, sync=2.0, probe_every=0.1))
     pair[0].close()
     began = time.monotonic()
-    pair[1].mood = lambda path, body, answer: 400 if path == "pause_generation" else 200
+    pair[1].behave = lambda path, body, answer: 400 if path == "pause_generation" else 200
     with pytest.raises(EngineError, match=rf"{pair[0].url}.*start them first; waited sglang\.startup_deadline=0\.5 s"):
         engine.load(weights(0))
     assert time.monotonic() - began > 0.5
-    only = make(pair[1:], patience=Patience(startup=60.0, sync=2.0, probe_every=0.1), folder=engine._store._versions)
+    only = make(pair[1:], limits=ServerLimits(startup=60.0, sync=2.0, probe_every=0.1), folder=engine._store._versions)
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"answered 400(?!.*start them first)"):
         only.load(weights(0))
@@ -287,14 +288,14 @@ def test_who_is_not_there_is_waited_for_as_long_as_a_start_may_take_and_who_refu
 
 def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, monkeypatch) -> None:
     monkeypatch.setattr("cojax.rollout.sglang.server_client._QUICK", 0.3)
-    engine = make(pair[:1], patience=Patience(startup=0.5, sync=2.0, probe_every=60.0))
-    pair[0].mood = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
+    engine = make(pair[:1], limits=ServerLimits(startup=0.5, sync=2.0, probe_every=60.0))
+    pair[0].behave = lambda path, body, answer: {"update_weights_from_disk": 400, "continue_generation": 500}.get(
         path, 200
     )
     with pytest.raises(EngineError, match="update_weights_from_disk answered 400"):
         engine.load(weights(0))
     # A pause that nobody confirms may have come about.
-    pair[0].mood = waits(over := threading.Event(), "pause_generation")
+    pair[0].behave = hang_on(over := threading.Event(), "pause_generation")
     with pytest.raises(EngineError, match=r"pause_generation did not answer within 0\.3 s"):
         engine.load(weights(1))
     assert not pair[0].paused
@@ -302,7 +303,7 @@ def test_the_fault_that_counts_is_told_and_no_server_stays_paused(pair, make, mo
 
 
 def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None:
-    engine = make(pair, follow=True, patience=Patience(startup=5.0, sync=60.0, probe_every=0.1))
+    engine = make(pair, follow=True, limits=ServerLimits(startup=5.0, sync=60.0, probe_every=0.1))
 
     def load(version: int, *who: FakeServer) -> None:
         loader = threading.Thread(target=engine.load, args=(weights(version),))
@@ -315,7 +316,7 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
     load(0, *pair)
     first = engine.fleet.servers[0]
     pair[0].version = "another's"
-    until(lambda: first.state == "returning")  # it waits for a label that never comes
+    until(lambda: first.state == "recovering")  # it waits for a label that never comes
     load(1, *pair)
     until(lambda: first.up)
     assert first.label == engine.fleet.target.label
@@ -323,10 +324,10 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
 
 def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:
     async def closed(moments: int) -> None:
-        fleet = Fleet(Clients(), ["http://127.0.0.1:9"], [], PATIENCE)
-        fleet._watches = [asyncio.create_task(fleet._watch(fleet.servers[0]))]
+        fleet = Fleet(Connections(), ["http://127.0.0.1:9"], [], FleetSettings(LIMITS))
+        fleet._watches = [asyncio.create_task(fleet.supervisor.watch(fleet.servers[0]))]
         await asyncio.sleep(0.01)
-        fleet.servers[0].alarm.set()
+        fleet.servers[0].check_now.set()
         for _ in range(moments):
             await asyncio.sleep(0)
         await asyncio.wait_for(fleet.close(), 5)

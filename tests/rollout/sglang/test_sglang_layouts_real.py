@@ -23,14 +23,14 @@ from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch, free_port
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 from experiments.engines import default_python
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[3]
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
 PARAMS = [initialize(CONFIG, seed) for seed in range(3)]
-PATIENCE = Patience(startup=240.0, sync=240.0, probe_every=2.0)
+LIMITS = ServerLimits(startup=240.0, sync=240.0, probe_every=2.0)
 PROMPT = [3, 4, 5]
 
 
@@ -49,7 +49,7 @@ class Host:
 
     def trainer(self, **settings: object) -> SGLangEngine:
         return SGLangEngine(
-            CONFIG, folder=self.folder, max_length=480, urls=[self.url], follow=True, patience=PATIENCE, **settings
+            CONFIG, folder=self.folder, max_length=480, urls=[self.url], follow=True, limits=LIMITS, **settings
         )
 
 

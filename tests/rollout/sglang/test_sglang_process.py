@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -99,8 +100,9 @@ def test_a_killed_guard_takes_the_command_along() -> None:
 def test_the_terminals_interrupt_does_not_reach_the_server() -> None:
     parent, guard, command, child = guarded(60)
     assert os.getpgid(command) == os.getpgid(child) == guard != os.getpgid(parent.pid)
+    [ignored] = re.findall(r"SigIgn:\s*(\w+)", Path(f"/proc/{guard}/status").read_text())
+    assert int(ignored, 16) >> (signal.SIGINT - 1) & 1
     os.kill(guard, signal.SIGINT)
-    time.sleep(0.5)
     assert all(map(alive, (guard, command, child)))
     parent.kill()
     parent.wait()

@@ -30,14 +30,14 @@ from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import Launch
-from cojax.rollout.sglang.server import Patience, Server
+from cojax.rollout.sglang.server import Server, ServerLimits
 from experiments.engines import default_python
 
 pytestmark = pytest.mark.real
 CONFIG = ModelConfig(112, 64, 128, 2, 4, 2, 16, max_position_embeddings=512)
 LENGTH = 480
 LONG = 400  # tokens of a completion that lasts long enough for something to happen
-PATIENCE = Patience(startup=240.0, sync=30.0, probe_every=2.0, restarts=4)
+LIMITS = ServerLimits(startup=240.0, sync=30.0, probe_every=2.0, restarts=4)
 
 
 @functools.cache
@@ -59,7 +59,7 @@ def written(version: int, folder: Path) -> Weights:
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     folder = tmp_path_factory.mktemp("run")
     launch = Launch(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
-    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, patience=PATIENCE, deadline=240.0)
+    running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, limits=LIMITS, deadline=240.0)
     running.load(weights(0))
     yield running
     processes = descendants(os.getpid())
@@ -81,7 +81,7 @@ def only(engine: SGLangEngine) -> Server:
 
 def attached(engine: SGLangEngine, folder: Path, **settings: object) -> SGLangEngine:
     """Another engine, as of another run, on the same server."""
-    return SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, urls=[only(engine).endpoint.url], **settings)
+    return SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, urls=[only(engine).client.url], **settings)
 
 
 def exact(seed: int, prompt: list[int], completion: Completion, temperature: float) -> np.ndarray:
@@ -188,7 +188,7 @@ def test_after_a_rest_it_serves_as_before(fresh: SGLangEngine, monkeypatch: pyte
     restarts, asked = only(fresh).restarts, prompts(8, seed=5)
     for version in (1, 0):
         fresh.rest()
-        assert (only(fresh).state, len(only(fresh).asleep.kinds)) == ("resting", 3)
+        assert (only(fresh).state, len(only(fresh).released.kinds)) == ("resting", 3)
         fresh.load(weights(version))
         for prompt, completion in zip(asked, sample_all(fresh, asked, Sampling(0.0, 30)), strict=True):
             assert completion.weights_version == version
@@ -319,9 +319,9 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
 ) -> None:
     """Sound files of another shape: this server does not survive the attempt to load them."""
     narrow = ModelConfig(112, 32, 128, 2, 4, 2, 16, max_position_embeddings=512)
-    # It comes back on another port: who was told the old one waits for a server there, so long and no longer.
-    url, patience = only(fresh).endpoint.url, Patience(startup=5.0)
-    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], patience=patience)
+    # It comes back on another port: an engine that was given the old one waits there, and gives up in time.
+    url, limits = only(fresh).client.url, ServerLimits(startup=5.0)
+    other = SGLangEngine(narrow, folder=tmp_path, max_length=LENGTH, urls=[url], limits=limits)
     with pytest.raises(EngineError, match=r"no SGLang server took the weights in .*/0: http.*startup_deadline=5 s"):
         other.load(Weights(0, lambda: to_hf(narrow, initialize(narrow, 0))))
     other.close()
@@ -335,7 +335,9 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         launch = Launch(str(default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
-        engine = SGLangEngine(CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, patience=Patience(restarts=0))
+        engine = SGLangEngine(
+            CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, limits=ServerLimits(restarts=0)
+        )
         with pytest.raises(EngineError, match=rf"port {port} .* cannot be used.*choose another --config\.sglang\.port"):
             engine.load(weights(0))
         engine.close()

@@ -12,10 +12,10 @@ from cojax.environment import EngineError
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Weights
-from cojax.rollout.sglang.server import Patience, Server
+from cojax.rollout.sglang.server import Server, ServerLimits
 
 ALL = {"weights", "kv_cache", "cuda_graph"}
-QUIET = Patience(sync=2.0, probe_every=60.0)
+QUIET = ServerLimits(sync=2.0, probe_every=60.0)
 
 
 def since(server: FakeServer, start: int) -> list[tuple[str, dict]]:
@@ -23,7 +23,7 @@ def since(server: FakeServer, start: int) -> list[tuple[str, dict]]:
 
 
 def test_memory_goes_once_the_server_is_idle_and_comes_back_weights_first(pair, make) -> None:
-    engine = make(pair, release_memory=True, patience=QUIET)
+    engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(weights(0))
     start = len(pair[0].calls)
     engine.rest()
@@ -51,7 +51,7 @@ def test_memory_goes_once_the_server_is_idle_and_comes_back_weights_first(pair, 
 
 
 def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(pair, make) -> None:
-    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    engine = make(pair[:1], release_memory=True, limits=QUIET)
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
     engine.rest()
     written: list[int] = []
@@ -62,9 +62,9 @@ def test_weights_that_were_served_before_a_rest_are_sent_but_not_written_again(p
 
 
 def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_asleep(pair, make) -> None:
-    engine = make(pair, release_memory=True, patience=QUIET)
+    engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
-    rest, held = engine.fleet._rest, []
+    rest, held = engine.fleet.supervisor.rest, []
 
     async def later(server: Server) -> None:
         if server is engine.fleet.servers[0]:
@@ -72,7 +72,7 @@ def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_aslee
         else:
             await rest(server)
 
-    engine.fleet._rest = later
+    engine.fleet.supervisor.rest = later
     engine.rest()
     assert held[0].up
     engine.load(Weights(0, lambda: to_hf(CONFIG, PARAMS), fingerprint=lambda: fingerprint(PARAMS)))
@@ -82,7 +82,7 @@ def test_a_server_between_coming_up_and_its_rest_is_no_reason_to_leave_all_aslee
 
 def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice(pair, make) -> None:
     """A real one does not survive that."""
-    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    engine = make(pair[:1], release_memory=True, limits=QUIET)
     engine.load(weights(0))
     engine.rest()
     pair[0].close()
@@ -93,16 +93,16 @@ def test_a_server_that_was_started_again_meanwhile_is_not_given_its_memory_twice
 
 
 def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, make, tmp_path: Path) -> None:
-    engine = make(pair, release_memory=True, patience=QUIET)
+    engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(weights(0))
     engine.rest()
-    # What a killed one leaves: the notes, and servers whom nobody wakes.
-    notes = (tmp_path / "asleep.json").read_bytes()
+    # What a killed one leaves: the record, and servers that nobody wakes.
+    record = (tmp_path / "asleep.json").read_bytes()
     (tmp_path / "next").mkdir()
-    (tmp_path / "next" / "asleep.json").write_bytes(notes)
+    (tmp_path / "next" / "asleep.json").write_bytes(record)
     pair[1].close()
     pair[1] = FakeServer(pair[1].port)  # started again, it is awake
-    successor = make(pair, folder=tmp_path / "next", patience=QUIET)
+    successor = make(pair, folder=tmp_path / "next", limits=QUIET)
     successor.load(weights(1))
     assert all(server.up for server in successor.fleet.servers)
     assert not pair[0].released | pair[1].released
@@ -111,9 +111,9 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
     # Of one that was killed while a server took its weights again, only the rest is missing.
     (tmp_path / "last").mkdir()
     pair[0].released = {"kv_cache"}
-    born = json.dumps([state["startup_time"] for state in pair[0].about["internal_states"]])
-    (tmp_path / "last" / "asleep.json").write_text(json.dumps({pair[0].url: [born, ["kv_cache"]]}))
-    last = make(pair, folder=tmp_path / "last", patience=QUIET)
+    incarnation = json.dumps([state["startup_time"] for state in pair[0].about["internal_states"]])
+    (tmp_path / "last" / "asleep.json").write_text(json.dumps({pair[0].url: [incarnation, ["kv_cache"]]}))
+    last = make(pair, folder=tmp_path / "last", limits=QUIET)
     last.load(weights(2))
     assert not pair[0].released
     assert last.fleet.servers[0].up
@@ -121,7 +121,7 @@ def test_servers_that_a_killed_trainer_left_asleep_are_woken_by_the_next(pair, m
 
 def test_a_rest_that_cannot_be_noted_is_not_taken_and_damaged_notes_are_told(pair, make, tmp_path, caplog) -> None:
     (tmp_path / "asleep.json").mkdir()
-    engine = make(pair[:1], release_memory=True, patience=QUIET)
+    engine = make(pair[:1], release_memory=True, limits=QUIET)
     assert "asleep.json is not read" in caplog.text
     engine.load(weights(0))
     engine.rest()
@@ -138,19 +138,19 @@ def test_a_load_waits_for_a_rest_that_is_under_way(pair, make) -> None:
     engine.rest()
     asked = threading.Event()
 
-    def mood(path: str, body: dict, answer: dict) -> int:
-        # Asked which process it is, for the rest: what follows must not come between an update's steps.
+    def behave(path: str, body: dict, answer: dict) -> int:
+        # RoutesRequest which process it is, for the rest: what follows must not come between an update's steps.
         if path == "server_info" and engine.fleet.servers[0].state == "resting" and not asked.is_set():
             asked.set()
             time.sleep(0.7)
         return 200
 
     pair[0] = FakeServer(pair[0].port)
-    pair[0].mood = mood
+    pair[0].behave = behave
     assert asked.wait(10)
     engine.load(weights(1))
+    until(lambda: pair[0].count("release_memory_occupation") == 1)
     until(lambda: all(server.up for server in engine.fleet.servers))
-    time.sleep(0.7)
     assert not pair[0].released
     assert {ask(engine, f"s{number}").weights_version for number in range(4)} == {1}
 
@@ -172,18 +172,18 @@ def test_what_fails_half_way_is_brought_back_by_its_watch(pair, make) -> None:
     engine = make(pair, release_memory=True)
     engine.load(weights(0))
     engine.rest()
-    pair[0].mood = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
+    pair[0].behave = lambda path, body, answer: 400 if path == "update_weights_from_disk" else 200
     engine.load(weights(1))
     assert not engine.fleet.servers[0].up
     assert pair[0].paused, "it must not go on without memory for its cache"
-    pair[0].mood = lambda path, body, answer: 200
+    pair[0].behave = lambda path, body, answer: 200
     until(lambda: engine.fleet.servers[0].up)
     assert not pair[0].released
     assert not pair[0].paused
 
 
 def test_servers_are_left_with_their_memory(pair, make) -> None:
-    engine = make(pair, release_memory=True, patience=QUIET)
+    engine = make(pair, release_memory=True, limits=QUIET)
     engine.load(weights(0))
     engine.rest()
     engine.close()
@@ -201,7 +201,7 @@ def test_a_server_that_cannot_is_an_error_that_names_the_fix(pair, make) -> None
 
 
 def test_by_default_nothing_is_given_back(pair, make) -> None:
-    engine = make(pair[:1], patience=QUIET)
+    engine = make(pair[:1], limits=QUIET)
     engine.rest()
     engine.load(weights(0))
     engine.rest()

@@ -4,10 +4,10 @@ import threading
 import time
 
 import pytest
-from fake_sglang import FakeServer, ask, until, waits, weights
+from fake_sglang import FakeServer, ask, hang_on, until, weights
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.server import Patience
+from cojax.rollout.sglang.server import ServerLimits
 
 
 def test_completions_go_through_the_router_and_weights_to_each_server(pair, make, router) -> None:
@@ -28,7 +28,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
     engine.load(weights(0))
     over = threading.Event()
     for server in pair:
-        server.mood = waits(over, "generate")
+        server.behave = hang_on(over, "generate")
     with pytest.raises(EngineError, match=r"no completion within 0\.5 s"):
         ask(engine)
     rids = {body["rid"] for server in pair for body in server.bodies if "input_ids" in body}
@@ -37,7 +37,7 @@ def test_what_is_given_up_is_aborted_wherever_it_is(pair, make, router) -> None:
 
 
 def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make, router) -> None:
-    engine = make(pair, router=router.url, patience=Patience(probe_every=60.0))
+    engine = make(pair, router=router.url, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     label = pair[0].version
     pair[0].version = pair[1].version = "somebody else's"
@@ -47,7 +47,7 @@ def test_a_server_that_forgot_its_weights_is_found_behind_the_router(pair, make,
 
 @pytest.mark.parametrize("mixed", [True, False])
 def test_what_is_wholly_from_old_weights_is_sampled_anew(pair, make, router, mixed: bool) -> None:
-    engine = make(pair, router=router.url, mixed=mixed, patience=Patience(probe_every=60.0))
+    engine = make(pair, router=router.url, mixed=mixed, limits=ServerLimits(probe_every=60.0))
     engine.load(weights(0))
     old = pair[0].version
     for version in (1, 2):
@@ -69,7 +69,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
     home = next(server for server in pair if server.count("generate"))
     over, healthy, first = threading.Event(), threading.Event(), [1]
 
-    def mood(path: str, body: dict, answer: dict) -> int:
+    def behave(path: str, body: dict, answer: dict) -> int:
         if path == "generate" and first:
             first.clear()
             over.wait(10)
@@ -77,7 +77,7 @@ def test_a_server_that_hangs_gives_its_requests_back(pair, make, router, monkeyp
             healthy.wait(10)
         return 200
 
-    home.mood = mood
+    home.behave = behave
     # Given back to the router, it may come to the same server: by then that one answers.
     threading.Timer(1.5, healthy.set).start()
     began = time.monotonic()

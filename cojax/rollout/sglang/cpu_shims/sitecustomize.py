@@ -1,4 +1,4 @@
-"""What SGLang expects of PyTorch beside CUDA, on a CPU: see README.md."""
+"""Gives SGLang on a CPU the parts of PyTorch that it expects besides CUDA: see README.md."""
 
 import contextlib
 import types

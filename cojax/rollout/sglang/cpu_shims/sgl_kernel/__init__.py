@@ -1,4 +1,4 @@
-"""Not SGLang's kernels: names that can be imported on a CPU, and that raise when they are called."""
+"""Stands in for SGLang's kernels on a CPU: names that can be imported, and that raise when they are called."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""Encodes rendered chat templates so that control tokens come from the template alone, never from the text it is given.
+
+A control literal is the text of a control token, such as <|im_end|>. A template is rendered twice. In the first
+rendering the control literals in the given text are replaced by private-use characters. In the second every character
+that occurs in some literal is replaced: any literal there is the template's own, however the template cuts, joins or
+reverses the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+# Placeholders that stand for other text while the template runs; those that the text itself holds are not used.
+_PRIVATE = range(0xF0000, 0x10FFFE)
+_PRIVATE_CHARACTERS = re.compile("[\U000f0000-\U0010fffd]")
+# Words of JSON schemas. A template may compare with them, so they are not masked in a tool's documentation.
+_SCHEMA = frozenset((
+    "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "default",
+    "arguments", "return", "anyOf", "additionalProperties", "object", "string", "integer", "number", "boolean",
+    "array", "null",
+))  # fmt: skip
+# The literals that a policy may write within its own message; all others begin or end a message.
+_ACTION_LITERALS = frozenset(("<tool_call>", "</tool_call>", "<think>", "</think>"))
+Mask = Callable[[str], str]  # text → the text that the template is given instead
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer: literal → id."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        controls = {token.content: index for index, token in tokenizer.added_tokens_decoder.items()}
+        self.ids = dict(sorted(controls.items(), key=lambda item: -len(item[0])))
+        self._literals = re.compile("(" + "|".join(map(re.escape, self.ids)) + ")")
+        specification = json.loads(tokenizer.backend_tokenizer.to_str())
+        self._plain = Tokenizer.from_str(json.dumps({**specification, "added_tokens": [], "post_processor": None}))
+        # Runs of white space are text in any vocabulary. Text without a token of its own needs the unknown token.
+        self._forbidden = {
+            index
+            for index, token in tokenizer.added_tokens_decoder.items()
+            if index != tokenizer.unk_token_id and (token.special or token.content.strip())
+        }
+        self._schema = {word for word in _SCHEMA if not any(word in literal for literal in self.ids)}
+        self._letters = sorted(set("".join(self.ids)))
+        self._placeholders = functools.lru_cache(maxsize=8)(self._choose_placeholders)
+
+    def render(self, template: Callable[[Mask], str], given: str) -> tuple[int, ...]:
+        """Tokens of what the template makes of masked text; `given` is all of that text.
+
+        A template that inspects the text gets it with only whole literals masked, so that harmless text has the tokens
+        that the tokenizer gives it. Where that would change the control tokens, every character of a literal is masked.
+        """
+        placeholders = self._placeholders(frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given))))
+        by_literal, by_character = template(placeholders.mask_literals), template(placeholders.mask_characters)
+        inspects = placeholders.restore(by_literal) != placeholders.restore(by_character)
+        same = inspects and self._literals.findall(by_literal) == self._literals.findall(by_character)
+        return self._encode(by_literal if same else by_character, placeholders)
+
+    def mask_json(self, value: Any, mask: Mask) -> Any:
+        """The JSON value with every text in it masked, keys too, except the words of JSON schemas."""
+        if isinstance(value, str):
+            return value if value in self._schema else mask(value)
+        if isinstance(value, dict):
+            return {self.mask_json(key, mask): self.mask_json(item, mask) for key, item in value.items()}
+        return [self.mask_json(item, mask) for item in value] if isinstance(value, list) else value
+
+    def _encode(self, text: str, placeholders: _Placeholders) -> tuple[int, ...]:
+        tokens: list[int] = []
+        for piece in self._literals.split(text):
+            if piece in self.ids:
+                tokens.append(self.ids[piece])
+            elif piece:
+                tokens.extend(self._encode_text(placeholders.restore(piece)))
+        return tuple(tokens)
+
+    def encode_action(self, text: str) -> tuple[int, ...]:
+        """Tokens of a message that the policy wrote: literals around its thoughts and calls become control tokens."""
+        tokens: list[int] = []
+        run = ""
+        for piece in self._literals.split(_valid_unicode(text)):
+            if piece not in _ACTION_LITERALS or piece not in self.ids:
+                run += piece
+                continue
+            tokens += [*self._encode_text(run), self.ids[piece]]
+            run = ""
+        return (*tokens, *self._encode_text(run))
+
+    def _encode_text(self, text: str) -> list[int]:
+        """Tokens of text, none of them a control token."""
+        if not text:
+            return []
+        encoding = self._plain.encode(text, add_special_tokens=False)
+        if self._forbidden.isdisjoint(encoding.ids):
+            return list(encoding.ids)
+        # The vocabulary itself holds a literal as a word: it is encoded character by character.
+        tokens: list[int] = []
+        for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token not in self._forbidden:
+                tokens.append(token)
+                continue
+            for character in text[start:end]:
+                parts = self._plain.encode(character, add_special_tokens=False).ids
+                tokens += [part for part in parts if part not in self._forbidden]
+        return tokens
+
+    def _choose_placeholders(self, used: frozenset[int]) -> _Placeholders:
+        """Placeholders that the text does not use; with too few left, the text loses its private-use characters."""
+        needed = len(self.ids) + len(self._letters)
+        free = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))
+        dropped = frozenset() if len(free) == needed else frozenset(_PRIVATE)
+        codes = free if len(free) == needed else list(_PRIVATE[:needed])
+        return _Placeholders(
+            self._literals,
+            dict(zip(self.ids, map(chr, codes), strict=False)),
+            dict(zip(self._letters, map(chr, codes[len(self.ids) :]), strict=True)),
+            dropped,
+        )
+
+
+class _Placeholders:
+    """The characters that stand for control literals, and for their characters, while a template runs."""
+
+    def __init__(
+        self, pattern: re.Pattern[str], literals: dict[str, str], letters: dict[str, str], dropped: frozenset[int]
+    ) -> None:
+        self._pattern, self._literals = pattern, literals
+        self._letters = str.maketrans(letters)
+        self._dropped = dict.fromkeys(dropped, "\ufffd")
+        self._meaning = {ord(placeholder): text for text, placeholder in (literals | letters).items()}
+
+    def mask_literals(self, text: str) -> str:
+        """The text with whole literals masked."""
+        return self._pattern.sub(lambda found: self._literals[found[0]], self._clean(text))
+
+    def mask_characters(self, text: str) -> str:
+        """The text with every character that occurs in a literal masked."""
+        return self._clean(text).translate(self._letters)
+
+    def restore(self, text: str) -> str:
+        """The text with each placeholder replaced by what it stands for."""
+        return text.translate(self._meaning)
+
+    def _clean(self, text: str) -> str:
+        return _valid_unicode(text).translate(self._dropped) if self._dropped else _valid_unicode(text)
+
+
+def _valid_unicode(text: str) -> str:
+    """The text with "?" for each half of a surrogate pair, which a Python string may hold but no encoding."""
+    return text.encode("utf-8", "replace").decode()

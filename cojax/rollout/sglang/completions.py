@@ -1,0 +1,157 @@
+"""Completions of many conversations from the servers of a fleet: retries, deadlines, and which weights sampled what."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import tenacity
+
+from cojax.environment import EngineError
+from cojax.policy.routes import RouteShape
+from cojax.rollout.busy_time import BusyTime
+from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.sglang.connections import RequestFailed, RequestRefused, ServerFailed
+from cojax.rollout.sglang.experts import RoutesRequest
+from cojax.rollout.sglang.fleet import Fleet
+from cojax.rollout.sglang.loop_thread import LoopThread
+from cojax.rollout.sglang.replies import ServerReply
+from cojax.rollout.sglang.server import Server
+
+
+@dataclasses.dataclass
+class Served:
+    """Counts of completions, of their prompts' tokens, and of those of these tokens that a prefix cache held."""
+
+    completions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclasses.dataclass(eq=False)
+class Completions:
+    """Asks servers for completions; on the event loop of `loop` alone.
+
+    `versions` gives the version of every label that this run has given to weights. The tokens of a completion are below
+    `vocabulary`. One takes at most `deadline` seconds and `attempts` tries. With `mixed` a completion during which
+    weights changed is kept, without it is sampled anew. A router gets a key for each session, made
+    from `key_prefix`; "" sends none. `shape` is that of the routes to ask for, None for none.
+    """
+
+    fleet: Fleet
+    loop: LoopThread
+    versions: Mapping[str, int]
+    vocabulary: int
+    deadline: float
+    attempts: int
+    mixed: bool
+    key_prefix: str
+    shape: RouteShape | None
+    served: Served = dataclasses.field(default_factory=Served)
+    busy: BusyTime = dataclasses.field(default_factory=BusyTime)
+    _tasks: dict[str, asyncio.Task[Any]] = dataclasses.field(default_factory=dict)
+    # Session → tokens whose routes an earlier completion reported.
+    _routes_known: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    async def generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """At most `room` tokens that continue `tokens`. Raises EngineError, ValueError for a session still at work."""
+        if session in self._tasks:
+            raise ValueError(f"session {session!r} is still generating; one call at a time")
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[session] = task
+        tries = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self.attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
+            retry=tenacity.retry_if_exception_type(RequestFailed),
+            reraise=True,
+        )
+        try:
+            with self.busy:
+                async with asyncio.timeout(self.deadline):
+                    return await tries(self._attempt, tokens, sampling, room, session, seed)
+        except TimeoutError as error:
+            faults = self.fleet.faults()
+            raise EngineError(
+                f"no completion within {self.deadline:g} s" + (f"; servers left out: {faults}" if faults else "")
+            ) from error
+        except RequestFailed as error:
+            raise EngineError(f"no completion in {self.attempts} attempts, the last: {error}") from error
+        except RequestRefused as error:
+            raise EngineError(str(error)) from error
+        finally:
+            del self._tasks[session]
+
+    def forget(self, session: str) -> None:
+        """Ends the session and its call. Unknown is fine."""
+        if session in self._tasks:
+            self._tasks[session].cancel()
+        self._routes_known.pop(session, None)
+        self.fleet.conversations.forget(session)
+
+    async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
+        """One request to one server. Raises RequestFailed where another may succeed."""
+        server = await self.fleet.route(session)
+        assert self.fleet.target is not None
+        label, rid = self.fleet.target.label, uuid.uuid4().hex
+        key = hashlib.sha256(f"{self.key_prefix}-{session}".encode()).hexdigest()[:32] if self.key_prefix else ""
+        routes = None if self.shape is None else RoutesRequest(self.shape, self._routes_known.get(session, 0))
+        request = asyncio.create_task(
+            server.client.generate(tokens, sampling, room, self.vocabulary, rid, seed, key, routes)
+        )
+        server.requests.add(request)
+        try:
+            reply = await request
+            server.replies += 1
+            self.served.completions += 1
+            self.served.prompt_tokens += len(tokens)
+            self.served.cached_tokens += reply.cached
+            completion = self._completion(reply, server, label, sampling)
+            if routes is not None:
+                self._routes_known[session] = len(tokens) + len(reply.tokens) - 1
+            return completion
+        except ServerFailed as error:
+            self.fleet.conversations.suspect(server, str(error))
+            raise
+        except asyncio.CancelledError:
+            request.cancel()
+            self.loop.run_detached(self.fleet.conversations.abort(server, rid))
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise RequestFailed(f"a server was left out: {server.fault or self.fleet.faults()}") from None
+        finally:
+            server.requests.discard(request)
+
+    def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
+        """The completion in a reply. Raises RequestFailed where it is not from the weights asked for, `label`."""
+        assert self.fleet.target is not None
+        labels = [name for name, _ in reply.spans]
+        if unknown := [name for name in labels if name not in self.versions]:
+            fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
+            self.fleet.conversations.suspect(server, f"it {fault}")
+            raise RequestFailed(f"{server.name} {fault}")
+        # Even a mixed one must end in current weights: a router also asks a server that is left out.
+        stale = labels[-1] not in (label, self.fleet.target.label)
+        if stale or (len(labels) > 1 and not self.mixed):
+            raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")
+        spans: list[tuple[int, int]] = []
+        for name, count in reply.spans:
+            version = self.versions[name]
+            if spans and spans[-1][0] == version:
+                spans[-1] = version, spans[-1][1] + count
+            else:
+                spans.append((version, count))
+        stopped = reply.stopped or reply.tokens[-1] in sampling.stop_tokens
+        return Completion(
+            reply.tokens,
+            reply.logprobs,
+            spans[-1][0],
+            "stop" if stopped else "length",
+            tuple(spans) if len(spans) > 1 else (),
+            reply.routes,
+        )

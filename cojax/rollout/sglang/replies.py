@@ -1,0 +1,49 @@
+"""Reads and checks an SGLang server's reply to a completion request."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerReply:
+    """One sampled continuation.
+
+    `spans` holds (label of the weights, tokens) for each stretch sampled by one version, oldest first. `cached` is how
+    many tokens of the prompt the server had in its prefix cache. `routes` are the experts asked for, as text.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    spans: tuple[tuple[str, int], ...]
+    stopped: bool
+    cached: int = 0
+    routes: str = ""
+
+
+def read_reply(answer: Any, room: int, vocabulary: int) -> ServerReply:
+    """The completion of 1 to `room` tokens below `vocabulary` in the JSON of a reply, without routes.
+
+    Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is no whole completion.
+    """
+    about = answer["meta_info"]
+    finish = about["finish_reason"]
+    if finish["type"] not in ("stop", "length"):
+        raise ValueError(f"it ended by {finish}")
+    pairs = about["output_token_logprobs"]
+    tokens, logprobs = tuple(int(pair[1]) for pair in pairs), tuple(float(pair[0]) for pair in pairs)
+    if list(tokens) != answer["output_ids"]:
+        raise ValueError(f"{len(answer['output_ids'])} tokens, but log-probs of {len(tokens)} or of others")
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= vocabulary:
+        raise ValueError(f"tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
+    if not 0 < len(tokens) <= room:
+        raise ValueError(f"{len(tokens)} tokens, asked for 1 to {room}")
+    if not all(math.isfinite(logprob) for logprob in logprobs):
+        raise ValueError("a log-prob is not finite")
+    versions = about["weight_versions"]
+    spans = tuple((str(span["version"]), int(span["end"]) - int(span["start"])) for span in versions)
+    if sum(count for _, count in spans) != len(tokens) or min((count for _, count in spans), default=0) < 1:
+        raise ValueError(f"versions of {sum(count for _, count in spans)} tokens, but there are {len(tokens)}")
+    return ServerReply(tokens, logprobs, spans, finish["type"] == "stop", int(about.get("cached_tokens", 0)))
