@@ -175,7 +175,7 @@ def _chat(server: Server) -> str:
 
 
 def _judged(server: Server) -> str:
-    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2, pause=0.05)
+    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _settled(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)

@@ -51,7 +51,7 @@ def finished(
     }  # fmt: skip
 
 
-def failed(
+def failed_record(
     place: str, model: str, sent: Mapping[str, Any], kind: str, reason: str, cost: tuple[int, int]
 ) -> dict[str, Any]:
     """The record of a call that cost something and brought nothing; its text is None."""
