@@ -26,17 +26,19 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
 
 
-def explorer(url: str, seconds: float = 20.0) -> object:
-    model = ChatClient(ChatSettings(url, "m", timeout=seconds, deadline=seconds, max_tokens=50, attempts=2))
+def explorer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
+    model = ChatClient(ChatSettings(url, "m", timeout=seconds, deadline=seconds, max_tokens=50, attempts=attempts))
     return model.reply((Message("user", "hello"),), budget=model.begin(), seed=0, place="p")
 
 
-def embedding(url: str, seconds: float = 20.0) -> object:
-    return EndpointEmbedding(EndpointSettings(url, "m", timeout=seconds, deadline=seconds, attempts=2))(["hello"])
+def embedding(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
+    return EndpointEmbedding(EndpointSettings(url, "m", timeout=seconds, deadline=seconds, attempts=attempts))(
+        ["hello"]
+    )
 
 
-def evaluation(url: str, seconds: float = 20.0) -> object:
-    endpoint = ChatEndpoint(url, "m", deadline=seconds, attempts=2)
+def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
+    endpoint = ChatEndpoint(url, "m", deadline=seconds, attempts=attempts)
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 
@@ -49,9 +51,9 @@ def user(request: pytest.FixtureRequest) -> Call:
     return request.param
 
 
-def failed(user: Call, url: str, seconds: float = 20.0) -> str:
+def failed(user: Call, url: str, seconds: float = 20.0, attempts: int = 2) -> str:
     with pytest.raises((EngineError, EmbeddingError)) as caught:
-        user(url, seconds)
+        user(url, seconds, attempts)
     return str(caught.value)
 
 
@@ -81,7 +83,7 @@ def test_a_body_that_drips_is_given_up_in_time(user: Call, status: int) -> None:
 def test_a_body_without_end_is_read_no_further(user: Call, status: int) -> None:
     endpoint = Endless(status, b"x" * 2**16, 0.0)
     with endpoint.serving() as url:
-        failed(user, url)
+        failed(user, url, attempts=1)
         assert endpoint.left.wait(5)
         # The most of a reply, and what fits into the buffers of both ends.
         assert endpoint.sent < (96 if status == 200 else 32) * 2**20

@@ -13,7 +13,13 @@ from cojax.environment import EngineError, OutOfContext, play
 from cojax.openai_api import calls
 from cojax.rollout.collect import Limits, gather
 from cojax.rollout.endpoint import ChatEndpoint, ChatReply
-from cojax.rollout.endpoint_actors import EndpointActor, EndpointActors, action_of, heard, spoken
+from cojax.rollout.endpoint_actors import (
+    EndpointActor,
+    EndpointActors,
+    action_of,
+    assistant_message,
+    environment_messages,
+)
 from cojax.types import Call, Message
 from environments import load
 
@@ -209,11 +215,11 @@ def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     action = action_of(reply)
     assert action.calls == ()
     assert action.error.startswith(error)
-    entry, waiting = spoken(reply, action, 3)
+    entry, waiting = assistant_message(reply, action, 3)
     assert waiting == ()
     assert "tool_calls" not in entry
     assert written in entry["content"]
-    assert heard((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
+    assert environment_messages((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     ],
 )  # fmt: skip
 def test_every_call_gets_a_result_whatever_the_environment_says(messages, results):
-    told = heard([Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2"))
+    told = environment_messages([Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2"))
     assert [message["content"] for message in told[:2]] == results
     assert [message.get("tool_call_id") for message in told] == ["1", "2", None]
     assert told[2] == {"role": "user", "content": "next"}
@@ -231,7 +237,7 @@ def test_every_call_gets_a_result_whatever_the_environment_says(messages, result
 
 def test_calls_without_ids_of_their_own_get_some():
     reply = ChatReply("", (("", "add", "{}"), ("", "add", "{}")))
-    entry, waiting = spoken(reply, action_of(reply), 4)
+    entry, waiting = assistant_message(reply, action_of(reply), 4)
     assert waiting == ("call_4_0", "call_4_1")
     assert [call["id"] for call in entry["tool_calls"]] == list(waiting)
 
