@@ -207,6 +207,8 @@ def get_config() -> ConfigDict:
             "temperature": 0.7,
             "price_in": 0.0,  # per million tokens, for the cost among the metrics
             "price_out": 0.0,
+            "send_schema": True,  # False for an endpoint that refuses response_format
+            "send_seed": True,  # False for an endpoint that refuses seed
         }
     )
     # `attempts` at each draft of a mind on its query alone, by `attempter`: explorer | policy; 0 is the paper. `judge`:

@@ -32,7 +32,7 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax.environment import EngineError, Environment, EnvironmentFailure
-from cojax.evaluate import describe, estimate, kinds_by
+from cojax.evaluate import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.host.processes import end_all, leave_none
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation

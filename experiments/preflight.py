@@ -209,9 +209,10 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
     assemble.validation(config, _parts(state), explorer)
     if not isinstance(explorer, LLMExplorer):
         return f"{explorer.name}, without a model"
-    message = Message("user", "Answer with one word.")
+    # With a schema, as most calls of an evolution: an endpoint may refuse it.
+    message, schema = Message("user", 'Answer with {"word": "hello"}.'), {"type": "object"}
     reply = explorer.chat_model.reply(
-        [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight"
+        [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight", schema=schema
     )
     return f"{explorer.name} answered with {len(reply.text)} characters"
 

@@ -146,6 +146,8 @@ RANGES: dict[str, Any] = {
     "llm.temperature": AtLeast0,
     "llm.price_in": AtLeast0,
     "llm.price_out": AtLeast0,
+    "llm.send_schema": bool,
+    "llm.send_seed": bool,
     "validation.attempts": Number | None,
     "validation.attempter": str,
     "validation.judge": str,

@@ -19,6 +19,7 @@ LEVELS = [
         "cojax.types",
         "cojax.unicode_forms",
         "cojax.host.processes",
+        "cojax.openai_api",
         "cojax.registry.annotations",
         "cojax.registry",
     },

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explorer.llm.chat_server import Answer, ChatServer, in_turn, serving
+from chat_server import Answer, ChatServer, in_turn, serving
 
+from cojax.openai_api import calls
 from cojax.quality import (
     EMBEDDINGS,
     EmbeddingError,
     HashedNgrams,
     describe_pool,
-    endpoint,
     energy_distance,
     greatest_similarity,
     histogram,
@@ -248,7 +248,7 @@ def embeddings(body: dict[str, Any], server: ChatServer | None = None) -> Answer
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr(endpoint, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
 
 
 def asking(server: ChatServer, kept: Log | None = None, **settings: Any) -> EndpointEmbedding:

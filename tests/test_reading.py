@@ -16,10 +16,12 @@ from pydantic import BaseModel
 
 from cojax.environment import replies
 from cojax.explorer import answers
-from cojax.explorer.llm import abstraction, acting, transport
+from cojax.explorer.llm import abstraction, acting, completion
 from cojax.explorer.llm import chat_model as chat_model
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.windows import Ending
+from cojax.openai_api.calls import redact
+from cojax.openai_api.client import _error_message
 from cojax.rollout import chat, endpoint, endpoint_actors
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
@@ -78,6 +80,11 @@ def rendered(text: str) -> None:
 
 
 # Who reads, how, and how many characters at most.
+def _completion(text: str) -> None:
+    with contextlib.suppress(TypeError):  # as by the client
+        completion.read_completion(json.loads(text), 9)
+
+
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "actions": (chat.parse, 400_000),
     "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
@@ -101,9 +108,9 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "tools in code": (lambda text: tools_of(Action(text)), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
     "sameness": (lambda text: acting._sameness(f"f({text})"), 200_000),
-    "keys": (lambda text: transport.struck(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
-    "errors of servers": (lambda text: transport._message(text.encode("utf-8", "replace")), 200_000),
-    "completions": (lambda text: transport.completion(text, 9), 200_000),
+    "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
+    "errors of servers": (lambda text: _error_message(text.encode("utf-8", "replace")), 200_000),
+    "completions": (_completion, 200_000),
     "prompts": (lambda text: wording.fill(wording.data(text)), 200_000),
     "sameness of queries": (normalise, 50_000),
     "replies of children": (lambda text: replies.messages((Message("tool", text),), 16_000), 200_000),
@@ -125,7 +132,7 @@ UNITS = [
 ENDS = ["", 'x"}']
 MOST = 2.0  # seconds
 # What reading raises on purpose.
-REFUSED = (ValueError, KeyError, RecursionError, chat_model.ChatFailure, transport.CallRefused)
+REFUSED = (ValueError, KeyError, RecursionError, chat_model.ChatFailure)
 
 
 def _failed(text: str) -> Trajectory:

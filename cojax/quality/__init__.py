@@ -6,12 +6,12 @@ These are CoEvolve's task-set metrics. They are numbers only: no text, and so no
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cojax.quality.embedding import EMBEDDINGS, Embed, EmbeddingError, HashedNgrams
+from cojax.quality.embedding import Embed, EmbeddingCache, EmbeddingError, HashedNgrams
 from cojax.quality.measures import (
     Floats,
     across,
@@ -113,3 +113,19 @@ def _sample(tasks: Sequence[Task], most: int) -> list[Task]:
 
 def _step(task: Task) -> int:
     return task.lineage.step if task.lineage else 0
+
+
+def _local(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
+    """Hashed n-grams, no model."""
+    return HashedNgrams()
+
+
+def _endpoint(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
+    """The model at an OpenAI-compatible endpoint. Raises ValueError for settings that cannot work."""
+    # The package openai takes most of a second to import, and most runs do not need it.
+    from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
+
+    return EndpointEmbedding(EndpointSettings(base_url, model), kept)
+
+
+EMBEDDINGS: dict[str, Callable[[str, str, EmbeddingCache | None], Embed]] = {"local": _local, "endpoint": _endpoint}

@@ -1,4 +1,4 @@
-"""The embedding that needs no model: hashed n-grams of words and of characters."""
+"""What an embedding is, and the one that needs no model: hashed n-grams of words and of characters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cojax.types import normalise
 Embed = Callable[[Sequence[str]], Floats]  # texts → float[N, D]; raises EmbeddingError
 
 _DIMENSIONS = 1024  # of each half
-# A long text is told by its beginning: n-grams of more would only take time.
+# Characters of a text that are read: the n-grams of more would only take time.
 _LONGEST = 20_000
 
 
@@ -22,7 +22,7 @@ class EmbeddingError(RuntimeError):
 
 
 class EmbeddingCache(Protocol):
-    """Where records are kept for good: a `store.Log`, say."""
+    """Where records are kept for good, such as a `Log` of cojax/storage/files.py."""
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> int: ...
 
@@ -33,11 +33,11 @@ class HashedNgrams:
     """Texts → float32[N, 2048] at unit length, the same on every machine; no model file.
 
     One half counts words and pairs of words, the other 3 to 5 characters within a word, each at unit length, hashed
-    with signs, so that collisions add noise of about 0.02 to a cosine and no bias. It sees wording, not meaning.
+    with signs, so that collisions add noise of about 0.02 to a cosine and no bias. It compares wording, not meaning.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Floats] = {}  # of the last call, whose texts mostly come again
+        self._known: dict[str, Floats] = {}  # of the last call, most of whose texts come again
 
     def __call__(self, texts: Sequence[str]) -> Floats:
         fresh = [text for text in dict.fromkeys(texts) if text not in self._known]
@@ -48,7 +48,7 @@ class HashedNgrams:
         return np.stack([known[text] for text in texts])
 
     def _made(self, texts: Sequence[str]) -> Floats:
-        # Takes a second to import, and what asks for figures alone may do without.
+        # Takes a second to import, and most that imports this file embeds nothing.
         from sklearn.feature_extraction.text import HashingVectorizer
 
         shared: dict[str, Any] = {"n_features": _DIMENSIONS, "lowercase": False, "dtype": np.float32}
@@ -56,19 +56,3 @@ class HashedNgrams:
         characters = HashingVectorizer(analyzer="char_wb", ngram_range=(3, 5), **shared)
         normalised = [normalise(text[:_LONGEST]) for text in texts]
         return unit(np.hstack([half.transform(normalised).toarray() for half in (words, characters)]))
-
-
-def local(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
-    """Hashed n-grams, no model."""
-    return HashedNgrams()
-
-
-def endpoint(base_url: str, model: str, kept: EmbeddingCache | None) -> Embed:
-    """The model at an OpenAI-compatible endpoint. Raises ValueError for settings that cannot work."""
-    # The client's package takes most of a second to import, and most runs have none.
-    from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
-
-    return EndpointEmbedding(EndpointSettings(base_url, model), kept)
-
-
-EMBEDDINGS: dict[str, Callable[[str, str, EmbeddingCache | None], Embed]] = {"local": local, "endpoint": endpoint}

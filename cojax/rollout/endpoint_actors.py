@@ -1,4 +1,4 @@
-"""The actors of an endpoint: what an episode says becomes the messages of a chat, and the model's reply an action."""
+"""Actors that play by a chat endpoint: observations become messages of a chat, and the model's replies actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cojax.types import Action, Call, Message, Turn
 
 @dataclasses.dataclass(frozen=True)
 class EndpointActors:
-    """Has one endpoint play every episode; an entry of `Actors`. The server's randomness is not ours to seed."""
+    """`Actors` that all play by one endpoint. Seeds are ignored: the server's randomness cannot be seeded."""
 
     complete: Complete
     _ended: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
@@ -31,30 +31,32 @@ class EndpointActors:
 
 
 class EndpointActor:
-    """The actor of one episode: it remembers the messages, and which calls wait for their results."""
+    """The actor of one episode. It keeps the history of messages, and the ids of the calls that wait for results."""
 
     def __init__(self, complete: Complete, ended: threading.Event):
         self.complete, self.ended = complete, ended
-        self.said: list[JsonObject] = []
+        self.history: list[JsonObject] = []
         self.tools: tuple[Mapping[str, Any], ...] = ()
         self.waiting: tuple[str, ...] = ()
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if not self.said:
+        if not self.history:
             self.tools = tuple(ask(episode.tools))
-        self.said += heard(messages, self.waiting)
+        self.history += environment_messages(messages, self.waiting)
         began = time.perf_counter()
-        reply = self.complete(self.said, self.tools, self.ended)
+        reply = self.complete(self.history, self.tools, self.ended)
         seconds = time.perf_counter() - began
         action = action_of(reply)
-        entry, self.waiting = spoken(reply, action, turn=len(self.said))
-        self.said.append(entry)
+        message, self.waiting = assistant_message(reply, action, turn=len(self.history))
+        self.history.append(message)
         return Turn(action, engine_seconds=seconds)
 
 
 def action_of(reply: ChatReply) -> Action:
-    """The action that a reply stands for: the calls it asks for, else those written in its text, as a policy's would
-    be. Never raises; where one call cannot be read none counts."""
+    """The action of a reply: the calls it asks for, or else those written in its text, as in a policy's reply.
+
+    Never raises. Where one call cannot be read, none counts.
+    """
     if not reply.calls:
         return parse(reply.text)
     calls = []
@@ -69,10 +71,10 @@ def action_of(reply: ChatReply) -> Action:
     return Action(reply.text, tuple(calls))
 
 
-def spoken(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
-    """The reply as a message of the history, and the ids of the calls that wait for a result.
+def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
+    """The reply as a message of the history, and the ids of its calls, which wait for results.
 
-    Calls that could not be read go back as text: many servers refuse a history whose arguments are no JSON.
+    Calls that could not be read are written as text: many servers refuse a history whose arguments are no JSON.
     """
     if not reply.calls or action.error:
         return {"role": "assistant", "content": action.text}, ()
@@ -86,23 +88,26 @@ def spoken(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tup
     return {"role": "assistant", "content": reply.text, "tool_calls": calls}, tuple(ids)
 
 
-def heard(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
-    """New messages of the environment as those of the history: results one by one to the calls that wait for them, the
-    last takes what is left over. Where no call waits, a result is said by the user."""
+def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
+    """New messages of the environment as messages of the history.
+
+    Each waiting call gets one result, and the last call also those left over. Where no call waits, results become
+    messages of the user.
+    """
     results = [message.content for message in messages if message.role == "tool"] if waiting else []
     kept = len(waiting) - 1
     texts = [*results[:kept], "\n".join(results[kept:])]
     texts += [""] * (len(waiting) - len(texts))
-    told: list[JsonObject] = [
+    answers: list[JsonObject] = [
         {"role": "tool", "tool_call_id": own, "content": text} for own, text in zip(waiting, texts, strict=False)
     ]
     others = [message for message in messages if message.role != "tool" or not waiting]
     roles = {"system", "user", "assistant"}
-    return told + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
+    return answers + [{"role": m.role if m.role in roles else "user", "content": m.content} for m in others]
 
 
 def _as_text(reply: ChatReply) -> str:
-    """The calls as a policy would have written them, whatever they hold."""
+    """The calls as a policy would have written them, whether they can be read or not."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
         for _, name, written in reply.calls

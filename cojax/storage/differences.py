@@ -22,6 +22,7 @@ FREE_SETTINGS = frozenset(
         "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
         "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
         "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
+        "llm.send_schema", "llm.send_seed",
         "quality.base_url",
     }
     | LEARNING_SETTINGS

@@ -1,4 +1,4 @@
-"""A chat endpoint on loopback that answers by a script, and misbehaves as no real one can be brought to."""
+"""A chat endpoint on loopback that answers by a script, which can misbehave as no real endpoint can be made to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# (path, body, how many requests came before, the connection) → the whole answer in bytes, or None where the script has
-# answered, or not answered, by itself. `Server.over` is set when the server closes.
+# (path, body, number of earlier requests, connection) → the bytes of the whole answer. None closes the connection: the
+# script has written to it whatever it wanted. `Server.over` is set when the server closes.
 Script = Callable[[str, Any, int, socket.socket], bytes | None]
 _LONGEST = 64 * 2**20
 
 
 class Server:
-    """One thread a connection; every request's headers are kept."""
+    """Answers each connection on a thread of its own, and keeps the headers of every request."""
 
     def __init__(self, script: Script) -> None:
         self.script, self.over, self.lock = script, threading.Event(), threading.Lock()
@@ -72,16 +72,16 @@ def _head(stream: Any) -> str:
 
 
 def answered(content: bytes | Any, status: int = 200, **headers: str) -> bytes:
-    """An HTTP answer: bytes as they are, anything else as JSON."""
+    """An HTTP answer. Bytes are sent as they are, anything else as JSON."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    told = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-    told |= {name.replace("_", "-"): value for name, value in headers.items()}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told.items())
+    named = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in named.items())
     return f"HTTP/1.1 {status} x\r\n{lines}\r\n".encode("latin-1") + body
 
 
 def completion(text: Any, finish: str = "stop", **message: Any) -> dict[str, Any]:
-    """A chat completion that says this."""
+    """A chat completion with this text."""
     choice = {"index": 0, "message": {"role": "assistant", "content": text, **message}, "finish_reason": finish}
     usage = {"prompt_tokens": 100, "completion_tokens": 10}
     return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}

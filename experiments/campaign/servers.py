@@ -1,6 +1,6 @@
-"""Endpoints that fail: the real clients against a server on loopback that dies, hangs, drips or answers nonsense.
+"""Faults of endpoints: the real clients against a server on loopback that dies, hangs, drips or answers nonsense.
 
-Whatever comes, a call ends in time with the right answer or with the client's own failure, and the key goes nowhere.
+A call must end in time with the right answer or with the client's own failure, and the key must not leak.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from experiments.campaign.cases import Violation, draw
 from experiments.campaign.endpoint import Script, Server, answered, completion, serving
 
 _TIMEOUT = 0.6
-# Seconds within which a call must be over: attempts, the pauses between them, and a busy machine.
+# Seconds within which a call must be over. Attempts, the pauses between them and a busy machine take their time.
 _PATIENCE = 30.0
 _WORD = "plum"
 _KEY = "sk-campaign-0123456789abcdef"
@@ -49,13 +49,13 @@ def _packed() -> bytes:
 
 
 def _hang(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
-    """No answer, for as long as anybody waits."""
+    """Sends no answer until the server closes."""
     server.over.wait(60.0)
     return None
 
 
 def _drip(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
-    """A byte now and then, for ever."""
+    """Sends one byte every 50 ms."""
     for byte in answered(completion("x" * 10_000)):
         if server.over.wait(0.05):
             break
@@ -64,7 +64,7 @@ def _drip(rng: random.Random, connection: socket.socket, server: Server) -> byte
 
 
 def _endless(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
-    """A body without an end, at full speed."""
+    """Sends a body without end, at full speed."""
     connection.sendall(b"HTTP/1.1 200 x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(2_000):
         connection.sendall(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
@@ -74,7 +74,7 @@ def _endless(rng: random.Random, connection: socket.socket, server: Server) -> b
 
 
 def _headers(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
-    """Headers without an end."""
+    """Sends headers without end."""
     connection.sendall(b"HTTP/1.1 200 x\r\n")
     for number in range(100_000):
         connection.sendall(b"X-%d: %s\r\n" % (number, b"x" * 1_000))
@@ -82,7 +82,7 @@ def _headers(rng: random.Random, connection: socket.socket, server: Server) -> b
 
 
 def _nonsense(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
-    """JSON that is no completion."""
+    """Answers JSON that is no completion."""
     values: tuple[Any, ...] = (
         None, 5, [], {}, "x", {"choices": []}, {"choices": [{}]}, {"choices": {"0": 1}}, completion(5),
         completion({"a": 1}), {"choices": [{"message": None}]}, completion(None), {"error": {"message": _KEY}},
@@ -119,7 +119,7 @@ MISDEEDS: Mapping[str, Misdeed] = {
 
 
 def inject(id: str, seed: int) -> list[Violation]:
-    """One client against one misdeed, by every request or by the first alone."""
+    """Runs one client against one misdeed, at every request or at the first alone."""
     rng = draw(seed, id)
     name, client = rng.choice(sorted(MISDEEDS)), rng.choice(sorted(_CLIENTS))
     once = rng.random() < 0.4
@@ -155,33 +155,33 @@ def _script(rng: random.Random, name: str, once: bool, holder: list[Server]) -> 
     return script
 
 
-def _settled(call: Callable[[], str], *failures: type[BaseException]) -> str:
-    """What came: `right`, `wrong: …`, `failed`, or `raised …`."""
+def _ending(call: Callable[[], str], *failures: type[BaseException]) -> str:
+    """How the call ended: `right`, `wrong: …`, `failed`, or `raised …`."""
     try:
         said = call()
     except failures as failure:
-        return "wrong: the failure tells the key" if _KEY in str(failure) else "failed"
+        return "wrong: the failure holds the key" if _KEY in str(failure) else "failed"
     except BaseException as error:
         return f"raised {type(error).__name__}: {error}"[:300]
     return "right" if said == _WORD or set(said) <= {"x"} else f"wrong: {said[:100]!r}"
 
 
-def _chat(server: Server) -> str:
+def _explore(server: Server) -> str:
     settings = ChatSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, attempts=2, max_tokens=100, deadline=20.0)
     client = ChatClient(settings)
     budget = client.begin("x")
     message = (Message("user", "say plum"),)
-    return _settled(lambda: client.reply(message, budget=budget, seed=0, place="x").text, EngineError)
+    return _ending(lambda: client.reply(message, budget=budget, seed=0, place="x").text, EngineError)
 
 
-def _judged(server: Server) -> str:
-    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2, pause=0.05)
+def _evaluate(server: Server) -> str:
+    endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
-    return _settled(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
+    return _ending(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
 
 
-def _sampled(server: Server) -> str:
+def _sample(server: Server) -> str:
     async def ask() -> str:
         pool = connections.Connections()
         try:
@@ -193,11 +193,11 @@ def _sampled(server: Server) -> str:
             await pool.aclose()
 
     failures = (connections.RequestFailed, connections.RequestRefused, TimeoutError)
-    told = _settled(lambda: asyncio.run(ask()), *failures)
-    # It has no key: what it tells of one, the server said by itself.
-    return "failed" if told.endswith("tells the key") else told
+    ending = _ending(lambda: asyncio.run(ask()), *failures)
+    # This client has no key: one that its failure quotes came from the server.
+    return "failed" if ending.endswith("holds the key") else ending
 
 
 _CLIENTS: Mapping[str, Callable[[Server], str]] = {
-    "explorer's client": _chat, "evaluation's client": _judged, "SGLang's client": _sampled,
+    "explorer's client": _explore, "evaluation's client": _evaluate, "SGLang's client": _sample,
 }  # fmt: skip

@@ -10,9 +10,16 @@ from chat_endpoint import ScriptedEndpoint, refused, said, serving, solver
 from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError, OutOfContext, play
+from cojax.openai_api import calls
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.rollout.endpoint import ChatEndpoint, ChatReply
-from cojax.rollout.endpoint_actors import EndpointActor, EndpointActors, action_of, heard, spoken
+from cojax.rollout.endpoint_actors import (
+    EndpointActor,
+    EndpointActors,
+    action_of,
+    assistant_message,
+    environment_messages,
+)
 from cojax.types import Call, Message
 from environments import load
 
@@ -24,12 +31,13 @@ ASK = [{"role": "user", "content": "x"}]
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(calls, "FIRST_WAIT", 0.001)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
 
 
 def asked(server: ScriptedEndpoint, **settings) -> ChatEndpoint:
-    return ChatEndpoint(server.url, "m", **{"pause": 0.001, "deadline": 20.0, **settings})
+    return ChatEndpoint(server.url, "m", **{"deadline": 20.0, **settings})
 
 
 def scripted(*answers):
@@ -93,7 +101,7 @@ def test_an_endpoint_that_stays_down_is_an_engine_error_and_no_action():
         assert "3 attempts" in trajectory.error
     assert len(server.requests) == 3
     with pytest.raises(EngineError, match="APIConnectionError"):
-        ChatEndpoint(server.url, "m", attempts=2, pause=0.001)(ASK, (), NEVER)
+        ChatEndpoint(server.url, "m", attempts=2)(ASK, (), NEVER)
 
 
 def test_a_stall_ends_at_the_deadline():
@@ -105,7 +113,7 @@ def test_a_stall_ends_at_the_deadline():
 
     with serving(stall) as server:
         began = time.monotonic()
-        with pytest.raises(EngineError, match="Timeout"):
+        with pytest.raises(EngineError, match="no reply within"):
             asked(server, deadline=0.5)(ASK, (), NEVER)
         assert time.monotonic() - began < 4
         ended.set()
@@ -135,7 +143,7 @@ def test_a_wrong_key_is_asked_once_for_all_and_never_told():
     with serving(scripted(refused(401, f"Incorrect API key provided: {KEY}"))) as server:
         endpoint = asked(server)
         for _ in range(3):
-            with pytest.raises(EngineError, match="Check --endpoint, --endpoint_model and OPENAI_API_KEY") as caught:
+            with pytest.raises(EngineError, match="Check OPENAI_API_KEY, --endpoint and --endpoint_model") as caught:
                 endpoint(ASK, (), NEVER)
             assert KEY not in str(caught.value)
     assert len(server.requests) == 1
@@ -205,11 +213,11 @@ def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     action = action_of(reply)
     assert action.calls == ()
     assert action.error.startswith(error)
-    entry, waiting = spoken(reply, action, 3)
+    entry, waiting = assistant_message(reply, action, 3)
     assert waiting == ()
     assert "tool_calls" not in entry
     assert written in entry["content"]
-    assert heard((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
+    assert environment_messages((Message("tool", "error"),), waiting) == [{"role": "user", "content": "error"}]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +227,7 @@ def test_a_call_that_cannot_be_read_goes_back_as_text(written, error):
     ],
 )  # fmt: skip
 def test_every_call_gets_a_result_whatever_the_environment_says(messages, results):
-    told = heard([Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2"))
+    told = environment_messages([Message("tool", text) for text in messages] + [Message("user", "next")], ("1", "2"))
     assert [message["content"] for message in told[:2]] == results
     assert [message.get("tool_call_id") for message in told] == ["1", "2", None]
     assert told[2] == {"role": "user", "content": "next"}
@@ -227,7 +235,7 @@ def test_every_call_gets_a_result_whatever_the_environment_says(messages, result
 
 def test_calls_without_ids_of_their_own_get_some():
     reply = ChatReply("", (("", "add", "{}"), ("", "add", "{}")))
-    entry, waiting = spoken(reply, action_of(reply), 4)
+    entry, waiting = assistant_message(reply, action_of(reply), 4)
     assert waiting == ("call_4_0", "call_4_1")
     assert [call["id"] for call in entry["tool_calls"]] == list(waiting)
 
@@ -239,7 +247,7 @@ def test_half_characters_come_back_as_text():
 
 @pytest.mark.parametrize("url", ["localhost:8000", "", "ftp://x"])
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(ValueError, match="expected http://HOST:PORT/v1"):
+    with pytest.raises(ValueError, match="expected an address like http://HOST:PORT/v1"):
         ChatEndpoint(url, "m")
     with pytest.raises(ValueError, match="--endpoint_model"):
         ChatEndpoint("http://x/v1", "")

@@ -1,48 +1,48 @@
-"""A model behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted): deadlines, retries, a budget and a journal.
-
-The key comes from the environment variable OPENAI_API_KEY alone, and is struck out of whatever an endpoint sends back.
-"""
+"""A chat model behind an OpenAI-compatible endpoint (SGLang, vLLM, hosted), with retries, a budget and a journal."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import os
-import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.llm.capabilities import Capabilities, without
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply
 from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.completion import ChatCompletion, most_prompt_tokens, read_completion
 from cojax.explorer.llm.counters import Counters
-from cojax.explorer.llm.journal import Journal, failed, finished, key_of, spoken
-from cojax.explorer.llm.transport import CallRefused, ChatCompletion, completion, connect, most_tokens, post, struck
+from cojax.explorer.llm.journal import Journal, failed_record, finished, key_of, spoken
+from cojax.openai_api.calls import CallFailed, with_retries
+from cojax.openai_api.client import ApiClient
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
-# Seconds between attempts, doubled each time up to the longest; an endpoint that asks for more patience is given up.
-_FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
-# Seconds between two looks at a budget, while others hold all the room.
+# Seconds between two looks at a budget, while other requests are under way.
 _LOOK_EVERY = 0.05
-# So many calls failed one after another, for so many seconds: the endpoint is down, and no other is tried in this
-# evolution. Few in a row may be the fault of what they ask; many may go at once, and fail by one moment's trouble.
+# The endpoint is down, and no further call is tried in this evolution, once at least so many calls failed one after
+# another over at least so many seconds. A few calls may fail by their own fault; many at once by one moment's trouble.
 _IN_A_ROW, _DOWN = 8, 60.0
-# What a failure says of its call: the same call would fail again. The other kinds say something of the moment.
+# Kinds of failure that the same call would meet again; the other kinds say nothing about the call.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
+# Parts of a request that not every endpoint knows: the words by which one refuses the part, and the setting that leaves
+# the part out.
+_OPTIONAL = {
+    "response_format": (("response_format", "json_schema", "schema", "grammar", "guided"), "llm.send_schema"),
+    "seed": (("seed",), "llm.send_seed"),
+}
 
 
 class ChatClient:
-    """A `Mind`; any thread may call it.
+    """A `ChatModel`; any thread may call it.
 
-    A finished call stands in the journal and is never made twice. One that failed and cost something stands there for
-    its evolution: gone through once more, because the run was killed, the evolution pays for it again what it cost then
-    and has it fail again, so that it comes to the same end. But it is made again, on top of what it cost, where its
-    failure says nothing of it (the key was wrong, or time or budget were up) or where the evolution was given up
-    afterwards: the endpoint was down, or `reopen` was called. Another evolution knows nothing of it. `clock` tells
-    seconds, by which an endpoint is down for long.
+    A finished call is kept in the journal and never made twice. A call that failed and cost something is kept for its
+    evolution: when the run was killed and the evolution is gone through again, the call is not made; it costs what it
+    cost then and fails again, so that the evolution ends the same. It is made again, on top of what it cost, in two
+    cases: its failure says nothing about the call (the key was wrong, or time or budget were used up), or the evolution
+    was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see it. `clock`
+    gives the seconds that decide whether an endpoint is down.
     """
 
     def __init__(
@@ -50,30 +50,29 @@ class ChatClient:
     ):
         self.settings, self.journal = settings, journal or Journal()
         self.name = settings.model
-        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise ValueError("OPENAI_API_KEY holds characters that no header can carry; set it again")
-        self._api, self._clock = connect(settings.base_url, self._key), clock
+        self._api, self._clock = ApiClient(settings.address), clock
+        wanted = {"response_format": settings.send_schema, "seed": settings.send_seed}
+        self._left_out = [part for part in wanted if not wanted[part]]
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
-        self._tally = Counters()
+        self._counters = Counters()
         self._under_way: dict[str, threading.Lock] = {}
         self._reset("")
 
     def _reset(self, evolution: str) -> None:
-        self._tally.reset()
+        self._counters.reset()
         with self._guard:
             # Calls that failed since the last completion, and when the first of them did.
-            self._in_a_row, self._since, self._told = 0, 0.0, False
+            self._in_a_row, self._since, self._warned = 0, 0.0, False
             self._over: ChatFailure | None = None
             self._under_way.clear()
-            self._capabilities = Capabilities()
             self._evolution = evolution
-            # Records up to here are of earlier processes; failures up to there came before the evolution was given up.
+            # Numbers of the journal's last record of earlier processes, and of the record that gave this evolution up.
             self._begun, self._given_up = self.journal.length, self.journal.number(self._end)
 
     @property
     def _end(self) -> str:
+        """The key of the record that the evolution was given up."""
         return key_of(["given up", self._evolution])
 
     def begin(self, evolution: str = "") -> Budget:
@@ -88,21 +87,26 @@ class ChatClient:
     def reopen(self) -> None:
         if self._evolution:
             place = f"{self._evolution}/given up"
-            self.journal.add(self._end, failed(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
+            self.journal.add(self._end, failed_record(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
 
     def figures(self) -> dict[str, Any]:
-        """Calls answered, of them `replayed` from the journal, with the tokens and the cost of them all; requests
-        sent by this process, of them `retries`; the most tokens that requests which were lost may have cost, those of
-        earlier processes among them; failures by kind. Tokens in, out and lost are what the evolution has paid."""
-        named = self._tally.amounts(
+        """What the evolution has cost so far. Tokens in, out and lost add up to what it has paid.
+
+        calls, replayed         calls that were answered, and how many of them by the journal
+        requests, retries       requests that this process sent, and how many of them were further attempts
+        tokens_in, tokens_out   of the calls that were answered; `cost` is their price
+        tokens_lost             the most that lost requests may have cost, those of earlier processes included
+        failures                by kind
+        """
+        named = self._counters.amounts(
             "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
         )  # fmt: skip
         prices = {"tokens_in": self.settings.price_in, "tokens_out": self.settings.price_out}
         cost = sum(named[name] * price for name, price in prices.items()) / 1e6
-        return {**named, "cost": cost, "failures": self._tally.failures()}
+        return {**named, "cost": cost, "failures": self._counters.failures()}
 
     def failed(self, kind: FailureKind) -> None:
-        self._tally.failed(kind)
+        self._counters.failed(kind)
 
     def reply(
         self,
@@ -124,13 +128,14 @@ class ChatClient:
         if schema is not None:
             shape = {"name": str(schema.get("title", "reply")), "schema": dict(schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": shape}
-        with self._tally.failing():
+        with self._counters.failing():
             return self._call(body, budget, place)
 
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
-        """From the journal, which charges what the call cost then, or from the endpoint."""
-        worst = most_tokens(body) + self.settings.max_tokens
+        """The reply from the journal, at what the call cost then, or else from the endpoint."""
+        worst = most_prompt_tokens(body) + self.settings.max_tokens
         budget.check(worst)
+        # Of the whole request, whatever is left out of it: calls that differ by their seed alone are different calls.
         key = key_of(body)
         with self._guard:
             once = self._under_way.setdefault(key, threading.Lock())
@@ -141,96 +146,98 @@ class ChatClient:
                 record = self._fresh(body, budget, place, worst, lost)
                 self.journal.add(key, record)
             else:
-                self._tally.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
+                self._counters.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
                 budget.pay(record["tokens"], record["requests"])
-        self._tally.count(calls=1, tokens_in=record["usage"][0], tokens_out=record["usage"][1])
+        self._counters.count(calls=1, tokens_in=record["usage"][0], tokens_out=record["usage"][1])
         return ModelReply(record["text"], record["truncated"])
 
-    def _failure(self, body: Mapping[str, Any]) -> str:
-        """The key under which this evolution keeps that a call failed; empty for one that has no name."""
-        return key_of(["failed", self._evolution, body]) if self._evolution else ""
+    def _failure_key(self, body: Mapping[str, Any]) -> str:
+        """The key of this evolution's record that the call failed; empty for an evolution without a name."""
+        return key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
 
     def _lost(self, body: Mapping[str, Any], budget: Budget) -> tuple[int, int]:
-        """Tokens and requests that earlier processes lost on a call which is to be made again.
+        """Tokens and requests that earlier processes lost on a call that is made again.
 
-        Raises ChatFailure, for what it cost then, where a call failed and is not to be made again.
+        Raises ChatFailure, and pays what the call cost then, where it failed and is not made again.
         """
-        key = self._failure(body)
+        key = self._failure_key(body)
         number = self.journal.number(key)
         record = self.journal.find(key) if number else None
         if record is None:
             return 0, 0
         if record["kind"] in _LASTING and number > self._given_up:
-            self._tally.count(tokens_lost=record["tokens"])
+            self._counters.count(tokens_lost=record["tokens"])
             budget.pay(record["tokens"], record["requests"])
             raise ChatFailure(record["kind"], record["reason"])
-        # What this process lost, it has paid.
+        # What this process lost is paid already.
         return (record["tokens"], record["requests"]) if number <= self._begun else (0, 0)
 
     def _fresh(
         self, body: dict[str, Any], budget: Budget, place: str, worst: int, lost: tuple[int, int]
     ) -> dict[str, Any]:
-        """The record of a call made now, which counts what was lost on it, by earlier processes too."""
+        """The record of a call that is made now. Its cost includes what earlier processes lost on it."""
         tokens, requests = budget.tokens, budget.requests
         budget.pay(*lost)
-        self._tally.count(tokens_lost=lost[0])
+        self._counters.count(tokens_lost=lost[0])
+        sent = {name: value for name, value in body.items() if name not in self._left_out}
         try:
-            found, sent = self._persist(body, budget, worst)
+            found = self._completion(sent, budget, worst)
         except ChatFailure as failure:
             cost = tokens - budget.tokens, requests - budget.requests
             if self._evolution and any(cost):
-                record = failed(place, self.settings.model, body, failure.kind, failure.reason, cost)
-                self.journal.add(self._failure(body), record)
+                record = failed_record(place, self.settings.model, sent, failure.kind, failure.reason, cost)
+                self.journal.add(self._failure_key(body), record)
                 if self._over is not None:
                     self.reopen()
             raise
         usage, cost = (found.tokens_in, found.tokens_out), (tokens - budget.tokens, requests - budget.requests)
+        sent = self._api.spelled(sent)
         return finished(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
 
-    def _persist(self, body: dict[str, Any], budget: Budget, worst: int) -> tuple[ChatCompletion, dict[str, Any]]:
-        """Attempts until a completion comes: it, and the request that brought it."""
-        dropped: dict[str, bool] = {}  # parts left out → whether their refusal named them
-        attempt = 0
-        while True:
+    def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
+        """The completion of the first attempt that brings one. Raises ChatFailure."""
+
+        def attempt() -> ChatCompletion:
             budget.check(worst)
             if self._over is not None:
                 raise ChatFailure(self._over.kind, self._over.reason)
-            sent = without(body, self._capabilities.unknown() | dropped.keys())
-            try:
-                found = self._attempt(sent, budget, worst)
-            except CallRefused as refusal:
-                blamed, named = self._capabilities.blamed(refusal, sent)
-                if blamed:
-                    dropped[blamed] = named
-                    continue
-                attempt += 1
-                self._bear(refusal, attempt, budget)
-                continue
-            with self._guard:
-                self._in_a_row = 0
-            self._capabilities.learn(dropped, sent)
-            return found, sent
+            return self._attempt(sent, budget, worst)
+
+        def wait(seconds: float) -> None:
+            self._counters.count(retries=1)
+            budget.wait(seconds)
+
+        try:
+            found = with_retries(attempt, self.settings.attempts, lambda: budget.seconds, wait)
+        except CallFailed as failed:
+            raise self._judged(failed, sent) from None
+        with self._guard:
+            self._in_a_row = 0
+        return found
 
     def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
-        """One request. Raises CallRefused; one that was lost on the way is paid as if it had been answered in full."""
+        """One request. Raises CallFailed; a request that was lost is paid as if it had been answered in full."""
         self._enter(budget)
         try:
-            self._tally.count(requests=1)
+            self._counters.count(requests=1)
             budget.pay(0, 1)
-            content = post(self._api, sent, min(self.settings.timeout, max(0.001, budget.seconds)))
-            found = completion(struck(content.decode("utf-8", "replace"), self._key), worst - self.settings.max_tokens)
-        except CallRefused as refusal:
-            if refusal.lost:
+            found = self._api.chat(
+                sent,
+                min(self.settings.timeout, max(0.001, budget.seconds)),
+                lambda reply: read_completion(reply, worst - self.settings.max_tokens),
+            )
+        except CallFailed as failed:
+            if failed.lost:
                 budget.pay(worst, 0)
-                self._tally.count(tokens_lost=worst)
+                self._counters.count(tokens_lost=worst)
             raise
         finally:
             self._room.release()
         budget.pay(found.tokens_in + found.tokens_out, 0)
-        return dataclasses.replace(found, text=struck(found.text, self._key))
+        return dataclasses.replace(found, text=self._api.redact(found.text))
 
     def _enter(self, budget: Budget) -> None:
-        """Waits for room among the requests that go at once. Raises ChatFailure where time is up before."""
+        """Waits until fewer than `concurrency` requests are under way. Raises ChatFailure where time is up before."""
         while not self._room.acquire(timeout=_LOOK_EVERY):
             budget.check(0)
         try:
@@ -239,30 +246,41 @@ class ChatClient:
             self._room.release()
             raise
 
-    def _bear(self, refusal: CallRefused, attempt: int, budget: Budget) -> None:
-        """Waits for the next attempt. Raises ChatFailure where there is none to be made."""
-        failure = ChatFailure(refusal.kind, refusal.reason)
-        if refusal.kind == "unauthorised":
+    def _judged(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
+        """What the last attempt of a call means for the call, and for the rest of the evolution."""
+        hint = _hint(failed, sent)
+        failure = ChatFailure(failed.kind, failed.reason + hint)
+        if failed.kind == "unauthorised":
             self._over = failure
-        if refusal.kind in ("unauthorised", "refused", "too_long"):
-            raise failure from None
-        pause = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempt - 1)) * (0.75 + 0.25 * random.random())
-        pause = max(pause, refusal.wait)
-        if attempt >= self.settings.attempts or pause > _LONGEST_WAIT or pause >= budget.seconds:
-            with self._guard:
-                now = self._clock()
-                self._since = self._since if self._in_a_row else now
-                self._in_a_row += 1
-                if not self._told:
-                    # Once an evolution: who watches the run should not take its silence for work.
-                    _LOG.warning("a call to %s failed: %s; going on without", self.settings.base_url, failure)
-                    self._told = True
-                if self._in_a_row >= _IN_A_ROW and (lasted := now - self._since) >= _DOWN:
-                    reason = (
-                        f"{self._in_a_row} calls failed one after another, for {lasted:.0f} s, the last by: "
-                        f"{failure.reason}"
-                    )
-                    self._over = ChatFailure(failure.kind, reason)
-            raise failure from None
-        self._tally.count(retries=1)
-        budget.wait(pause)
+        if hint or failed.passing:
+            self._warn(failure)
+        if not failed.passing:
+            return failure
+        with self._guard:
+            now = self._clock()
+            self._since = self._since if self._in_a_row else now
+            self._in_a_row += 1
+            if self._in_a_row >= _IN_A_ROW and (lasted := now - self._since) >= _DOWN:
+                reason = (
+                    f"{self._in_a_row} calls failed one after another, for {lasted:.0f} s, the last by: "
+                    f"{failure.reason}"
+                )
+                self._over = ChatFailure(failure.kind, reason)
+        return failure
+
+    def _warn(self, failure: ChatFailure) -> None:
+        """Logs the first failure of an evolution, so that a silent run is not taken for a working one."""
+        with self._guard:
+            first, self._warned = not self._warned, True
+        if first:
+            _LOG.warning("a call to %s failed: %s; going on without", self.settings.base_url, failure)
+
+
+def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
+    """The setting to change where a refusal names an optional part of the request; else empty."""
+    if failed.kind == "refused" and failed.status in (400, 422):
+        said = failed.reason.casefold()
+        for part, (words, setting) in _OPTIONAL.items():
+            if part in sent and any(word in said for word in words):
+                return f". If the endpoint does not take {part}, set {setting} to False"
+    return ""

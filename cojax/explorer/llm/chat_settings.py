@@ -1,22 +1,23 @@
-"""The settings of a model behind an endpoint: where it is, and what its calls may take."""
+"""The settings of a chat model behind an endpoint: where it is, and what its calls may take."""
 
 from __future__ import annotations
 
 import dataclasses
-from urllib.parse import urlsplit
 
 from cojax.explorer.llm.chat_model import check_limits
+from cojax.openai_api.calls import Address
 
 
 @dataclasses.dataclass(frozen=True)
 class ChatSettings:
     """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
 
-    `timeout` bounds one request and `deadline` an evolution, in seconds; a reply takes at most `attempts` requests,
-    besides those refused for an optional part that the endpoint does not know, and has at most `max_tokens` tokens;
-    `concurrency` requests go at once. An evolution spends at most `max_tokens_per_evolution`, prompts included, and
-    `max_requests_per_evolution`: a request that could exceed them is not sent. `price_in` and `price_out` are per
-    million tokens, in any currency. Raises ValueError for settings that cannot work.
+    `timeout` bounds one request and `deadline` an evolution, in seconds. A reply takes at most `attempts` requests and
+    has at most `max_tokens` tokens; `concurrency` requests go at once. An evolution spends at most
+    `max_tokens_per_evolution`, prompts included, and `max_requests_per_evolution`: a request that could exceed them is
+    not sent. `price_in` and `price_out` are per million tokens, in any currency. `send_schema` is false for an endpoint
+    that refuses requests with `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError for
+    settings that cannot work.
     """
 
     base_url: str
@@ -31,18 +32,13 @@ class ChatSettings:
     temperature: float = 0.7
     price_in: float = 0.0
     price_out: float = 0.0
+    send_schema: bool = True
+    send_seed: bool = True
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.base_url)
-        if "@" in parts.netloc or parts.query:
-            raise ValueError(
-                "llm.base_url holds credentials or a query; leave them out: the key comes from OPENAI_API_KEY"
-            )
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"llm.base_url is {self.base_url!r}; expected an address like http://HOST:PORT/v1, "
-                "set by --config.llm.base_url"
-            )
-        if not self.model:
-            raise ValueError("llm.model is empty; name the model that the endpoint serves by --config.llm.model")
+        _ = self.address
         check_limits(dataclasses.asdict(self))
+
+    @property
+    def address(self) -> Address:
+        return Address(self.base_url, self.model, "llm.base_url", "llm.model")

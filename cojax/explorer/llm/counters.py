@@ -1,4 +1,4 @@
-"""What a model's evolution has cost so far, counted by any thread."""
+"""Counts what an evolution of a chat model costs, and its failures, from any thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counters:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Counts the ChatFailure that passes, if one does."""
+        """Counts a ChatFailure that the block raises, and lets it pass."""
         try:
             yield
         except ChatFailure as failure:
@@ -41,7 +41,7 @@ class Counters:
             raise
 
     def amounts(self, *names: str) -> dict[str, int]:
-        """These amounts, 0 for one that was never counted."""
+        """The amounts of these names; 0 for a name that was never counted."""
         with self._guard:
             return {name: self._amounts[name] for name in names}
 

@@ -1,7 +1,7 @@
-"""The journal: every call to a model that was paid for, by the content of its request, for good.
+"""The journal keeps every call to a model that was paid for, found again by the content of its request.
 
-It is append-only and never cut back, so that a call is not paid twice when a run goes on after it was killed, and a
-report can show the exact text sent and received.
+It is append-only and never cut back, so that a call is not paid twice when a killed run goes on, and a report can show
+the exact text sent and received.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from cojax.storage.files import Log
 from cojax.types import Message, canonical
 
 _LOG = logging.getLogger(__name__)
-# How a line begins: the key is read without the rest.
+# The beginning of each line: the key is read without parsing the rest.
 _HEAD = b'{"key":"'
 _KEY = 32
 
 
 def key_of(value: Any) -> str:
-    """The key of a record: 32 hex digits of the SHA-256 of what it is about, as canonical JSON."""
+    """The key of a record: 32 hex digits of the SHA-256 of `value` as canonical JSON."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY]
 
 
 def spoken(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as they are sent. Half a surrogate pair is a Python string but no text that can be."""
+    """Messages as an endpoint takes them. Half a surrogate pair, a Python string but no text, is replaced."""
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
@@ -43,18 +43,18 @@ def finished(
     usage: tuple[int, int],
     cost: tuple[int, int],
 ) -> dict[str, Any]:
-    """The record of a call that was answered. `usage` are the tokens of prompt and reply, `cost` the tokens and
-    requests that it took with the attempts that were lost."""
+    """The record of an answered call. `usage` are the tokens of prompt and reply, `cost` the tokens and requests that
+    the call took, lost attempts included."""
     return {
         "place": place, "model": model, "sent": sent, "text": text, "truncated": truncated, "usage": list(usage),
         "tokens": cost[0], "requests": cost[1],
     }  # fmt: skip
 
 
-def failed(
+def failed_record(
     place: str, model: str, sent: Mapping[str, Any], kind: str, reason: str, cost: tuple[int, int]
 ) -> dict[str, Any]:
-    """The record of a call that cost something and brought nothing; its text is None."""
+    """The record of a call that cost something and brought no reply; its text is None."""
     return {
         "place": place, "model": model, "sent": sent, "text": None, "kind": kind, "reason": reason,
         "tokens": cost[0], "requests": cost[1],
@@ -65,9 +65,9 @@ class Journal:
     """Records by key, in one JSONL file; `path` None keeps them in memory. Any thread may use it.
 
     A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
-    `text`, `truncated`, `usage`, `tokens` and `requests` (what it cost, lost attempts included). One of a failed call
-    holds `kind` and `reason` of the failure, no usage, and None for its text. Of several with one key the last counts.
-    On disk each has a checksum of itself.
+    `text`, `truncated`, `usage`, `tokens` and `requests` (its cost, lost attempts included). That of a failed call holds
+    `kind` and `reason` of the failure, no usage, and None for its text. Of several records with one key the last counts.
+    On disk each record has a checksum of itself.
     """
 
     def __init__(self, path: Path | None = None):
@@ -92,15 +92,15 @@ class Journal:
 
     @property
     def length(self) -> int:
-        """Records so far."""
+        """The number of records."""
         return self._count
 
     def number(self, key: str) -> int:
-        """Which record, counted from 1, is the last one with that key; 0 where there is none."""
+        """The position, counted from 1, of the last record with that key; 0 where there is none."""
         return self._numbers.get(key, 0)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The record of that key, or None; a damaged one counts as none, and its call is made anew."""
+        """The record of that key, or None. A damaged record counts as none, so that its call is made anew."""
         with self._guard:
             if self._log is None:
                 return self._memory.get(key)
@@ -122,7 +122,7 @@ class Journal:
         return None
 
     def add(self, key: str, record: Mapping[str, Any]) -> None:
-        """Keeps a call. Raises StorageError when the disk refuses."""
+        """Adds the record of a call. Raises StorageError when the disk refuses."""
         entry = {"key": key, **record}
         with self._guard:
             if self._log is None:
@@ -134,6 +134,6 @@ class Journal:
             self._numbers[key] = self._next()
 
     def read(self, place: str = "") -> Iterator[dict[str, Any]]:
-        """The records whose place begins so, oldest first."""
+        """The records whose place begins with `place`, oldest first."""
         records = list(self._memory.values()) if self._log is None else self._log.read()
         return (record for record in records if record["place"].startswith(place))

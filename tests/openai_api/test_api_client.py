@@ -1,52 +1,34 @@
-"""One request to an endpoint that refuses it, at any length, and with the key in its words."""
+"""One request to an endpoint that refuses it, at any length and with the key in its text, or replies without end."""
 
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
-from chat_server import Answer, in_turn, says, serving, soon
+from chat_server import Answer, Endless, in_turn, says, serving, soon
 
-from cojax.explorer.llm import transport
-from cojax.explorer.llm.transport import CallRefused, connect, post
+from cojax.openai_api import client
+from cojax.openai_api.calls import Address, CallFailed
+from cojax.openai_api.client import ApiClient
 
 KEY = "sk-very-secret-0123456789"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 
 
-def refused(url: str, seconds: float = 5.0) -> CallRefused:
-    with pytest.raises(CallRefused) as caught:
-        post(connect(url, KEY), BODY, seconds)
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def at(url: str) -> ApiClient:
+    return ApiClient(Address(url, "m", "llm.base_url", "llm.model"))
+
+
+def refused(url: str, seconds: float = 5.0) -> CallFailed:
+    with pytest.raises(CallFailed) as caught:
+        at(url).chat(BODY, seconds, lambda reply: reply)
     return caught.value
-
-
-class Endless:
-    """Answers one request with this status and a body that never ends, `piece` by piece."""
-
-    def __init__(self, status: int, piece: bytes, pause: float) -> None:
-        self.head = b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\n\r\n" % status
-        self.piece, self.pause, self.sent = piece, pause, 0
-        self.left, self.over = threading.Event(), threading.Event()
-
-    def __call__(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError), listener.accept()[0] as peer:
-            peer.recv(2**16)
-            peer.sendall(self.head)
-            while not self.over.wait(self.pause):
-                peer.sendall(self.piece)
-                self.sent += len(self.piece)
-        self.left.set()
-
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[str]:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            threading.Thread(target=self, args=(listener,), daemon=True).start()
-            try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-            finally:
-                self.over.set()
 
 
 @pytest.mark.parametrize(
@@ -59,11 +41,11 @@ def test_a_refusal_without_end_is_read_no_further(status: int, kind: str) -> Non
         found = refused(url)
         assert time.monotonic() - began < 3
         assert (found.kind, found.lost) == (kind, False)
-        assert status == 307 or "it says more than 65,536 bytes" in found.reason
+        assert status == 307 or "its body is longer than 65,536 bytes" in found.reason
         assert endpoint.left.wait(3)  # as the connection was closed
         # What fits into the buffers of both ends.
         assert endpoint.sent < 32 * 2**20
-        soon(lambda: not any(thread.name == "chat" for thread in threading.enumerate()))
+        soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 
 
 def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
@@ -73,15 +55,15 @@ def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
         assert refused(url, 0.4).kind == "timeout"
         assert time.monotonic() - began < 1.5
         assert endpoint.left.wait(3)
-        soon(lambda: not any(thread.name == "chat" for thread in threading.enumerate()))
+        soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 
 
 def test_a_refusal_that_is_late_is_late_whoever_notices_first() -> None:
-    # As in `post`, but nobody gives up on it meanwhile.
+    # As in `chat`, where no other thread gives up on it meanwhile.
     with Endless(500, b"x", 0.02).serving() as url, pytest.raises(Exception) as caught:  # noqa: PT011
-        transport._read(connect(url, KEY), BODY, time.monotonic() + 0.3)
-    found = caught.value if isinstance(caught.value, CallRefused) else caught.value.__cause__
-    assert isinstance(found, CallRefused)
+        client._read(at(url)._api.chat.completions, BODY, time.monotonic() + 0.3, 2**20)
+    found = caught.value if isinstance(caught.value, CallFailed) else caught.value.__cause__
+    assert isinstance(found, CallFailed)
     assert (found.kind, found.lost) == ("timeout", True)
 
 
@@ -91,7 +73,7 @@ def test_who_is_sent_elsewhere_is_told_and_does_not_go_there() -> None:
         with serving(in_turn(Answer("gone", status=308, headers={"Location": there}))) as server:
             found = refused(server.url)
         assert (found.kind, found.reason) == (
-            "unauthorised", f"HTTP 308: the endpoint is elsewhere: {there}. Set llm.base_url to where it is",
+            "unauthorised", f"HTTP 308: the endpoint is elsewhere: {there}. Set llm.base_url to that",
         )  # fmt: skip
         assert other.requests == 0
 
@@ -104,10 +86,10 @@ def test_no_part_of_the_key_is_told_wherever_it_stands(status: int) -> None:
     answers = [Answer(text, status=status) for text in texts]
     answers += [Answer(raw=text.encode(), status=status) for text in texts]
     with serving(in_turn(*answers)) as server:
-        api = connect(server.url, KEY)
+        api = at(server.url)
         for _ in answers:
-            with pytest.raises(CallRefused) as caught:
-                post(api, BODY, 5.0)
+            with pytest.raises(CallFailed) as caught:
+                api.chat(BODY, 5.0, lambda reply: reply)
             reason = "".join(caught.value.reason.split())
             assert not any(KEY[at : at + 6] in reason for at in range(len(KEY) - 5)), reason
 

@@ -158,3 +158,30 @@ def soon(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came about"
         time.sleep(0.005)
+
+
+class Endless:
+    """Answers one request with this status and a body that never ends, `piece` by piece."""
+
+    def __init__(self, status: int, piece: bytes, pause: float) -> None:
+        self.head = b"HTTP/1.1 %d X\r\nLocation: /elsewhere\r\n\r\n" % status
+        self.piece, self.pause, self.sent = piece, pause, 0
+        self.left, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener.accept()[0] as peer:
+            peer.recv(2**16)
+            peer.sendall(self.head)
+            while not self.over.wait(self.pause):
+                peer.sendall(self.piece)
+                self.sent += len(self.piece)
+        self.left.set()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[str]:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=self, args=(listener,), daemon=True).start()
+            try:
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            finally:
+                self.over.set()

@@ -1,0 +1,180 @@
+"""Sends requests to an OpenAI-compatible endpoint: a deadline for the whole reply, bounded bytes, no redirects."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import json
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import openai
+
+from cojax.openai_api.calls import Address, CallFailed, read_key, redact
+
+_T = TypeVar("_T")
+# Bytes of a chat completion and of embeddings: far above what any model gives.
+_MOST_CHAT, _MOST_EMBEDDINGS = 8 * 2**20, 64 * 2**20
+# Bytes that are read of an error's body, and characters of an error text.
+_MOST_ERROR, _LONGEST_REASON = 64 * 2**10, 300
+_TOO_LONG = re.compile(
+    r"context.{0,20}length|maximum context|too long|exceeds? the .{0,20}(context|max)", re.IGNORECASE
+)
+# When the request that this thread makes is given up, by `time.monotonic`.
+_UNTIL: ContextVar[float] = ContextVar("until")
+
+
+class ApiClient:
+    """Sends requests to one endpoint; any thread may call it.
+
+    It follows no redirect. The key comes from the environment variable OPENAI_API_KEY alone, is sent to this address
+    alone, and is removed from every error text. Raises ValueError for a key that cannot be sent.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address, self._key = address, read_key()
+        # openai reads the body of an error whatever its length and time, and httpx that of a redirect: `_refuse` is
+        # called before either does.
+        http = openai.DefaultHttpxClient(follow_redirects=False, event_hooks={"response": [self._refuse]})
+        self._api = openai.OpenAI(api_key=self._key or "none", base_url=address.url, max_retries=0, http_client=http)
+        self._newer_limit = False
+
+    def chat(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
+        """What `read` finds in the reply to a chat request. Raises CallFailed, also where `read` raises."""
+        sent = self.spelled(body)
+        try:
+            return self._post(self._api.chat.completions, sent, seconds, _MOST_CHAT, read)
+        except CallFailed as failed:
+            if failed.status in (400, 422) and "max_completion_tokens" in failed.reason and "max_tokens" in sent:
+                self._newer_limit = failed.respelled = True
+            raise
+
+    def embeddings(self, body: Mapping[str, Any], seconds: float, read: Callable[[Any], _T]) -> _T:
+        """What `read` finds in the reply to a request for embeddings. Raises CallFailed, also where `read` raises."""
+        return self._post(self._api.embeddings, body, seconds, _MOST_EMBEDDINGS, read)
+
+    def spelled(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A chat request as it is sent: `max_tokens` has its newer name where the endpoint said that it wants that."""
+        if not self._newer_limit or "max_tokens" not in body:
+            return dict(body)
+        rest = {name: value for name, value in body.items() if name != "max_tokens"}
+        return {**rest, "max_completion_tokens": body["max_tokens"]}
+
+    def redact(self, text: str) -> str:
+        """The text without the key."""
+        return redact(text, self._key)
+
+    def _post(self, resource: Any, body: Mapping[str, Any], seconds: float, most: int, read: Callable[[Any], _T]) -> _T:
+        # Timeouts of HTTP bound one read each, of which a reply that drips takes any number: the whole is bounded here.
+        answer: Future[bytes] = Future()
+        until = time.monotonic() + seconds
+
+        def work() -> None:
+            try:
+                answer.set_result(_read(resource, body, until, most))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=work, name="openai", daemon=True).start()
+        try:
+            content = answer.result(timeout=seconds)
+        except (TimeoutError, openai.APITimeoutError):
+            raise CallFailed("timeout", f"no reply within {seconds:.3g} s", lost=True) from None
+        except CallFailed as failed:
+            raise failed from None
+        except Exception as error:
+            if isinstance(error.__cause__, CallFailed):  # older releases of openai wrap what `_refuse` raises
+                raise error.__cause__ from None
+            # Not openai's own errors alone: those of the HTTP library pass through while a body is read.
+            reason = self._one_line(f"{type(error).__name__}: {error.__cause__ or error}")
+            lost = not isinstance(error, openai.APIConnectionError)
+            raise CallFailed("unreachable", reason, lost=lost) from None
+        try:
+            return read(json.loads(content.decode("utf-8", "replace")))
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            reason = self._one_line(f"the reply cannot be used: {type(error).__name__}: {error}")
+            raise CallFailed("malformed", reason, lost=True) from None
+
+    def _refuse(self, response: Any) -> None:
+        """Raises CallFailed for every status but success."""
+        if response.is_success:
+            return
+        status = response.status_code
+        if response.has_redirect_location:
+            elsewhere = self._one_line(response.headers["location"])
+            reason = f"HTTP {status}: the endpoint is elsewhere: {elsewhere}. Set {self._address.url_setting} to that"
+            raise CallFailed("unauthorised", reason, status=status)
+        try:
+            content = _body(response, _MOST_ERROR)
+        except Exception:  # the status counts, whatever becomes of the body, as long as there is time
+            if time.monotonic() > _UNTIL.get():
+                reason = f"HTTP {status}, and its body did not end in time"
+                raise CallFailed("timeout", reason, status=status, lost=True) from None
+            content = b""
+        # Nothing is quoted of a body that is cut off: half a key could not be recognised.
+        said = f"its body is longer than {_MOST_ERROR:,} bytes" if content is None else _error_message(content)
+        reason = f"HTTP {status}: {self._one_line(said) or 'it says nothing'}"
+        if status in (401, 403, 404):
+            settings = f"{self._address.url_setting} and {self._address.model_setting}"
+            raise CallFailed("unauthorised", f"{reason}. Check OPENAI_API_KEY, {settings}", status=status)
+        if status in (408, 409, 425, 429) or status >= 500:
+            wait = _retry_after(response.headers.get("retry-after", ""))
+            raise CallFailed("rate" if status == 429 else "server", reason, status=status, wait=wait)
+        raise CallFailed("too_long" if _TOO_LONG.search(reason) else "refused", reason, status=status)
+
+    def _one_line(self, text: str) -> str:
+        """The text on one short line. The key is removed before the text is cut: half a key would stay."""
+        return " ".join(self.redact(text).split())[:_LONGEST_REASON].encode("utf-8", "replace").decode()
+
+
+def _read(resource: Any, body: Mapping[str, Any], until: float, most: int) -> bytes:
+    """The body of the reply. Raises CallFailed for one that is too long or no success, TimeoutError, what openai
+    raises."""
+    _UNTIL.set(until)
+    create = resource.with_streaming_response.create
+    with create(**body, timeout=max(0.001, until - time.monotonic())) as response:
+        content = _body(response, most)
+    if content is None:
+        raise CallFailed("malformed", f"the reply is longer than {most:,} bytes", lost=True)
+    return content
+
+
+def _body(response: Any, most: int) -> bytes | None:
+    """The bytes of a body, or None where there are more than `most`. Raises TimeoutError once time is up."""
+    content = bytearray()
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) > most:
+            return None
+        if time.monotonic() > _UNTIL.get():
+            raise TimeoutError
+    return bytes(content)
+
+
+def _error_message(content: bytes) -> str:
+    """The message of an error where it is worded as OpenAI does, else the whole body, without escapes of JSON."""
+    text = content.decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    error = body.get("error", body) if isinstance(body, dict) else body
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else json.dumps(body, ensure_ascii=False)
+
+
+def _retry_after(header: str) -> float:
+    """Seconds that Retry-After asks for, as a number or a date; 0 where it says neither."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        seconds = 0.0
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            seconds = email.utils.parsedate_to_datetime(header).timestamp() - time.time()
+    return 0.0 if math.isnan(seconds) else max(0.0, seconds)

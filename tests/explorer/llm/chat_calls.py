@@ -1,0 +1,40 @@
+"""Short ways to call a chat model at the scripted server."""
+
+import pytest
+from chat_server import ChatServer
+from pydantic import BaseModel
+
+from cojax.explorer.llm.chat_client import ChatClient
+from cojax.explorer.llm.chat_model import Budget, ChatFailure
+from cojax.explorer.llm.chat_settings import ChatSettings
+from cojax.explorer.llm.journal import Journal
+from cojax.types import Message
+
+KEY = "sk-very-secret-0123456789"
+HELLO = (Message("user", "hello"),)
+
+
+class Word(BaseModel):
+    word: str
+
+
+def client(server: ChatServer, journal: Journal | None = None, **settings) -> ChatClient:
+    return ChatClient(ChatSettings(server.url, "m", **{"timeout": 5.0, "max_tokens": 50, **settings}), journal)
+
+
+def reply(chat_model: ChatClient, budget: Budget | None = None, messages=HELLO, seed: int = 1, **settings):
+    return chat_model.reply(messages, budget=budget or chat_model.begin(), seed=seed, place="0/test", **settings)
+
+
+def failure(chat_model: ChatClient, budget: Budget | None = None, **settings) -> ChatFailure:
+    with pytest.raises(ChatFailure) as caught:
+        reply(chat_model, budget, **settings)
+    return caught.value
+
+
+def accounts(chat_model: ChatClient, budget: Budget) -> tuple[int, int]:
+    """Tokens and requests that are paid; the figures add up to the tokens."""
+    figures = chat_model.figures()
+    paid = chat_model.settings.max_tokens_per_evolution - budget.tokens
+    assert figures["tokens_in"] + figures["tokens_out"] + figures["tokens_lost"] == paid
+    return paid, chat_model.settings.max_requests_per_evolution - budget.requests

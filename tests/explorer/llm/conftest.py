@@ -1,0 +1,13 @@
+"""What tests of chat models share."""
+
+import pytest
+from chat_calls import KEY
+
+from cojax.openai_api import calls
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key, and short waits between attempts."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
