@@ -61,10 +61,13 @@ def coded(text: str) -> None:
     answers.unfounded(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
+RULES = abstraction.DraftRules(Ending("finish", "answer"), "\n---\n", 1)
+
+
 def drafted(text: str) -> None:
     actions = dict(enumerate(shown(text, Action(text), Action(text, (Call(text[:99], {"answer": text}),))), 1))
     draft = abstraction.Draft(query=text, steps=[1, 2] * 999, answer=text, description=text, criterion=text)
-    abstraction.task_draft(draft, actions, TASK, Ending("finish", "answer"), "\n---\n", 1)
+    abstraction.task_draft(draft, actions, TASK, RULES)
 
 
 def dangerous(text: str) -> None:
@@ -100,7 +103,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "the desk's queries": (grammar.read, 200_000),
     "tools in code": (lambda text: tools_of(Action(text)), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
-    "sameness": (lambda text: acting._sameness(f"f({text})"), 200_000),
+    "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),
     "keys": (lambda text: transport.struck(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
     "errors of servers": (lambda text: transport._message(text.encode("utf-8", "replace")), 200_000),
     "completions": (lambda text: transport.completion(text, 9), 200_000),
@@ -183,12 +186,12 @@ WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1",
 def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
     if said and not answers._NUMBER.fullmatch(answers._GROUPING.sub("", said)):
         old = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text)
-        assert answers._Text(text).holds(said) == bool(old)
+        assert answers._Text(text).shows(said) == bool(old)
 
 
 def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
     steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
     draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
-    made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
+    made = abstraction.task_draft(draft, steps, TASK, abstraction.DraftRules(Ending("finish", "answer"), "", 1))
     assert "its actions are not in rising order" in made.objections
     assert len(json.dumps([action.text for action in made.solution])) < 100

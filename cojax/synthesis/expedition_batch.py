@@ -28,7 +28,6 @@ Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict,
 _POLL = 0.05
 # Seconds for what is told to stop.
 _GRACE = 1.0
-_NOTHING = Exploration()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +37,7 @@ class ExpeditionResult:
 
     number: int
     expedition: Expedition
-    exploration: Exploration = _NOTHING
+    exploration: Exploration
     examined: tuple[tuple[TaskDraft, Verdict, Task | None], ...] = ()
     errors: tuple[EnvironmentFailure | EngineError, ...] = ()
 
@@ -93,12 +92,12 @@ class ExpeditionBatch:
         world = interruptible(self.environment, over)
         try:
             expedition = expedition.prepared(explorer)
-            task, context = expedition.task, expedition.context
-            exploration = explorer.explore(world, task, context, seed, expedition.weights)
+            exploration = explorer.explore(world, expedition.task, expedition.context, seed, expedition.weights)
         except (EnvironmentFailure, EngineError) as error:
-            return ExpeditionResult(number, expedition, errors=(error,))
+            nothing = Exploration(expedition.task, expedition.context, seed)
+            return ExpeditionResult(number, expedition, nothing, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
-        drafts = explorer.abstract(exploration.triplets, world, task, context, seed, self.wanted + 2)
+        drafts = explorer.abstract(exploration, world, self.wanted + 2)
         examined = tuple(self._examined(_until(drafts, errors), explorer, over))
         return ExpeditionResult(number, expedition, exploration, examined, tuple(errors))
 
@@ -138,7 +137,7 @@ def _alike(draft: TaskDraft, taken: Callable[[str], bool], near_duplicates: Near
 def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
     """One explorer for each place."""
     if isinstance(explorer, Metered):
-        return explorer.team(places)
+        return explorer.split(places)
     return contextlib.nullcontext([explorer] * len(places))
 
 

@@ -1,4 +1,4 @@
-"""What was done, in words: the query that steps of the scripted explorer answer."""
+"""Words steps of the scripted explorer as a query: the request that they fulfil."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that the steps answer; None where they are not put in words.
+    """The query that the steps fulfil; None where they cannot be worded.
 
     A task ends by completing it, once. A look-up is worded where it stands last and its value is the answer.
     """

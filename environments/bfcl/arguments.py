@@ -1,4 +1,4 @@
-"""ONE table of arguments worth trying: tool → parameter → where its values come from."""
+"""ONE table of arguments worth trying: tool → parameter → the source of its values."""
 
 from __future__ import annotations
 

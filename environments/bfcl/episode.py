@@ -1,4 +1,4 @@
-"""One dialogue: user turns, calls, force-quit and the official verdict turn by turn."""
+"""One episode of BFCL: a dialogue of user turns and calls, with the official verdict turn by turn."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from environments.bfcl.state import portrait
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"
 
-# An action of more calls than this is answered for the first ones only; the longest official turn has 34.
+# The most calls of an action that are answered; the longest official turn has 34.
 _CALLS = 64
-# Results that the next affordances draw on.
+# The results that the next affordances use.
 _REMEMBERED = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ended:
-    """A turn that is over: the instances then (None where they cannot be kept), and the outputs of its calls."""
+    """A finished turn: the instances at its end (None where they cannot be copied), and its calls' outputs."""
 
     photograph: bytes | None
     outputs: tuple[str, ...]
@@ -106,12 +106,12 @@ class Dialogue:
         try:
             calls = offers(self._apis, scene, self._offered(len(self._ended)), salt=canonical(self.state()))
         except RecursionError:
-            # Folders without end cannot be copied, so nothing can be tried in them.
+            # Endless folders cannot be copied, so nothing can be tried in them.
             calls = []
         return (*(Action(calls=(call,)) for call in calls), Action())
 
     def evaluate(self) -> Evaluation:
-        """The official checks of each turn, against fresh instances that the task's solution is run on.
+        """The official checks of each turn, against fresh instances on which the task's solution is run.
 
         A turn that was not ended fails; one without an answer is not checked, but what was called there stands. The
         reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0.
@@ -142,7 +142,7 @@ class Dialogue:
             state = self._official.same_state(develop(ended.photograph), reference.instances)
             return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
         except Exception:
-            # The checker cannot compare what has no end.
+            # The checker cannot compare endless folders.
             return False
 
     def _fresh(self) -> Apis:

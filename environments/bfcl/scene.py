@@ -1,4 +1,4 @@
-"""What an episode makes known, and where values for arguments come from."""
+"""The values that an episode has shown: the sources from which arguments are taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OMIT = object()
 
 
 class Scene:
-    """What can be known: what the instances hold, and what results of this episode told, by key."""
+    """The known values: the contents of the instances, and the results of this episode by key."""
 
     def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
         self.instances = instances
@@ -35,7 +35,7 @@ Source = Callable[[Scene], Iterable[Any]]
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Short values in a result with the key they stand under; those in lists under the list's key."""
+    """The short values in a result, each with its key; values in lists have the list's key."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))
@@ -94,11 +94,11 @@ def folders(scene: Scene) -> list[str]:
 
 
 def names_below(scene: Scene) -> list[str]:
-    """Names of all files, wherever they lie."""
+    """The names of all files, in whatever folder."""
     system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
     open_ = [] if system is None else [system.root]
-    # Folders can be made to lie inside themselves.
+    # Calls can put a folder inside itself.
     for _ in range(200):
         if not open_:
             break
@@ -109,7 +109,7 @@ def names_below(scene: Scene) -> list[str]:
 
 
 def words_here(scene: Scene) -> list[str]:
-    """Words that stand in the files of the current directory."""
+    """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
     contents = [] if system is None else [system._current_dir.contents[name].content for name in files(scene)]
     return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]

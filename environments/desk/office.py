@@ -1,4 +1,4 @@
-"""The office's rules: its state and what each tool does to it. Pure functions: a rule says what would change.
+"""The office's rules: its state and the effect of each tool, as pure functions that return changes.
 
 State: shelf → name → entity, a plain JSON dict:
 
@@ -50,7 +50,7 @@ REASONS = (
     "already finished",
     "no call",
 )
-# The shelf on which a slot's words stand; texts, days and addresses stand on none.
+# The shelf that holds a slot's words; texts, days and addresses are on none.
 SHELF = {
     "file": "files",
     "folder": "folders",

@@ -10,20 +10,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from experiments.campaign import losses, residue, servers
+from experiments.campaign import leaks, losses, servers
 from experiments.campaign.cases import FAULTS, Violation, kinds
 from experiments.campaign.episodes import Half, Say
 
-# A number of faults of one kind → what may not be; `told` is called once for each fault that is over.
+# Injects faults of one kind, by their ids, and returns the violations; calls `done` once for each fault that is over.
 Injector = Callable[[Sequence[str], int, Path, Callable[[], None]], list[Violation]]
-# Faults of a kind at once.
+# Faults of a kind that run at the same time.
 _AT_ONCE = 6
-# So many kinds at once: runs are killed while the quick faults are injected.
-_BESIDE = 2
+# Kinds that run at the same time: runs are killed while the quick faults are injected.
+_KINDS_AT_ONCE = 2
 
 
 def injectors() -> Mapping[str, Injector]:
-    """How each kind is injected; what loads JAX is imported only where it is."""
+    """The injector of each kind; modules that load JAX are imported only when they are used."""
 
     def kill(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import runs
@@ -45,7 +45,7 @@ def injectors() -> Mapping[str, Injector]:
 
 
 def each(inject: Callable[[str, int], list[Violation]]) -> Injector:
-    """Injects one by one, several at once."""
+    """An injector that calls `inject` for each fault, several at the same time."""
 
     def many(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
         def one(id: str) -> list[Violation]:
@@ -81,7 +81,7 @@ def run(
     for number, kind in enumerate(plan(count, only)):
         by_kind.setdefault(kind, []).append(f"f{number}")
     made = injecting or injectors()
-    start = residue.measure()
+    start = leaks.measure()
 
     def inject(kind: str) -> list[Violation]:
         def told() -> None:
@@ -94,7 +94,7 @@ def run(
 
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
-        ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool,
+        ThreadPoolExecutor(_KINDS_AT_ONCE, "campaign-kind") as pool,
     ):
         waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
         try:
@@ -105,13 +105,13 @@ def run(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         half.violations += [violation for future in waiting for violation in future.result()]
-    half.violations += residue.grown(start, residue.settled(start), "faults")
+    half.violations += leaks.leaked(start, leaks.wait_until_settled(start), "faults")
     half.seconds = time.monotonic() - began
     return half
 
 
 def _watch(waiting: Sequence[Future[list[Violation]]], half: Half, count: int, say: Say) -> None:
-    """Tells of progress now and then until all are done."""
+    """Reports progress every ten seconds until all are done."""
     told = time.monotonic()
     while not all(future.done() for future in waiting):
         time.sleep(0.1)

@@ -15,9 +15,10 @@ from ledger import Ledger
 from records import DESK, call
 
 import environments
+from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ModelReply
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.fitting import fitted, paired, shortened
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
 from cojax.types import (
     Action,
     Evaluation,
@@ -56,7 +57,7 @@ def test_short_texts_give_what_they_do_not_need_to_long_ones() -> None:
     shown = fitted(["a" * 10, "b" * 5_000, "c" * 20], 1_030)
     assert [len(text or "") for text in shown] == [10, 1_000, 20]
     assert shown[1] == "b" * 973 + "\n[4027 characters left out]"
-    assert paired([("d" * 200, "r" * 200), ("do", "r" * 200)], 300) == [("do", "r" * 200)]
+    assert fit_pairs([("d" * 200, "r" * 200), ("do", "r" * 200)], 300) == [("do", "r" * 200)]
 
 
 @given(st.text(max_size=300), st.integers(0, 320))
@@ -122,7 +123,7 @@ def test_no_prompt_of_reflection_or_abstraction_shows_more_than_the_window(
         Trajectory(task, turns=played, error="e" * evidence), "rare", Signal("rare", "t", "e", "v" * evidence)
     )
     steps = [Triplet(turn.action, turn.observation, place % 2) for place, turn in enumerate(played)]
-    list(explorer.abstract(steps, office, task, known, (1,), 3))
+    list(explorer.abstract(Exploration(task, known, (1,), tuple(steps)), office, 3))
     for messages in chat_model.prompts:
         assert shown(messages) <= window
     newest = max((place for place, turn in enumerate(turns, start=1) if turn[2]), default=0)
