@@ -1,4 +1,4 @@
-"""What a model, an explorer or an environment's child wrote is read in time linear in its length.
+"""Texts of models, explorers and environments' children are read in time linear in their length.
 
 The bound is in CPU time, the least of three, and about ten times what reading takes; quadratic reading takes minutes.
 """
@@ -44,13 +44,13 @@ class Record(BaseModel):
 
 
 def shown(text: str, *actions: Action) -> list[Triplet]:
-    """Two steps that say `text`, the second of which is the last."""
+    """Two steps with this observation; the second is the last."""
     said = Message("tool", text)
     return [Triplet(action, Observation((said,), done=action is actions[-1]), 0) for action in actions]
 
 
 def answered(text: str) -> None:
-    """Many answers, each as long as may be and found nowhere, in long observations."""
+    """Looks for many answers of the greatest length, none of which is there, in long observations."""
     given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
     steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
     answers.unfounded(steps, "finish", "answer", text[:3_000])
@@ -80,7 +80,7 @@ def rendered(text: str) -> None:
         one.encode_action(Action(text))
 
 
-# Who reads, how, and how many characters at most.
+# Reader → how it reads, and the most characters of a text.
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "actions": (chat.parse, 400_000),
     "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
@@ -127,7 +127,7 @@ UNITS = [
 ]  # fmt: skip
 ENDS = ["", 'x"}']
 MOST = 2.0  # seconds
-# What reading raises on purpose.
+# Exceptions that reading raises on purpose.
 REFUSED = (ValueError, KeyError, RecursionError, chat_model.ChatFailure, transport.CallRefused)
 
 

@@ -147,8 +147,7 @@ def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
     if value is None:
         return
     said = str(value).strip()
-    found = 0 < len(said) <= _LONGEST_ANSWER and any(text.shows(said) and not own.shows(said) for text, own in shown)
-    if not found:
+    if not (0 < len(said) <= _LONGEST_ANSWER and any(text.shows(said) and not own.shows(said) for text, own in shown)):
         yield f"no step shows the answer {said[:100]!r}"
 
 

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cojax import signals
-from cojax.signals import SIGNALS, Guidance
+from cojax.signals import SIGNALS, Guidance, guidance
 from cojax.signals.tools import tools_called
 from cojax.types import Action, ExplorationContext, Origin, Signal, Trajectory, Turn
 
 # The failure cause of a context names so many errors of the trajectory.
 _ERRORS_NAMED = 3
 # The built-in guidance: what contexts ask for, by their kind.
-GUIDANCE: Mapping[str, Guidance] = signals.guidance({name: make() for name, make in SIGNALS.items()})
+GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
 
 def context_of(
-    trajectory: Trajectory,
-    kind: Origin,
-    signal: Signal | None,
-    ending: str,
-    guidance: Mapping[str, Guidance] = GUIDANCE,
+    trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, guides: Mapping[str, Guidance] = GUIDANCE
 ) -> ExplorationContext:
     """The context of one trajectory: what was done, what went wrong, and where to explore.
 
     The focus is the signal's; where there is none, every tool called; where nothing was called, the tools of the task's
-    solution. `ending` is never in it. `guidance` says what contexts of each kind ask for. Raises ValueError for a kind
+    solution. `ending` is never in it. `guides` says what contexts of each kind ask for. Raises ValueError for a kind
     without guidance.
     """
-    if kind not in guidance:
-        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guidance)}")
+    if kind not in guides:
+        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guides)}")
     named = signal.focus if signal else ()
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
     pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))
@@ -43,7 +38,7 @@ def context_of(
         failure_cause=_failure_cause(trajectory, failed),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=pattern,
-        objectives=guidance[kind].worded(tools),
+        objectives=guides[kind].worded(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
     )
 

@@ -39,7 +39,7 @@ class Access:
 
     def __init__(self, server: Any, apps: list[str]) -> None:
         """`server` is the FastAPI application that all requests go to, `apps` those whose APIs may be called."""
-        self._documented = _documented(server, apps)
+        self._documented = _documented_routes(server, apps)
         self._users: set[str] = set()
         self._call: _Call | None = None
         # A model's code may call from several threads.
@@ -78,7 +78,7 @@ class Access:
         call.reached = True
         return True
 
-    def entered(self, subject: str) -> None:
+    def note_login(self, subject: str) -> None:
         """Remembers that a user logged in; `subject` names app and user in an access token."""
         self._users.add(subject)
 
@@ -104,7 +104,7 @@ def leads_elsewhere(argument: str) -> bool:
         argument = resolved
 
 
-def _documented(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
+def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
     """(app, API) → its documented path, and the server's route with this path and method."""
     from appworld.common.utils import get_name_to_apis
     from appworld.requester import _get_api_name_to_doc
@@ -154,7 +154,7 @@ def _enforce(access: Access) -> None:
     def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:
         token = created(self, data=data, **more)
         if _ruling is not None:
-            _ruling.entered(data["sub"])
+            _ruling.note_login(data["sub"])
         return token
 
     def get_user_identifier(self: Any, payload: dict[str, Any]) -> str:

@@ -91,7 +91,7 @@ def solution(name: str, task: str) -> tuple[str, ...]:
     return ()
 
 
-def suited(path: Path) -> Path:
+def check_path(path: Path) -> Path:
     """The path, if AppWorld can use it for data or outputs. Raises InstallError for one that it would misread."""
     if "memory" in str(path):
         raise InstallError(
@@ -157,14 +157,14 @@ def _settle(name: str, making: Path) -> None:
             made.rename(target)
         target.chmod(0o700)
         stamp = target / f"{_STAMP}.part"
-        stamp.write_text(json.dumps(_expected(name)))
+        stamp.write_text(json.dumps(_expected_stamp(name)))
         stamp.replace(target / _STAMP)
 
 
 def _place(name: str) -> Path:
     if name not in ROOTS:
         raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
-    return suited(cache() / "appworld" / name)
+    return check_path(cache() / "appworld" / name)
 
 
 def _twin(name: str) -> Path:
@@ -177,7 +177,7 @@ def _task(folder: Path, task: str) -> Path:
     return folder / "data" / "tasks" / task
 
 
-def _expected(name: str) -> dict[str, str]:
+def _expected_stamp(name: str) -> dict[str, str]:
     """The stamp of a root of this version."""
     stamp = {"package": RECIPE.requirements[0]}
     if name == "tiny":
@@ -192,7 +192,7 @@ def _current(name: str) -> bool:
     """Whether root and twin both exist and were made by this version."""
     for folder in (_place(name), _twin(name)):
         try:
-            if json.loads((folder / _STAMP).read_text()) != _expected(name):
+            if json.loads((folder / _STAMP).read_text()) != _expected_stamp(name):
                 return False
         except (OSError, ValueError):
             return False

@@ -119,7 +119,7 @@ class AppWorld:
                 return self._references[key]
             sound = False
             try:
-                done, sound = self._done(task)
+                done, sound = self._effects(task)
             finally:
                 with self._guard:
                     if sound:
@@ -130,7 +130,7 @@ class AppWorld:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return done
 
-    def _done(self, task: Task) -> tuple[Mapping[str, Any], bool]:
+    def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
         """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
         episode = AppWorldEpisode(self, task)
         try:
@@ -182,13 +182,13 @@ class AppWorldEpisode:
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
-        printed = self._noted(observation)
+        printed = self._keep_calls(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
 
     def state(self) -> Mapping[str, Any]:
         """The changes of the calls so far in the databases, the answer and the status of the task; see changes.py."""
-        return self._judged().state()
+        return self._replay_calls().state()
 
     def affordances(self) -> tuple[Action, ...]:
         """Skills that would work now in this world; last the one that completes the task."""
@@ -208,7 +208,7 @@ class AppWorldEpisode:
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
         until = counted() + self.environment.verdict
         for _ in range(2):
-            self._opened()
+            self._judge_world()
             try:
                 return self._verdict(reference, until)
             except (EpisodeFailure, LimitExceeded):
@@ -217,7 +217,7 @@ class AppWorldEpisode:
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
     def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
-        judging = self._judged(until)
+        judging = self._replay_calls(until)
         found = judging.evaluate() if reference is None else verdict.compare(reference, judging.state())
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
@@ -229,8 +229,8 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
 
-    def _noted(self, observation: Observation) -> str:
-        """Keeps the calls of a step; returns what it printed. Raises LimitExceeded for a reply no honest child sends."""
+    def _keep_calls(self, observation: Observation) -> str:
+        """Keeps the calls of a step; returns what it printed. Raises LimitExceeded for a dishonest reply."""
         printed, calls, size = report.read(observation)
         self.bytes += size
         self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
@@ -238,12 +238,12 @@ class AppWorldEpisode:
             self.calls += calls
         return printed
 
-    def _judged(self, until: float = math.inf) -> Episode:
-        """The judge's world, after all calls so far were replayed in it.
+    def _replay_calls(self, until: float = math.inf) -> Episode:
+        """Replays the calls that were not replayed yet; returns the judge's world.
 
         Raises LimitExceeded where some are left at `until`, by `counted()`.
         """
-        judging = self._opened()
+        judging = self._judge_world()
         while self.judged < len(self.calls):
             if counted() > until:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
@@ -253,7 +253,7 @@ class AppWorldEpisode:
             self.differing += [message.content for message in observation.messages]
         return judging
 
-    def _opened(self) -> Episode:
+    def _judge_world(self) -> Episode:
         """The judge's world, opened at first use."""
         if self.judging is None:
             self.judging = self.environment.judge.start(self.world)

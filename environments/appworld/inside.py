@@ -44,14 +44,14 @@ class Play:
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         """None; this first call also checks that ground truth is not readable."""
-        sealed(self.data, self.truth)
+        check_sealed(self.data, self.truth)
         return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
     def start(self, task: Task) -> PlayEpisode:
-        sealed(self.data, self.truth)
+        check_sealed(self.data, self.truth)
         return PlayEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
@@ -107,7 +107,7 @@ def cut(text: str) -> str:
 _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
-def sealed(data: str, truth: Sequence[str]) -> None:
+def check_sealed(data: str, truth: Sequence[str]) -> None:
     """Raises PermissionError where this confined process could still read ground truth, or is not confined."""
     if found := [folder for folder in truth if _opens(folder)]:
         raise PermissionError(

@@ -261,7 +261,7 @@ def code(calls: Sequence[Call]) -> str:
         given = call.arguments
         if given.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in given.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        body = _filled(skill.code, given)
+        body = _fill(skill.code, given)
         parts.append(f'access = token("{skill.app}")\n{body}')
     return "\n".join(parts)
 
@@ -285,7 +285,7 @@ def neighbours(name: str) -> tuple[str, ...]:
     return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != name)
 
 
-def _filled(text: str, given: Mapping[str, Any]) -> str:
+def _fill(text: str, given: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
 
 

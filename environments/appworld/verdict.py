@@ -25,7 +25,7 @@ def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation
 
 
 def answer_text(answer: Any) -> str:
-    """The answer in the form that is compared: "7" equals 7; case, outer quotes and the order of a list do not count."""
+    """The answer as it is compared: "7" equals 7; case, outer quotes and the order of a list do not count."""
     if answer is None:
         return "null"
     if isinstance(answer, list):

@@ -88,7 +88,7 @@ class World:
         self._drawn = random.getstate()
         self.calls: list[dict[str, Any]] | None = None
         self._made = self._bytes = 0
-        self.stock.requester.request = self._recorded
+        self.stock.requester.request = self._record_request
         self.stock._shell_run_cell = self._run_cell
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
@@ -172,7 +172,7 @@ class World:
             task.instruction = instruction or "No instruction yet."
             task.save()
 
-    def _recorded(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
+    def _record_request(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
         """Replaces the requester's `request`, through which every call goes.
 
         A call that reached the route of its API is recorded, even if it failed. Raises OverflowError for more calls

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.types import Call
-from environments.bfcl.calls import ERROR, examine, failed, render
+from environments.bfcl.calls import ERROR, examine, is_failure, render
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Apis:
         try:
             # Copies, as an API may keep its arguments, and a default list must not be shared between calls.
             value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
-            return Result(render(value), not failed(value), value)
+            return Result(render(value), not is_failure(value), value)
         except Exception as error:
-            return Result(render(f"{ERROR}{_said(error)}"), ok=False)
+            return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
 
     def photograph(self) -> bytes:
         """A copy of all instances as they are now, for `develop`. Raises RecursionError for endless folders."""
@@ -68,7 +68,7 @@ def _changeable(method: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     try:
         return str(error)
     except ValueError:

@@ -105,7 +105,7 @@ def render(result: Any) -> str:
     return text if len(text) <= _RESULT else f"{text[:_RESULT]} [{len(text) - _RESULT} characters cut]"
 
 
-def failed(result: Any) -> bool:
+def is_failure(result: Any) -> bool:
     """Whether an API reports a failure: an `error` entry, also of a list's only element, or text that begins so."""
     if isinstance(result, list) and len(result) == 1:
         result = result[0]

@@ -109,7 +109,7 @@ class Bfcl:
 
     def _task(self, entry: Entry) -> Task:
         setup: dict[str, Any] = {"classes": list(entry.classes), "config": entry.config, "long": entry.long}
-        if withheld := _withheld(entry):
+        if withheld := _withheld_functions(entry):
             setup["withheld"] = withheld
         if any(normalise(SEPARATOR) in normalise(turn) for turn in entry.turns):
             raise ValueError(f"{entry.id} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
@@ -129,7 +129,7 @@ class Bfcl:
         return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **named})
 
 
-def _withheld(entry: Entry) -> dict[str, list[str]]:
+def _withheld_functions(entry: Entry) -> dict[str, list[str]]:
     """Turn → the functions announced in it, without those that the official answer itself calls before.
 
     Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.

@@ -135,7 +135,7 @@ def _entries(data: Path, category: str) -> tuple[Entry, ...]:
     return tuple(
         Entry(
             id=question["id"],
-            turns=tuple(_said(messages) for messages in question["question"]),
+            turns=tuple(_user_text(messages) for messages in question["question"]),
             answers=tuple(map(tuple, answer["ground_truth"])),
             classes=tuple(question["involved_classes"]),
             config={k: v for k, v in question["initial_config"].items() if k in question["involved_classes"]},
@@ -146,7 +146,7 @@ def _entries(data: Path, category: str) -> tuple[Entry, ...]:
     )
 
 
-def _said(messages: Sequence[Mapping[str, str]]) -> str:
+def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
     """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not have."""
     if any(message["role"] != "user" for message in messages):
         raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")

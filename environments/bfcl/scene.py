@@ -15,10 +15,10 @@ class Scene:
 
     def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
         self.instances = instances
-        self.told: dict[str, list[Any]] = {}
+        self.results: dict[str, list[Any]] = {}
         for result in seen:
             for key, value in _leaves(result, ""):
-                self.told.setdefault(key, []).append(value)
+                self.results.setdefault(key, []).append(value)
 
     def of(self, name: str, attribute: str) -> Any:
         """A public attribute, or nothing where the class is not involved."""
@@ -28,7 +28,7 @@ class Scene:
     def here(self, kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
         system = self.instances.get("GorillaFileSystem")
-        return [] if system is None else _named(system._current_dir, kind)
+        return [] if system is None else _names_in(system._current_dir, kind)
 
 
 Source = Callable[[Scene], Iterable[Any]]
@@ -46,7 +46,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _named(directory: Any, kind: str) -> list[str]:
+def _names_in(directory: Any, kind: str) -> list[str]:
     return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
 
 
@@ -54,15 +54,15 @@ def words(*values: Any) -> Source:
     return lambda scene: values
 
 
-def told(*keys: str) -> Source:
-    return lambda scene: [value for key in keys for value in scene.told.get(key, ())]
+def results(*keys: str) -> Source:
+    return lambda scene: [value for key in keys for value in scene.results.get(key, ())]
 
 
 def either(*sources: Source) -> Source:
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
-def held(name: str, attribute: str) -> Source:
+def items(name: str, attribute: str) -> Source:
     """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
 
     def source(scene: Scene) -> Iterable[Any]:
@@ -103,8 +103,8 @@ def names_below(scene: Scene) -> list[str]:
         if not open_:
             break
         directory = open_.pop()
-        names += _named(directory, "File")
-        open_ += [directory.contents[name] for name in _named(directory, "Directory")]
+        names += _names_in(directory, "File")
+        open_ += [directory.contents[name] for name in _names_in(directory, "Directory")]
     return names
 
 
@@ -139,7 +139,7 @@ def stocks(scene: Scene) -> list[list[str]]:
 
 
 def told_numbers(scene: Scene) -> list[float]:
-    return [value for values in scene.told.values() for value in values if type(value) in (int, float)][-8:]
+    return [value for values in scene.results.values() for value in values if type(value) in (int, float)][-8:]
 
 
 def number_lists(scene: Scene) -> list[list[float]]:

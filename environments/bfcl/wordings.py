@@ -1,8 +1,8 @@
 """ONE table of wordings: tool → the user's request for its call; and the user's turns made of them.
 
-A wording is English with slots for arguments: {name}, or {name:yes|no} for a truth value. A part [lines=10: ...] is used
-only where the argument `lines` is given and is not 10; if the part has no slot for it, it has to be true. Values are
-written out, text in quotes, so that different calls have different wordings.
+A wording is English with slots for arguments: {name}, or {name:yes|no} for a truth value. A part [lines=10: ...] is
+used only where the argument `lines` is given and is not 10; if the part has no slot for it, it has to be true. Values
+are written out, text in quotes, so that different calls have different wordings.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Layers:
     reads: bool = False
     scratch: str = ""
 
-    def held(self) -> dict[str, bool]:
+    def status(self) -> dict[str, bool]:
         """For each layer whether it holds, by either of its ways."""
         return {
             "network": self.network or (self.calls and self.enclosed),

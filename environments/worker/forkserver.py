@@ -47,7 +47,7 @@ def main(descriptor: int) -> None:
         environment = importlib.import_module(order["module"]).make(**order["settings"])
         ready = {
             **child.describe(environment),
-            "layers": layers.held(),
+            "layers": layers.status(),
             "python": platform.python_version(),
         }
     except BaseException as error:
@@ -144,7 +144,7 @@ class _Children:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         with _exiting():
             os.close(held)
-            self._serve_child(connection, slot, kind, lambda: _ended(alive))
+            self._serve_child(connection, slot, kind, lambda: _is_closed(alive))
 
     def _serve_child(
         self, connection: socket.socket, slot: int, kind: str, orphaned: Callable[[], bool] = lambda: False
@@ -216,7 +216,7 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _ended(pipe: int) -> bool:
+def _is_closed(pipe: int) -> bool:
     """Whether the other end of the pipe is closed."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -28,7 +28,7 @@ _SIZE = 2 * 2**20
 _ROOT = Path(__file__).parents[2]
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
     """Injects all faults in one process; reads its lines as they come."""
     target = folder / "disk"
     target.mkdir()
@@ -39,7 +39,7 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
-            told()
+            done()
             found += [Violation("lost", *parts) for parts in json.loads(line)]
     if process.returncode or answered != len(ids):
         found.append(Violation("lost", ids[0], f"the process that filled disks ended with {process.returncode}"))

@@ -79,10 +79,10 @@ class DraftCases:
         most, least = model.enters
         count = len(found[0].tasks)
         if not least <= count <= most:
-            told = [
+            verdicts = [
                 f"{record['draft']['query'][:100]!r}: {record['verdict']['evidence'][-1]}" for record in found[0].drafts
             ]
-            return [Violation("forged", case.id, f"{name}: {count} tasks enter the pool; {'; '.join(told)}")]
+            return [Violation("forged", case.id, f"{name}: {count} tasks enter the pool; {'; '.join(verdicts)}")]
         return []
 
     def _evolve(self, model: Behaviour) -> Synthesis:

@@ -166,11 +166,11 @@ def _done(
     waiting: Mapping[Future[list[Violation]], str], half: Half, total: int, say: Say
 ) -> Iterator[Future[list[Violation]]]:
     """The futures as they are done; reports progress every ten seconds."""
-    told = time.monotonic()
+    reported = time.monotonic()
     for future in as_completed(waiting):
         yield future
-        if time.monotonic() - told > 10.0:
-            told = time.monotonic()
+        if time.monotonic() - reported > 10.0:
+            reported = time.monotonic()
             say(f"{sum(half.played.values()):,} of {total:,} episodes, {len(half.violations)} violations")
 
 

@@ -25,20 +25,20 @@ _KINDS_AT_ONCE = 2
 def injectors() -> Mapping[str, Injector]:
     """The injector of each kind; modules that load JAX are imported only when they are used."""
 
-    def kill(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def kill(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import runs
 
-        return runs.inject(ids, seed, folder, told)
+        return runs.inject(ids, seed, folder, done)
 
-    def mutation(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def mutation(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import resumption
 
-        return resumption.inject(ids, seed, folder, told)
+        return resumption.inject(ids, seed, folder, done)
 
-    def disk(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def disk(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import disk
 
-        return disk.inject(ids, seed, folder, told)
+        return disk.inject(ids, seed, folder, done)
 
     workers, endpoints = each(losses.inject), each(servers.inject)
     return {"kill": kill, "mutation": mutation, "disk": disk, "worker": workers, "server": endpoints}
@@ -47,10 +47,10 @@ def injectors() -> Mapping[str, Injector]:
 def each(inject: Callable[[str, int], list[Violation]]) -> Injector:
     """An injector that calls `inject` for each fault, several at the same time."""
 
-    def many(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def many(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         def one(id: str) -> list[Violation]:
             found = inject(id, seed)
-            told()
+            done()
             return found
 
         with ThreadPoolExecutor(_AT_ONCE, "campaign-fault") as pool:
@@ -84,13 +84,13 @@ def run(
     start = leaks.measure()
 
     def inject(kind: str) -> list[Violation]:
-        def told() -> None:
+        def done() -> None:
             if stopped.is_set():
                 raise InterruptedError("the campaign was stopped")
             with lock:
                 half.played[kind] += 1
 
-        return made[kind](by_kind[kind], seed, Path(folder), told)
+        return made[kind](by_kind[kind], seed, Path(folder), done)
 
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
@@ -112,11 +112,11 @@ def run(
 
 def _watch(waiting: Sequence[Future[list[Violation]]], half: Half, count: int, say: Say) -> None:
     """Reports progress every ten seconds until all are done."""
-    told = time.monotonic()
+    reported = time.monotonic()
     while not all(future.done() for future in waiting):
         time.sleep(0.1)
-        if time.monotonic() - told > 10.0:
-            told = time.monotonic()
+        if time.monotonic() - reported > 10.0:
+            reported = time.monotonic()
             say(f"{sum(half.played.values()):,} of {count:,} faults")
 
 

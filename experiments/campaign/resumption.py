@@ -21,7 +21,7 @@ _ROOT = Path(__file__).parents[2]
 _WHOLE = 12
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
     """Judges all mutations in one process, except those that the whole command judges."""
     from experiments.campaign import runs
 
@@ -31,21 +31,21 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
     # By the id alone, so that a case played by itself has the same judge.
     by_command = [id for id in ids if draw(seed, f"{id} judge").random() < 1 / _WHOLE]
     others = [id for id in ids if id not in set(by_command)]
-    found = _judge(mutated, seed, others, told) if others else []
+    found = _judge(mutated, seed, others, done) if others else []
     for id in by_command:
         found += _judge_by_command(id, seed, folder / f"mutated-{id}", whole)
-        told()
+        done()
     return found
 
 
-def _judge(folder: Path, seed: int, ids: Sequence[str], told: Callable[[], None]) -> list[Violation]:
+def _judge(folder: Path, seed: int, ids: Sequence[str], done: Callable[[], None]) -> list[Violation]:
     command = [sys.executable, "-m", "experiments.campaign.resumption", "judge", str(folder), str(seed), *ids]
     found, answered = [], 0
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
-            told()
+            done()
             found += [Violation("lost", *parts) for parts in json.loads(line)]
     if process.returncode or answered != len(ids):
         found.append(Violation("lost", ids[0], f"the process that judges mutations ended with {process.returncode}"))

@@ -205,7 +205,7 @@ class Life:
         return moment
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
     """A kill for each id, several of them in one life of a run."""
     whole = reference(folder)
 
@@ -216,7 +216,7 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
         found = []
         for id in mine:
             found += [Violation("lost", id, f"killed: {wrong}") for wrong in life.kill(draw(seed, id))]
-            told()
+            done()
         found += [Violation("lost", mine[-1], f"killed {len(mine)} times: {wrong}") for wrong in life.end()]
         return found
 

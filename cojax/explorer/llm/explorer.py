@@ -10,9 +10,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from cojax import environment as world
 from cojax.environment import Environment
@@ -27,9 +25,7 @@ from cojax.explorer.llm.prompting import version
 from cojax.explorer.llm.reflection import Reflection, add_reflection, reflection_prompt
 from cojax.explorer.scripted.windows import Ending
 from cojax.signals import Guidance
-from cojax.types import ExplorationContext, Message, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
-
-_T = TypeVar("_T", bound=BaseModel)
+from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
 
 @dataclasses.dataclass
@@ -96,7 +92,9 @@ class LLMExplorer:
         context = context_of(trajectory, kind, signal, self.ending, self.guidance)
         messages = reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
         place = f"{self.place}/reflect"
-        return add_reflection(context, self._ask(messages, Reflection, place, seed_of(place)))
+        budget, seed = self.remaining_budget(), seed_of(place)
+        reflection = structured(self.chat_model, messages, Reflection, budget=budget, seed=seed, place=place)
+        return add_reflection(context, reflection)
 
     def explore(
         self,
@@ -119,13 +117,8 @@ class LLMExplorer:
         with self.remaining_budget().shared(self.runs) as budgets, ThreadPoolExecutor(self.runs) as pool:
 
             def run(number: int) -> Trajectory:
-                actor = ChatModelActor(
-                    self.chat_model,
-                    instructions,
-                    budget=budgets[number],
-                    seed=(*seed, number),
-                    place=f"{self.place}/run {number}",
-                )
+                budget, place = budgets[number], f"{self.place}/run {number}"
+                actor = ChatModelActor(self.chat_model, instructions, budget=budget, seed=(*seed, number), place=place)
                 return self.play(environment, start, actor, max_turns=self.steps)
 
             trajectories = list(pool.map(run, range(self.runs)))
@@ -149,8 +142,9 @@ class LLMExplorer:
             return
         rules = DraftRules(Ending.of(environment, self.ending), self.separator, self.shortest)
         messages = abstraction_prompt(exploration, actions, environment, rules, self.window, limit)
-        seed = seed_of("abstract", *exploration.seed)
-        reply = self._ask(messages, Drafts, f"{self.place}/abstract", seed)
+        budget, seed = self.remaining_budget(), seed_of("abstract", *exploration.seed)
+        place = f"{self.place}/abstract"
+        reply = structured(self.chat_model, messages, Drafts, budget=budget, seed=seed, place=place)
         yield from task_drafts(reply, actions, exploration.task, rules, limit)
 
     @contextlib.contextmanager
@@ -169,9 +163,6 @@ class LLMExplorer:
                 )
                 for attempt, budget in enumerate(budgets)
             ]
-
-    def _ask(self, messages: Sequence[Message], kind: type[_T], place: str, seed: int) -> _T:
-        return structured(self.chat_model, messages, kind, budget=self.remaining_budget(), seed=seed, place=place)
 
 
 def _path(seed: tuple) -> str:

@@ -78,18 +78,12 @@ class ScriptedExplorer:
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
         start = dataclasses.replace(task, solution=())
-        guiding = context
-        if context:
-            # A policy may have called tools that do not exist.
-            real = documented(environment)
-            focus = tuple(tool for tool in context.focus_patterns if tool in real)
-            guiding = dataclasses.replace(context, focus_patterns=focus)
         triplets: list[Triplet] = []
         failures: list[str] = []
         steps = min(self.steps, self._longest(task, context) + _BEYOND)
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
-            actor = self._guided(task, guiding, rng) if guiding else self._unguided(weights, rng)
+            actor = self._guided(environment, task, context, rng) if context else self._unguided(weights, rng)
             trajectory = self.play(environment, start, actor, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
@@ -150,8 +144,12 @@ class ScriptedExplorer:
 
         return ExplorationRun(weight, rng, ending=self.ending, chase=self.chase)
 
-    def _guided(self, task: Task, context: ExplorationContext, rng: random.Random) -> ExplorationRun:
-        focus = context.focus_patterns
+    def _guided(
+        self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
+    ) -> ExplorationRun:
+        real = documented(environment)
+        # A policy may have called tools that do not exist.
+        focus = [tool for tool in context.focus_patterns if tool in real]
         near = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
 
         def weight(tool: str) -> float:

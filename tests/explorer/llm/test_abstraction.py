@@ -1,4 +1,4 @@
-"""What a draft of a model must hold, turn by turn."""
+"""The rules that a model's draft must keep, turn by turn."""
 
 import pytest
 from evolving import ACTING, evolve

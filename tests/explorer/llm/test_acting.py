@@ -1,4 +1,4 @@
-"""Which actions are the same to who is told not to repeat one."""
+"""Which actions count as the same where one of them must not be repeated."""
 
 import pytest
 

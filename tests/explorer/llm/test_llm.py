@@ -1,4 +1,4 @@
-"""Stages 2 and 3 at the desk, with a model that plays its part."""
+"""Stages 2 and 3 at the desk, with a model that does its work."""
 
 import dataclasses
 import json

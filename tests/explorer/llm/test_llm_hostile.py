@@ -1,4 +1,4 @@
-"""Stages 2 and 3 with models and environments that do not play their part: each case ends in the right verdict."""
+"""Stages 2 and 3 with models and environments that misbehave: each case ends in the right verdict."""
 
 import collections
 import dataclasses

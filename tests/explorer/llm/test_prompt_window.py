@@ -1,4 +1,4 @@
-"""What a prompt shows of what is too long: never more than the window, the newest first, and nothing wasted."""
+"""Prompts of texts that are too long: never more than the window, the newest texts first, and no room is wasted."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_shortened_is_never_longer_than_asked(text: str, limit: int) -> None:
 
 
 class Listening:
-    """A model that keeps what it is told, and answers by a script."""
+    """A model that keeps its prompts and answers by a script."""
 
     name = "listening"
 
@@ -93,7 +93,7 @@ class Listening:
 
 
 def shown(messages: Sequence[Message], skip: str = "") -> int:
-    """Characters between marks, and of the model's own words; blocks that begin with `skip` are not counted."""
+    """The characters between marks and of the model's own words; blocks that begin with `skip` do not count."""
     total = 0
     for message in messages:
         blocks = re.findall(r"<data (\w{8})>\n(.*?)\n</data \1>", message.content, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The prompts, as those read them who receive them."""
+"""The prompts as their readers, the models, see them."""
 
 import re
 from pathlib import Path
