@@ -1,6 +1,6 @@
-"""Environments: the file name is the environment's name, and each file offers `make(*, …) -> Environment`.
+"""Finds and loads environments: each file here is one, by its name, and offers `make(*, …) -> Environment`.
 
-One from outside is named as package.module:make, wherever a name stands.
+An environment from outside is named package.module:make, wherever a name is expected.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def available() -> list[str]:
 
 
 def reserved(name: str) -> tuple[str, ...]:
-    """The splits of which no task may be learned, whether or not it is evaluated: RESERVED in the environment's file.
+    """The splits from which nothing may be learned, even if they are not evaluated: RESERVED in the environment's file.
 
-    None where it has no such line, as where splits are generated without end. Of one from outside, the module that is
-    named may have that line too: what it takes from elsewhere keeps it.
+    There are none without such a line, as where splits are generated without end. For an environment from outside both
+    the named module and the module that defines its `make` are read.
     """
     modules = [module(name), *([sys.modules[name.partition(":")[0]]] if ":" in name else [])]
     return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
@@ -40,7 +40,7 @@ def module(name: str) -> ModuleType:
 
 
 def maker(name: str) -> Callable[..., Environment]:
-    """What makes the environment of that name, by settings that are its keywords. Raises RegistryError."""
+    """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
     if ":" in name:
         return registry.find("environment", name, {})
     if name not in available():

@@ -1,19 +1,19 @@
 """python -m environments.check NAME: proves an environment sound, by the path that training uses.
 
-For the tasks of each split: the reference solution earns reward 1, twice with the same observations; with one call
-dropped it does not; and whatever is thrown at an episode is answered. One JSON line a split:
+For the tasks of each split: the reference solution earns reward 1, twice with the same observations; without one of its
+calls it does not; and an episode answers garbage. It prints one JSON line a split:
 
-    tasks              examined
-    replayed           solutions that earned reward 1, twice alike
+    tasks              tasks examined
+    replayed           solutions that earned reward 1, twice with the same observations
     mutated            solutions played again without one call, drawn by a fixed seed from all their calls
-    mutated_rejected   of those, without reward 1
-    harmless           of those, with reward 1, as the dropped call had changed nothing (a look-up, say)
-    let_through        the others: drops that the environment's own verdict does not notice
-    thrown, answered   garbage, floods and calls that never end; those that left the next episode sound
+    mutated_rejected   mutated solutions that did not earn reward 1
+    harmless           mutated solutions that did, as the dropped call had changed nothing (a look-up, say)
+    let_through        the other mutated solutions: drops that the environment's own verdict does not notice
+    thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
     faults, seconds    readable lines; wall time
 
-Exit code 0 if nothing is wrong, 1 if something is, 2 for bad arguments. With --mutations=all every call is dropped in
-turn; what is let through then is listed and no fault, as an official verdict is what it is.
+Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
+turn; drops that are let through are then listed, but are no faults, as an official verdict cannot be changed.
 
 An environment that acts by code has a check of its own: AppWorld's prints a table, see environments/appworld/audit.py.
 """
@@ -38,8 +38,8 @@ from environments.worker.venv import InstallError
 # BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 _SPLITS = ("seed", "dev", "eval", "challenge")
-# Faults and drops told in a line; the rest are counted.
-_TOLD = 20
+# The most faults and drops that a line lists; the rest are only counted.
+_LISTED = 20
 
 GARBAGE: dict[str, Action] = {
     "nothing": Action(),
@@ -59,8 +59,8 @@ GARBAGE: dict[str, Action] = {
 
 
 @dataclasses.dataclass
-class Tally:
-    """What was seen in one split; see this module's docstring."""
+class SplitReport:
+    """The results of one split; see this module's docstring."""
 
     tasks: int = 0
     replayed: int = 0
@@ -87,23 +87,23 @@ class Tally:
             return
         self.replayed += 1
         drops = list(_drops(task.solution))
-        for place, without, name in drops if every else _one(drops, task):
+        for index, without, name in drops if every else _one(drops, task):
             self.mutated += 1
-            changed = place + 1 >= len(states) or states[place] != states[place + 1]
+            changed = index + 1 >= len(states) or states[index] != states[index + 1]
             less = _play(environment, task, without)
             if less.outcome not in ("finished", "truncated"):
-                self.faults.append(f"{task.id}: without {name} of action {place + 1}: {less.outcome} {less.error}")
+                self.faults.append(f"{task.id}: without {name} of action {index + 1}: {less.outcome} {less.error}")
             elif less.reward < 1.0:
                 self.mutated_rejected += 1
             elif not changed:
                 self.harmless += 1
             else:
-                self.let_through.append(f"{task.id}: {name} of action {place + 1}")
+                self.let_through.append(f"{task.id}: {name} of action {index + 1}")
 
     def throw(self, environment: Environment, task: Task, name: str, action: Action, *, endless: bool = False) -> None:
-        """Throws one action at an episode of the task, which must be answered, and leave the next episode sound.
+        """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        An `endless` one must be cut off instead.
+        An `endless` action must be cut off instead.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
@@ -118,29 +118,29 @@ class Tally:
             self.answered += 1
 
     def line(self, environment: str, split: str, seconds: float, *, every: bool) -> dict[str, Any]:
-        """The line printed."""
+        """The record that is printed as one line."""
         record = dataclasses.asdict(self)
         faults = self.faults + ([] if every else [f"{drop} is not missed" for drop in self.let_through])
-        record |= {"faults": faults[:_TOLD], "fault_count": len(faults)}
-        record["let_through"] = self.let_through if every else self.let_through[:_TOLD]
+        record |= {"faults": faults[:_LISTED], "fault_count": len(faults)}
+        record["let_through"] = self.let_through if every else self.let_through[:_LISTED]
         return {"environment": environment, "split": split, **record, "seconds": round(seconds, 1)}
 
 
-def check(environment: Environment, tasks: Iterable[Task], every: bool = False) -> Tally:
-    """The tally of these tasks, nothing thrown."""
-    tally = Tally()
+def check(environment: Environment, tasks: Iterable[Task], every: bool = False) -> SplitReport:
+    """The report on these tasks, without garbage."""
+    report = SplitReport()
     for task in tasks:
-        tally.check(environment, task, every=every)
-    return tally
+        report.check(environment, task, every=every)
+    return report
 
 
 def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:
-    """For each call: the action it is in, the solution without it, its name. An action left without calls goes too."""
-    for place, action in enumerate(solution):
+    """For each call: its action's index, the solution without it, its name. An action left without calls is dropped."""
+    for index, action in enumerate(solution):
         for number, call in enumerate(action.calls):
             calls = (*action.calls[:number], *action.calls[number + 1 :])
             rest = (dataclasses.replace(action, calls=calls, text=""),) if calls else ()
-            yield place, (*solution[:place], *rest, *solution[place + 1 :]), call.name
+            yield index, (*solution[:index], *rest, *solution[index + 1 :]), call.name
 
 
 def _one(drops: Sequence[tuple[int, tuple[Action, ...], str]], task: Task) -> list[tuple[int, tuple[Action, ...], str]]:
@@ -160,7 +160,7 @@ def _replay(actions: Sequence[Action], states: list[str] | None) -> Actor:
     def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if states is not None:
             states.append(canonical(episode.state()))
-        # A solution of one call has nothing left without it.
+        # Nothing is left of a solution of one call without that call.
         return Turn(next(remaining, Action()))
 
     return act
@@ -173,7 +173,7 @@ def _seen(trajectory: Trajectory) -> tuple[Any, list[Observation], float, Any]:
 def trials(
     environment: Environment, own: Mapping[str, Call], tasks: Sequence[Task]
 ) -> Iterator[tuple[Task, str, Action]]:
-    """What to throw, and at which task: garbage at the first, the environment's own at the first with the tool."""
+    """Garbage with the first task; each of the environment's `own` calls with the first task that offers its tool."""
     for name, action in GARBAGE.items():
         yield tasks[0], name, action
     for name, call in own.items():
@@ -216,11 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     every, wrong = options.mutations == "all", 0
     for split, tasks in drawn.items():
         began = time.monotonic()
-        tally = check(environment, tasks, every)
+        report = check(environment, tasks, every)
         solved = [task for task in tasks if task.solution]
         for task, name, action in trials(environment, module.get("TRIALS", {}), solved) if solved else ():
-            tally.throw(environment, task, name, action, endless=name not in GARBAGE)
-        line = tally.line(options.name, split, time.monotonic() - began, every=every)
+            report.throw(environment, task, name, action, endless=name not in GARBAGE)
+        line = report.line(options.name, split, time.monotonic() - began, every=every)
         wrong += line["fault_count"]
         print(json.dumps(to_json(line)), flush=True)
     return 1 if wrong else 0

@@ -1,7 +1,7 @@
-"""python -m environments.install NAME: the packages of an environment, in a virtual environment of its own; its data.
+"""python -m environments.install NAME: installs an environment's packages in a virtual environment, and its data.
 
-Run again, it goes on where it stopped, or says that all is there. Exit code 0 if installed, 1 if not, 2 for bad
-arguments.
+Run again, it continues where it stopped, or reports that all is installed. Exit code 0 if installed, 1 if not, 2 for
+bad arguments.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.types import Action, Call, ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
+from cojax.types import Action, Call, ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,18 +53,10 @@ class CarelessExplorer:
     ) -> Exploration:
         return self.careful.explore(environment, task, context, seed, weights)
 
-    def abstract(
-        self,
-        triplets: Sequence[Triplet],
-        environment: Environment,
-        task: Task,
-        context: ExplorationContext | None,
-        seed: tuple,
-        limit: int,
-    ) -> Iterator[TaskDraft]:
-        rng = random.Random(repr(("careless", seed)))
-        seen = [used for triplet in triplets for used in _arguments(triplet.action)]
-        for draft in self.careful.abstract(triplets, environment, task, context, seed, limit):
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
+        rng = random.Random(repr(("careless", exploration.seed)))
+        seen = [used for triplet in exploration.triplets for used in _arguments(triplet.action)]
+        for draft in self.careful.abstract(exploration, environment, limit):
             yield confuse_name(draft, seen, rng) if rng.random() < self.mistakes else draft
 
 

@@ -34,7 +34,7 @@ def _drafts(environment: Environment, explorer: ScriptedExplorer, count: int) ->
         task = Task(place.environment, "", place.setup)
         seed = ("drafts", number)
         explored = explorer.explore(environment, task, None, seed, weights)
-        for draft in explorer.abstract(explored.triplets, environment, task, None, seed, 2):
+        for draft in explorer.abstract(explored, environment, 2):
             yield draft
             parent = Task(draft.environment, draft.query, draft.setup, draft.solution)
             tools = dict.fromkeys(call.name for action in draft.solution for call in action.calls)
@@ -42,4 +42,4 @@ def _drafts(environment: Environment, explorer: ScriptedExplorer, count: int) ->
             focus = tuple(tool for tool in tools if tool != explorer.ending)
             context = ExplorationContext(parent, kind, focus_patterns=focus)
             guided = explorer.explore(environment, parent, context, seed, None)
-            yield from explorer.abstract(guided.triplets, environment, parent, context, seed, 2)
+            yield from explorer.abstract(guided, environment, 2)

@@ -1,4 +1,4 @@
-"""What a model, an explorer or an environment's child wrote is read in time linear in its length.
+"""Texts of models, explorers and environments' children are read in time linear in their length.
 
 The bound is in CPU time, the least of three, and about ten times what reading takes; quadratic reading takes minutes.
 """
@@ -46,13 +46,13 @@ class Record(BaseModel):
 
 
 def shown(text: str, *actions: Action) -> list[Triplet]:
-    """Two steps that say `text`, the second of which is the last."""
+    """Two steps with this observation; the second is the last."""
     said = Message("tool", text)
     return [Triplet(action, Observation((said,), done=action is actions[-1]), 0) for action in actions]
 
 
 def answered(text: str) -> None:
-    """Many answers, each as long as may be and found nowhere, in long observations."""
+    """Looks for many answers of the greatest length, none of which is there, in long observations."""
     given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
     steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
     answers.unfounded(steps, "finish", "answer", text[:3_000])
@@ -63,10 +63,13 @@ def coded(text: str) -> None:
     answers.unfounded(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
+RULES = abstraction.DraftRules(Ending("finish", "answer"), "\n---\n", 1)
+
+
 def drafted(text: str) -> None:
     actions = dict(enumerate(shown(text, Action(text), Action(text, (Call(text[:99], {"answer": text}),))), 1))
     draft = abstraction.Draft(query=text, steps=[1, 2] * 999, answer=text, description=text, criterion=text)
-    abstraction.task_draft(draft, actions, TASK, Ending("finish", "answer"), "\n---\n", 1)
+    abstraction.task_draft(draft, actions, TASK, RULES)
 
 
 def dangerous(text: str) -> None:
@@ -79,12 +82,12 @@ def rendered(text: str) -> None:
         one.encode_action(Action(text))
 
 
-# Who reads, how, and how many characters at most.
 def _completion(text: str) -> None:
     with contextlib.suppress(TypeError):  # as by the client
         completion.read_completion(json.loads(text), 9)
 
 
+# Reader → how it reads, and the most characters of a text.
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "actions": (chat.parse, 400_000),
     "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
@@ -107,7 +110,7 @@ READERS: dict[str, tuple[Callable[[str], object], int]] = {
     "the desk's queries": (grammar.read, 200_000),
     "tools in code": (lambda text: tools_of(Action(text)), 200_000),
     "thoughts": (lambda text: reflexion.request(_failed(text), 4_000), 200_000),
-    "sameness": (lambda text: acting._sameness(f"f({text})"), 200_000),
+    "actions in a canonical form": (lambda text: acting._canonical(f"f({text})"), 200_000),
     "keys": (lambda text: redact(text, "sk-aaaaaaaaaaaaaaaaaaaa"), 200_000),
     "errors of servers": (lambda text: _error_message(text.encode("utf-8", "replace")), 200_000),
     "completions": (_completion, 200_000),
@@ -131,7 +134,7 @@ UNITS = [
 ]  # fmt: skip
 ENDS = ["", 'x"}']
 MOST = 2.0  # seconds
-# What reading raises on purpose.
+# Exceptions that reading raises on purpose.
 REFUSED = (ValueError, KeyError, RecursionError, chat_model.ChatFailure)
 
 
@@ -190,12 +193,12 @@ WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1",
 def test_an_answer_is_shown_where_it_stands_in_whole_words(text, said):
     if said and not answers._NUMBER.fullmatch(answers._GROUPING.sub("", said)):
         old = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", text)
-        assert answers._Text(text).holds(said) == bool(old)
+        assert answers._Text(text).shows(said) == bool(old)
 
 
 def test_a_draft_of_more_numbers_than_actions_is_refused_at_once():
     steps = dict(enumerate(shown("x", Action("a = 1"), Action("b = 2")), 1))
     draft = abstraction.Draft(query="q", steps=[1, 2] * 50_000)
-    made = abstraction.task_draft(draft, steps, TASK, Ending("finish", "answer"), "", 1)
+    made = abstraction.task_draft(draft, steps, TASK, abstraction.DraftRules(Ending("finish", "answer"), "", 1))
     assert "its actions are not in rising order" in made.objections
     assert len(json.dumps([action.text for action in made.solution])) < 100

@@ -1,4 +1,7 @@
-"""Explorers: the model of Stages 2 and 3. They reflect on a trajectory, go back there, and abstract what they did."""
+"""The protocol of explorers: reflect on a trajectory, explore from its task's setup, abstract what worked into drafts.
+
+They do the work of the model in Stages 2 and 3 (CoEvolve §3.2–3.3).
+"""
 
 from __future__ import annotations
 
@@ -16,29 +19,32 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """What several independent runs brought home, and why some brought nothing."""
+    """One expedition's independent runs from the setup of `task`: what was asked of them, and what they did."""
 
+    task: Task
+    context: ExplorationContext | None  # None: unguided
+    seed: tuple
     triplets: tuple[Triplet, ...] = ()
-    failures: tuple[str, ...] = ()  # one line for each run that the environment broke
+    failures: tuple[str, ...] = ()  # one line for each run that the environment or the model broke
 
 
 class Explorer(Protocol):
-    """Reflect, explore, abstract. The same seed gives the same result."""
+    """Reflects, explores and abstracts. The same seed gives the same result."""
 
     @property
     def name(self) -> str:
-        """Which explorer it was, as a task's lineage tells."""
+        """The explorer's name in the lineage of its tasks."""
 
     @property
     def ending(self) -> str:
-        """The tool that ends an episode, "" where an action without calls ends it or the user's turn."""
+        """The tool that ends an episode; "" where an action without calls ends the episode or the user's turn."""
 
     @property
     def width(self) -> int:
-        """Expeditions that go at once."""
+        """How many expeditions run at the same time."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
-        """What the trajectory teaches, for tasks of origin `kind`; `signal` is None where none pointed at it."""
+        """What to look for near the trajectory, for tasks of origin `kind`; `signal` is None where there is none."""
 
     def explore(
         self,
@@ -48,35 +54,30 @@ class Explorer(Protocol):
         seed: tuple,
         weights: Mapping[str, float] | None,
     ) -> Exploration:
-        """Interacts with the environment from the task's setup: guided by the context, or unguided where it is None.
+        """Acts in the environment from the task's setup: guided by the context, or unguided where it is None.
 
-        `weights` says how much an unguided explorer is drawn to each tool; None draws it to all alike.
+        `weights` are an unguided explorer's preferences among the tools; None means that it prefers none.
         """
 
-    def abstract(
-        self,
-        triplets: Sequence[Triplet],
-        environment: Environment,
-        task: Task,
-        context: ExplorationContext | None,
-        seed: tuple,
-        limit: int,
-    ) -> Iterable[TaskDraft]:
-        """At most `limit` different drafts, each of actions that really succeeded; they may be made one by one."""
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterable[TaskDraft]:
+        """At most `limit` different drafts, made of actions that succeeded in the exploration; may be lazy."""
 
 
 @runtime_checkable
 class Metered(Explorer, Protocol):
-    """An explorer whose work costs something: it has a budget for each evolution."""
+    """An explorer whose work costs something. Each evolution has a budget."""
 
     def begin(self, evolution: tuple) -> None:
-        """A new evolution: its budget is whole."""
+        """Starts an evolution with a whole budget."""
 
-    def team(self, places: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
-        """One explorer for each expedition of these seeds, to go at once; they share what is left of the budget."""
+    def split(self, seeds: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
+        """One explorer for each expedition, given by its seed, to run at the same time.
+
+        They share equally what is left of the budget; what they do not spend comes back at the end of the block.
+        """
 
     def remaining_budget(self) -> Budget:
-        """What is left to it, for whatever is asked of a model on its behalf."""
+        """What is left of the evolution's budget; calls on the explorer's behalf, like a judge's, are paid from it."""
 
     def figures(self) -> dict[str, Any]:
         """What this evolution has cost so far."""

@@ -1,9 +1,9 @@
-"""Answers that were merely written down, in a call or in code, and that no step before has shown.
+"""Finds answers that a solution writes down as literals, in a call or in code, though no step before has shown them.
 
-A replay compares an answer with itself, so that a written one would always be right. In code an answer is *written* if
-the call that ends the episode stands on the top level of a block and its answer is a literal, or a name that the last
-statement to set it, on the top level too, sets to one. Everything else counts as worked out: conditional endings,
-loops, functions, whatever is computed. Who hides a literal there is found out by validation's attempts, which see the
+A replay compares an answer with itself, so a literal one would always be right. In code an answer is *written* if the
+call that ends the episode stands at the top level of a block, and its answer is a literal or a name of one. A name
+counts by the last statement that sets it, at the top level too. All other answers count as computed: those of
+conditional endings, of loops, of functions. A literal hidden there is left to validation's attempts, which see the
 query alone. No code is run.
 """
 
@@ -21,9 +21,9 @@ from typing import Any
 from cojax.types import Triplet
 from cojax.unicode_forms import normal_form
 
-# Characters of one action's code and of an answer, brackets in brackets, values that one answer holds.
-_LONGEST, _LONGEST_ANSWER, _DEEPEST, _MOST = 20_000, 4_000, 80, 100
-# The block that is run: the first one.
+# Limits: characters of an action's code and of an answer, nesting of brackets in code, values in one answer.
+_LONGEST_CODE, _LONGEST_ANSWER, _DEEPEST, _MOST_VALUES = 20_000, 4_000, 80, 100
+# The block of code that is run: the first one.
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"(?<![\w.])-?\d{1,40}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,3})?(
 _GROUPING = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")  # 1,234 may be one number or two
 _EDGE = re.compile(r"(\b)|(?<!\w)(?!\w)")
 _CASTS = {"str": str, "int": int, "float": float}
-# What may be filled after it was written.
+# A name of one of these counts as computed: values may be added to it after it was set.
 _CONTAINERS = (ast.List, ast.Dict, ast.Set)
 
 Names = Mapping[str, ast.expr]  # name → the expression that it was last set to
@@ -42,13 +42,14 @@ class _NotLiteral(Exception):
 
 
 def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
-    """What speaks against the answers that these steps give, one line each, and against `answer`, given after them.
+    """At most 5 objections to the written answers of these steps and to `answer`, which is given after them.
 
-    `ending` is the tool that ends an episode, whose last part (after its dots) code calls; "" for any call in the last
-    step with an argument `answer`. `parameter` is its argument that carries the answer, None where it takes none.
+    `ending` is the tool that ends an episode; code calls it by the part after its last dot. Where it is "", every call
+    of the last step with an argument `answer` gives one. `parameter` is the argument of `ending` that carries the
+    answer, None where it takes none.
     """
     try:
-        return list(dict.fromkeys(_against(steps, ending, parameter, answer)))[:5]
+        return list(dict.fromkeys(_objections(steps, ending, parameter, answer)))[:5]
     except (RecursionError, MemoryError):
         return ["its code or its answer nests too deep to be read"]
     except (SyntaxError, ValueError) as error:
@@ -56,55 +57,54 @@ def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answ
 
 
 def written(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
-    """The values that these steps write down as an answer; `unfounded` says whether these can be read."""
+    """The values that these steps write as answers; none where code cannot be read, to which `unfounded` objects."""
     try:
-        return [value for given, _ in _given_by(steps, ending, parameter) for value in given]
+        return [value for given, _ in _answers(steps, ending, parameter) for value in given]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
         return []
 
 
 def holds(text: str, value: Any) -> bool:
-    """Whether a text says a value: in whole words of any case and width, numbers by value."""
+    """Whether a text contains a value: as whole words, in any case and width; a number by its value."""
     said = str(value).strip()
-    return 0 < len(said) <= _LONGEST_ANSWER and _Text(_folded(text)).holds(_folded(said))
+    return 0 < len(said) <= _LONGEST_ANSWER and _Text(_folded(text)).shows(_folded(said))
 
 
 def _folded(text: str) -> str:
     return normal_form("NFKC", text).casefold()
 
 
-def _given_by(
+def _answers(
     steps: Sequence[Triplet], ending: str, parameter: str | None
 ) -> Iterator[tuple[list[Any], tuple[_Text, _Text]]]:
-    """The answers that each step writes down; and what it showed before it gave them up to its end, with what its own
-    code says there."""
+    """For each step: the answers that it writes, and the texts that it showed and that its own code printed."""
     carries = parameter or ("" if ending else "answer")
     trees = [parsed(step) for step in steps]
     names = _last_set(trees)
-    for place, (step, tree) in enumerate(zip(steps, trees, strict=True)):
-        last = place == len(steps) - 1 and step.observation.done
+    for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
+        last = index == len(steps) - 1 and step.observation.done
         given = [
             value for call in step.action.calls if ending and call.name == ending for value in leaves(call.arguments)
         ]
         for call in _calls(tree) if carries else ():
-            given += _given(call, ending.rpartition(".")[2], carries, last, names)
-        yield given, (_Text(step.observation.text), _Text("\n".join(map(str, _said(tree, names)))))
+            given += _written_in(call, ending.rpartition(".")[2], carries, last, names)
+        yield given, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
 
 
-def _against(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
-    told: list[tuple[_Text, _Text]] = []  # what each step showed, and what its own code says there
-    for step, (given, shown) in zip(steps, _given_by(steps, ending, parameter), strict=True):
-        if len(given) > _MOST:
-            yield f"its answer holds more than {_MOST} values"
-        for value in given[:_MOST]:
-            yield from _unshown(value, [*told, *_before_the_end(step, ending)])
-        told.append(shown)
+def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str) -> Iterator[str]:
+    shown: list[tuple[_Text, _Text]] = []  # of each step so far
+    for step, (given, texts) in zip(steps, _answers(steps, ending, parameter), strict=True):
+        if len(given) > _MOST_VALUES:
+            yield f"its answer holds more than {_MOST_VALUES} values"
+        for value in given[:_MOST_VALUES]:
+            yield from _unshown(value, [*shown, *_before_the_end(step, ending)])
+        shown.append(texts)
     if answer:
-        yield from _unshown(answer, told)
+        yield from _unshown(answer, shown)
 
 
 def _before_the_end(step: Triplet, ending: str) -> Iterator[tuple[_Text, _Text]]:
-    """What the calls of one action showed before the one among them that ended the episode."""
+    """The texts that the calls of an action showed before the call among them that ended the episode."""
     names = [call.name for call in step.action.calls]
     if ending in names[1:] and len(names) == len(step.observation.messages):
         for message in step.observation.messages[: names.index(ending)]:
@@ -112,7 +112,7 @@ def _before_the_end(step: Triplet, ending: str) -> Iterator[tuple[_Text, _Text]]
 
 
 class _Text:
-    """A text in which values are looked for: text by whole words, numbers by value, booleans in any case."""
+    """A text to search for values: text as whole words, numbers by value, booleans in any case."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -122,52 +122,57 @@ class _Text:
         return {Decimal(said) for text in (self.text, _GROUPING.sub("", self.text)) for said in _NUMBER.findall(text)}
 
     @functools.cached_property
-    def edged(self) -> str:
-        return _edged(self.text)
+    def marked(self) -> str:
+        return _mark_edges(self.text)
 
-    def holds(self, said: str) -> bool:
+    def shows(self, said: str) -> bool:
         if _NUMBER.fullmatch(plain := _GROUPING.sub("", said)):
             return Decimal(plain) in self.numbers
         if said.lower() in ("true", "false"):
             return bool(re.search(rf"(?<!\w){said}(?!\w)", self.text, re.IGNORECASE))
-        # A search by pattern would take as long as both texts' lengths multiplied.
-        return said in self.text and _edged(said) in self.edged
+        # The time of a search by pattern would grow with the product of both lengths.
+        return said in self.text and _mark_edges(said) in self.marked
 
 
-def _edged(text: str) -> str:
-    """The text with marks where a word begins or ends and where none is: within another one so marked, it stands in
-    whole words."""
+def _mark_edges(text: str) -> str:
+    """The text with one mark at each edge of a word, another where no word is.
+
+    A marked text contains another marked one only as whole words.
+    """
     return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
-def _unshown(value: Any, told: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
+def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
+    """An objection unless one of the steps showed the value and did not itself print it as a literal."""
     if value is None:
         return
     said = str(value).strip()
-    # What a block's own code says, it does not show.
-    if not 0 < len(said) <= _LONGEST_ANSWER or not any(t.holds(said) and not own.holds(said) for t, own in told):
+    if not (0 < len(said) <= _LONGEST_ANSWER and any(text.shows(said) and not own.shows(said) for text, own in shown)):
         yield f"no step shows the answer {said[:100]!r}"
 
 
 def parsed(step: Triplet) -> ast.Module:
-    """An action's code: its first fenced block outside of thoughts, or else its text if that is code; empty where it
-    has none. Raises ValueError, SyntaxError for a block that cannot be read."""
-    spoken = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
-    block = _BLOCK.search(spoken)
-    code = block[1] if block else "" if step.action.calls else spoken
+    """An action's code: its first fenced block outside of thoughts; without a block its text, if that is Python.
+
+    Empty where the action has no code. Raises ValueError for code beyond the limits, SyntaxError for a block that is
+    not Python.
+    """
+    text = step.action.text.rpartition("</think>")[2].partition("<think>")[0]
+    block = _BLOCK.search(text)
+    code = block[1] if block else "" if step.action.calls else text
     nested = accumulate((char in "([{") - (char in ")]}") for char in code)
-    if len(code) > _LONGEST or max(nested, default=0) > _DEEPEST:
+    if len(code) > _LONGEST_CODE or max(nested, default=0) > _DEEPEST:
         raise ValueError(f"it has {len(code):,} characters, or brackets in more than {_DEEPEST} brackets")
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):
-        if block:  # what stands in no fence need not be Python
+        if block:  # text without a fence need not be Python
             raise
         return ast.Module([], [])
 
 
 def _last_set(trees: Sequence[ast.Module]) -> Names:
-    """The names that the last statement of the top level which sets them sets by a plain assignment."""
+    """The names whose last statement at the top level that sets them is a plain assignment, with its expression."""
     names: dict[str, ast.expr] = {}
     shared: set[str] = set()
     for statement in (statement for tree in trees for statement in tree.body):
@@ -187,25 +192,28 @@ def _last_set(trees: Sequence[ast.Module]) -> Names:
 
 
 def _calls(tree: ast.Module) -> Iterator[ast.Call]:
-    """The calls that are made in any case: those that are statements of the top level, or are assigned there."""
+    """The calls that are made in any case: those at the top level, as statements or as values of assignments."""
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
             yield statement.value
 
 
-def _given(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
-    """The written values that a call gives as an answer."""
+def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
+    """The written values that a call gives as an answer.
+
+    The call gives one if it calls `name`, or if it stands in the `last` step and has the argument `parameter`.
+    """
     func = call.func
     called = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     ends = bool(name) and called == name
     if not (ends or last):
         return
-    told = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
+    expressions = [keyword.value for keyword in call.keywords if keyword.arg == parameter]
     for keyword in call.keywords:
         if keyword.arg is None and isinstance(keyword.value, ast.Dict):
             pairs = zip(keyword.value.keys, keyword.value.values, strict=True)
-            told += [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == parameter]
-    for expression in (*told, *(call.args[:1] if ends else ())):
+            expressions += [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == parameter]
+    for expression in (*expressions, *(call.args[:1] if ends else ())):
         parts = expression.elts if isinstance(expression, ast.List | ast.Tuple | ast.Set) else [expression]
         for part in parts:
             try:
@@ -215,8 +223,10 @@ def _given(call: ast.Call, name: str, parameter: str, last: bool, names: Names) 
 
 
 def _literal(node: ast.expr, names: Names) -> Any:
-    """What a literal expression is. Raises _NotLiteral. A name stands for what is written where it is set, which may
-    hold no names itself: nothing grows beyond the code."""
+    """The value of a literal expression. Raises _NotLiteral for any other.
+
+    A name stands for the literal it was set to. That may hold no names itself, so no value grows beyond the code.
+    """
     match node:
         case ast.Constant():
             return node.value
@@ -255,8 +265,8 @@ def _sum(one: Any, other: Any, sign: int = 1) -> Any:
     raise _NotLiteral
 
 
-def _said(tree: ast.Module, names: Names) -> Iterator[Any]:
-    """The literals that a block prints, or ends in: what it shows of these, it did not find."""
+def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
+    """The literals that a block prints or ends in. Showing them proves nothing: the block did not find them."""
     for node in ast.walk(tree):
         printed: Sequence[ast.AST] = ()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -271,7 +281,7 @@ def _said(tree: ast.Module, names: Names) -> Iterator[Any]:
 
 
 def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
-    """The constants within an expression, but for those that are given to calls of anything but str, int and float."""
+    """The constants within an expression, except arguments of calls other than str, int and float."""
     if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _CASTS):
         return
     if isinstance(node, ast.Constant):
@@ -283,7 +293,7 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The values within lists and dictionaries, a few more than an answer may have at most."""
+    """The values within nested lists and dictionaries: at most one more than an answer may have."""
 
     def within(value: Any) -> Iterator[Any]:
         inner = value.values() if isinstance(value, Mapping) else value
@@ -293,4 +303,4 @@ def leaves(value: Any) -> list[Any]:
         else:
             yield value
 
-    return list(islice(within(value), _MOST + 1))
+    return list(islice(within(value), _MOST_VALUES + 1))

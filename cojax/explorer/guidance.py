@@ -1,4 +1,4 @@
-"""Reflection without an LLM (CoEvolve §3.2)."""
+"""Reflection without a language model: the exploration context of a trajectory (CoEvolve §3.2)."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from cojax.signals import SIGNALS, Guidance, guidance
 from cojax.signals.tools import tools_called
 from cojax.types import ExplorationContext, Origin, Signal, Trajectory, Turn, signature
 
-# Of a failing trajectory's errors, so many are told.
-_ERRORS_TOLD = 3
-# What contexts ask for, by their kind, where no others are given.
+# The failure cause of a context names so many errors of the trajectory.
+_ERRORS_NAMED = 3
+# The built-in guidance: what contexts ask for, by their kind.
 GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
 
 def context_of(
-    trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, told: Mapping[str, Guidance] = GUIDANCE
+    trajectory: Trajectory, kind: Origin, signal: Signal | None, ending: str, guides: Mapping[str, Guidance] = GUIDANCE
 ) -> ExplorationContext:
-    """The context of one trajectory: what was done, what went wrong, and where to look now.
+    """The context of one trajectory: what was done, what went wrong, and where to explore.
 
-    The focus is the signal's, or every tool called where there is none; `ending` is never in it. `told` is
-    what contexts ask for, by their kind. Raises ValueError for a kind without guidance.
+    The focus is the signal's; where there is none, every tool called; where nothing was called, the tools of the task's
+    solution. `ending` is never in it. `guides` says what contexts of each kind ask for. Raises ValueError for a kind
+    without guidance.
     """
-    if kind not in told:
-        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(told)}")
+    if kind not in guides:
+        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guides)}")
     named = signal.focus if signal else ()
-    # A policy that called nothing yet leaves the solution's own tools to look at.
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
     pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))
     failed = [turn for turn in trajectory.turns if not turn.observation.ok]
@@ -38,7 +38,7 @@ def context_of(
         failure_cause=_failure_cause(trajectory, failed),
         instability_pattern=signal.evidence if signal else "",
         focus_patterns=pattern,
-        objectives=told[kind].worded(tools),
+        objectives=guides[kind].worded(tools),
         do_not_repeat=tuple(dict.fromkeys(signature(turn.action) for turn in failed)),
     )
 
@@ -52,11 +52,11 @@ def _summary(trajectory: Trajectory) -> str:
 
 
 def _failure_cause(trajectory: Trajectory, failed: list[Turn]) -> str:
-    """The failed checks, the first errors and an unfinished ending; empty for a success without errors."""
+    """The failed checks, the first errors, and an outcome other than finished; "" for a success without errors."""
     causes = []
     if missed := [check.name for check in trajectory.checks if not check.passed]:
         causes.append(f"checks failed: {', '.join(missed)}")
-    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed[:_ERRORS_TOLD]]
+    causes += [f"{signature(turn.action)}: {turn.observation.text}" for turn in failed[:_ERRORS_NAMED]]
     if trajectory.outcome != "finished":
         causes.append(f"ended as {trajectory.outcome} {trajectory.error}".rstrip())
     return "; ".join(causes)

@@ -27,7 +27,6 @@ Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict,
 _POLL = 0.05
 # Seconds in which expeditions that are told to stop may end by themselves.
 _GRACE = 1.0
-_NOTHING = Exploration()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +38,7 @@ class ExpeditionResult:
 
     number: int
     expedition: Expedition
-    exploration: Exploration = _NOTHING
+    exploration: Exploration
     examined: tuple[tuple[TaskDraft, Verdict, Task | None], ...] = ()
     errors: tuple[EnvironmentFailure | EngineError, ...] = ()
 
@@ -94,12 +93,12 @@ class ExpeditionBatch:
         world = interruptible(self.environment, over)
         try:
             expedition = expedition.prepared(explorer)
-            task, context = expedition.task, expedition.context
-            exploration = explorer.explore(world, task, context, seed, expedition.weights)
+            exploration = explorer.explore(world, expedition.task, expedition.context, seed, expedition.weights)
         except (EnvironmentFailure, EngineError) as error:
-            return ExpeditionResult(number, expedition, errors=(error,))
+            nothing = Exploration(expedition.task, expedition.context, seed)
+            return ExpeditionResult(number, expedition, nothing, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
-        drafts = explorer.abstract(exploration.triplets, world, task, context, seed, self.wanted + 2)
+        drafts = explorer.abstract(exploration, world, self.wanted + 2)
         examined = tuple(self._examined(_until(drafts, errors), explorer, over))
         return ExpeditionResult(number, expedition, exploration, examined, tuple(errors))
 
@@ -140,7 +139,7 @@ def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], near_duplica
 def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
     """One explorer for each place."""
     if isinstance(explorer, Metered):
-        return explorer.team(places)
+        return explorer.split(places)
     return contextlib.nullcontext([explorer] * len(places))
 
 

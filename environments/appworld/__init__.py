@@ -2,20 +2,20 @@
 
 data.py         which data roots there are, and how they are made
 tiny/           a small data root of our own, built by the installed package
-prompt.py       what a policy is told; code blocks in what it writes
-skills.py       ONE table of what the scripted explorer does: code, wording
-grammar.py      what it did → a query
+prompt.py       the prompt of a policy; the code blocks in its messages
+skills.py       ONE table of the scripted explorer's skills: code, wording
+grammar.py      actions of skills → a query
 offers.py       arguments that would work now
 environment.py  the environment and its episodes, as the trainer sees them
-report.py       what the worker that ran code says of a step, read
+report.py       reads the reports of the worker that ran code
 verdict.py      the comparison with what a synthesized task's solution does
 goal_completion.py  the TGC and SGC of played tasks
 inside.py       a worker where a model's code runs, without ground truth
 judge.py        a worker where its calls are made again and judged
 world.py        one world in one process, its calls recorded or made again
-access.py       what a call reaches in the server: its documented route, as a user who logged in
-changes.py      what calls did to the databases
-audit.py        `python -m environments.check appworld`
+access.py       limits a call to its documented route in the server, as a user who logged in
+changes.py      the changes that calls made in the databases
+audit.py        the check `python -m environments.check appworld`
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["RECIPE", "SPLITS", "check", "make"]
 SPLITS = roots.SPLITS
 
 _Worker = concurrent.futures.Future[IsolatedEnvironment]
-# Seconds for a part of the calls to be made again, or for the tests.
+# Seconds that the judge gets to replay a part of the calls, or to run the tests.
 _JUDGED = 25.0
-# What an evaluation of all splits is of.
+# The splits that an evaluation of all splits takes.
 EVALUATION = ("test_normal", "test_challenge")
-# Of which nothing may be learned.
+# The splits from which nothing may be learned.
 RESERVED = ("dev", *EVALUATION)
 
 
@@ -55,12 +55,13 @@ def make(
 ) -> AppWorld:
     """The environment `appworld` on the data root of that name, `official` or `tiny`.
 
-    A call of an episode may take `deadline` seconds; a block of code is stopped once it worked for three quarters of
-    that, and told so. With `solutions`, tasks of the benchmark bring its own solutions where it has them:
-    for checks of the environment, never for a run. `skills` lets a policy call the explorer's skills as tools where it
-    writes no code, which is not the benchmark: by default on the tiny data alone, for policies too small to write code.
-    Calls that cannot be made again within `verdict` seconds earn nothing; a verdict may take half a minute more, which
-    a run's limits.environment_deadline must allow.
+    A call of an episode may take `deadline` seconds. A block of code is stopped with an error after three quarters of
+    that in processor time. With `solutions`, tasks bring the benchmark's own solutions where it has them; this is for
+    checks of the environment, never for a run. `skills` lets a policy that writes no code call the explorer's skills as
+    tools, which is not the benchmark; the default is on for the tiny data alone, for policies too small to write code.
+    An episode earns nothing if its calls cannot be replayed within `verdict` seconds. A verdict may take half a minute
+    more, which a run's limits.environment_deadline must allow.
+
     Raises InstallError where packages or data are missing, and EnvironmentFailure where this system cannot keep ground
     truth from a model's code.
     """
@@ -90,7 +91,7 @@ def make(
 
 
 def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Worker, _Worker]:
-    """Where code runs, on the data `shown`, and where its calls are judged, on the `full` data: both started."""
+    """Starts both workers: one runs code on the data `shown`, the other judges its calls on the `full` data."""
     bounds = Bounds(deadline=deadline, output=4 * 2**20)
     with concurrent.futures.ThreadPoolExecutor() as both:
         playing = both.submit(
@@ -100,10 +101,10 @@ def _workers(python: str, shown: str, full: str, deadline: float) -> tuple[_Work
             bounds=bounds,
             runs_policy_code=True,
             visible=(shown,),
-            # How the tiny data are made tells what is right in them.
+            # The code that makes the tiny data reveals their right answers.
             hidden=(os.path.join(os.path.dirname(__file__), "tiny"),),
             data=shown,
-            # Where it is called, and where it lies.
+            # Both as it is named and where it really is.
             truth=[full, os.path.realpath(full)],
             seconds=0.75 * deadline,
         )
@@ -122,4 +123,4 @@ def check(count: int, *, every: bool = False) -> int:
     """`python -m environments.check appworld`; see audit.py."""
     from environments.appworld.audit import audit
 
-    return audit(count, every=every)
+    return audit(make, count, every=every)

@@ -1,8 +1,8 @@
-"""What a call reaches in the server: the documented route of its API, as a user who logged in, and nothing else.
+"""Limits each call to the documented route of its API in the server, as a user who logged in.
 
-The package writes arguments into a path as they are, and signs access tokens by a key that is no secret. So arguments
-of a path are looked at first, and the route that the server's own router finds in the end is the only judge: it answers
-if it is the documented one of the call under way and was given the call's own arguments. Inside the workers alone.
+The package writes arguments into a path unescaped, and signs access tokens with a key that is no secret. So the
+arguments of a path are checked first; then the route that the server's own router finds decides. It answers only if it
+is the documented route of the current call and got the call's own arguments. Used inside the workers alone.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-# Marks that end a segment of a path, or the path, or stand for an argument in a documented one.
+# Characters that end a segment of a path, end the path, or mark an argument in a documented path.
 _MARKS = frozenset("/\\?#{}")
-# Characters that are no text: controls, formats, halves of a surrogate pair, separators of lines and paragraphs.
+# Categories of characters that are no text: controls, formats, surrogates, line and paragraph separators.
 _NO_TEXT = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-# Characters of an argument in a path.
+# The most characters of an argument in a path.
 _LONGEST = 1_000
 _SLOT = re.compile(r"{(\w+)}")
 
 
 @dataclasses.dataclass
 class _Call:
-    """The call under way: its documented route, None where it has none, and its arguments in the path."""
+    """The current call: its documented route, None where it has none, and its arguments in the path."""
 
     route: Any
     slots: Mapping[str, str]
@@ -35,11 +35,11 @@ class _Call:
 
 
 class Access:
-    """The routes and users of one world. The last one that a process makes rules there."""
+    """The routes and users of one world. The last instance that a process makes is in force."""
 
     def __init__(self, server: Any, apps: list[str]) -> None:
         """`server` is the FastAPI application that all requests go to, `apps` those whose APIs may be called."""
-        self._documented = _documented(server, apps)
+        self._documented = _documented_routes(server, apps)
         self._users: set[str] = set()
         self._call: _Call | None = None
         # A model's code may call from several threads.
@@ -47,12 +47,12 @@ class Access:
         _enforce(self)
 
     def documented(self, app: Any, api: Any) -> bool:
-        """Whether there is such an API."""
+        """Whether the API exists and is documented."""
         return (app, api) in self._documented
 
     @contextlib.contextmanager
     def to(self, app: Any, api: Any, arguments: Mapping[str, Any]) -> Iterator[_Call]:
-        """Opens the route of the API for one call, whose `reached` tells afterwards whether it was reached.
+        """Opens the route of the API for one call; its `reached` says afterwards whether the call got there.
 
         No route is opened to an unknown API, or where an argument in the path could lead elsewhere.
         """
@@ -78,8 +78,8 @@ class Access:
         call.reached = True
         return True
 
-    def entered(self, subject: str) -> None:
-        """Remembers that someone logged in; `subject` is what a token says of app and user."""
+    def note_login(self, subject: str) -> None:
+        """Remembers that a user logged in; `subject` names app and user in an access token."""
         self._users.add(subject)
 
     def knows(self, subject: str) -> bool:
@@ -87,11 +87,11 @@ class Access:
 
 
 def leads_elsewhere(argument: str) -> bool:
-    """Whether an argument, written into a path, could change what the path leads to.
+    """Whether an argument, written into a path, could lead the path elsewhere.
 
-    It could if it is empty, made of dots, too long, or holds a separator, a mark of a query or fragment, a brace, or
-    what is no text; as it stands, with its percent forms resolved as often as there are some, or with wide letters
-    made narrow.
+    It could if it is empty, consists of dots, is too long, or holds a separator, a mark of a query or fragment, a brace
+    or a character that is no text. This is checked as it stands, after every decoding of percent forms, and with wide
+    letters made narrow.
     """
     if len(argument) > _LONGEST:
         return True
@@ -104,8 +104,8 @@ def leads_elsewhere(argument: str) -> bool:
         argument = resolved
 
 
-def _documented(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
-    """(app, API) → its documented path and the route of the server that has this path and method."""
+def _documented_routes(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str, Any]]:
+    """(app, API) → its documented path, and the server's route with this path and method."""
     from appworld.common.utils import get_name_to_apis
     from appworld.requester import _get_api_name_to_doc
     from starlette.routing import Mount, Route
@@ -127,12 +127,12 @@ def _documented(server: Any, apps: list[str]) -> dict[tuple[str, str], tuple[str
     return found
 
 
-# Who rules in this process.
+# The instance in force in this process.
 _ruling: Access | None = None
 
 
 def _enforce(access: Access) -> None:
-    """Has every route and every access token of this process ask `access` first."""
+    """Makes every route and every access token of this process ask `access` first."""
     global _ruling
     _ruling, first = access, _ruling is None
     if not first:
@@ -148,13 +148,13 @@ def _enforce(access: Access) -> None:
         if _ruling is not None and _ruling.admits(self, scope):
             await handled(self, scope, receive, send)
         else:
-            # The package answers so where an argument makes a path that it does not know.
+            # The package's own answer to an argument that makes an unknown path.
             await PlainTextResponse("Method Not Allowed", status_code=405)(scope, receive, send)
 
     def create_access_token(self: Any, *, data: dict[str, Any], **more: Any) -> str:
         token = created(self, data=data, **more)
         if _ruling is not None:
-            _ruling.entered(data["sub"])
+            _ruling.note_login(data["sub"])
         return token
 
     def get_user_identifier(self: Any, payload: dict[str, Any]) -> str:

@@ -1,23 +1,23 @@
-"""What `python -m environments.check appworld` does: proves each data root sound, by the path of training.
+"""The check behind `python -m environments.check appworld`: proves each data root sound, by the path of training.
 
-One line a split: tasks with solutions, solutions that earn reward 1 (twice with the same observations), tasks where
-completing at once fails, solutions whose calls are made again without one that had an effect and how many of those
-fail, and TGC and SGC of a mixture of these, ours beside those of the benchmark's own `evaluate_dataset`.
+It prints one line a split: tasks with solutions; solutions that earn reward 1, twice with the same observations; tasks
+that fail when they are completed at once; solutions made again without one call that had an effect, and how many of
+these fail. Last come TGC and SGC of a mixture of these trajectories: ours, and by the benchmark's `evaluate_dataset`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.appworld import data as roots
-from environments.appworld import make
 from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
 from environments.appworld.goal_completion import goal_completion
+from environments.check import GARBAGE, SplitReport
 from environments.worker.venv import InstallError
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)
@@ -26,10 +26,11 @@ _HEAD = f"{'data':<9} {'split':<15} {'tasks':>5} {'solved':>6} {'no-op fails':>1
 _SEED = 1
 
 
-def audit(count: int, *, every: bool) -> int:
-    """Prints the table of every data root, then what is wrong; 1 if something is. `count` tasks of each split at most.
+def audit(make: Callable[..., AppWorld], count: int, *, every: bool) -> int:
+    """Prints the table of every data root, then the faults; returns 1 if there are any. `make` is that of this package.
 
-    `every` leaves out each effective call in turn, not one drawn at random. Raises InstallError where no data is.
+    At most `count` tasks of each split are examined. `every` leaves out each effective call in turn, instead of one
+    drawn at random. Raises InstallError where no data root is installed.
     """
     found = [name for name in roots.ROOTS if _present(name)]
     if not found:
@@ -41,7 +42,7 @@ def audit(count: int, *, every: bool) -> int:
         try:
             for split in roots.SPLITS:
                 faults += _split(environment, split, count, every=every)
-            faults += _thrown(environment)
+            faults += _throw_garbage(environment)
         finally:
             environment.close()
     print("\n".join(faults) or "nothing is wrong", flush=True)
@@ -57,7 +58,7 @@ def _present(name: str) -> bool:
 
 
 def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> list[str]:
-    """Prints the line of a split; its faults."""
+    """Prints the line of a split; returns its faults."""
     tasks = [task for task in environment.tasks(split, count) if task.solution]
     solved, idle, mutated, failing = 0, 0, 0, 0
     mixture: list[tuple[Group, list[Call]]] = []
@@ -65,8 +66,8 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
     for task in tasks:
         name = task.setup["task"]
         try:
-            first, calls = _played(environment, task)
-            again, _ = _played(environment, task)
+            first, calls = _play(environment, task)
+            again, _ = _play(environment, task)
             nothing = play(environment, task, follow(_NOTHING), max_turns=1)
             mutants = list(_mutants(environment, task, calls, every=every))
         except EnvironmentFailure as failure:
@@ -102,7 +103,7 @@ def _split(environment: AppWorld, split: str, count: int, *, every: bool) -> lis
     return faults
 
 
-def _played(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
+def _play(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
     """The trajectory of the task's solution, and the calls it made."""
     started: list[AppWorldEpisode] = []
 
@@ -120,12 +121,12 @@ def _played(environment: AppWorld, task: Task) -> tuple[Trajectory, list[Call]]:
 def _mutants(
     environment: AppWorld, task: Task, calls: Sequence[Call], *, every: bool
 ) -> Iterator[tuple[str, list[Call], Trajectory]]:
-    """The calls without one that had an effect: its name, the calls left, and the verdict on them."""
+    """For calls that had an effect: the call's name, the other calls, and the verdict on these alone."""
     effective = list(_effective(environment, task, calls))
     if not every and effective:
         effective = [random.Random(f"{_SEED} {task.id}").choice(effective)]
-    for place in effective:
-        left = [*calls[:place], *calls[place + 1 :]]
+    for index in effective:
+        left = [*calls[:index], *calls[index + 1 :]]
         judging = environment.judge.start(Task(NAME, "", task.setup))
         try:
             judging.reset()
@@ -133,7 +134,7 @@ def _mutants(
             found = judging.evaluate()
         finally:
             judging.close()
-        yield f"call {place + 1}, {calls[place].name}", left, Trajectory(task, reward=found.reward, checks=found.checks)
+        yield f"call {index + 1}, {calls[index].name}", left, Trajectory(task, reward=found.reward, checks=found.checks)
 
 
 def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iterator[int]:
@@ -142,11 +143,11 @@ def _effective(environment: AppWorld, task: Task, calls: Sequence[Call]) -> Iter
     try:
         judging.reset()
         before = judging.state()
-        for place, call in enumerate(calls):
+        for index, call in enumerate(calls):
             judging.step(Action(calls=(call,)))
             now = judging.state()
             if now != before:
-                yield place
+                yield index
             before = now
     finally:
         judging.close()
@@ -167,15 +168,13 @@ def _official(environment: AppWorld, split: str, made: dict[str, list[Call]]) ->
         judging.close()
 
 
-def _thrown(environment: AppWorld) -> list[str]:
-    """Garbage thrown at the first task; what was not answered."""
-    from environments.check import GARBAGE, Tally
-
-    tally = Tally()
+def _throw_garbage(environment: AppWorld) -> list[str]:
+    """Throws garbage at the first task; returns the faults found."""
+    report = SplitReport()
     task = next(task for split in roots.SPLITS for task in environment.tasks(split, 3) if task.solution)
     for name, action in GARBAGE.items():
-        tally.throw(environment, task, name, action)
-    return tally.faults
+        report.throw(environment, task, name, action)
+    return report.faults
 
 
 def _seen(trajectory: Trajectory) -> list[str]:

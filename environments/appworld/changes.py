@@ -1,10 +1,10 @@
-"""What calls did to the databases of a world, as JSON that is equal for equal deeds; inside the judge alone.
+"""The changes that calls made in the databases of a world, as JSON; runs inside the judge alone.
 
-The rule, table by table, of what two worlds in which the same was done may differ in:
+Equal actions give equal JSON. So it leaves out everything in which two worlds may differ after the same actions:
 
-- the id of a row that was added, and ids that refer to it: the row's content stands in their place
-- when something was (`…_at`: only whether it was is told, as of a request that was denied), unless a user chooses it
-  (`scheduled_send_at`); `…_expiry` and `last_logged_in`
+- the id of an added row, and ids that refer to it: the row's content stands in their place
+- times (`…_at`, of which only whether there is one is kept, for example for a denied request), unless a user chooses
+  them (`scheduled_send_at`); `…_expiry` and `last_logged_in`
 - codes drawn at random (invitations, confirmations, verifications) and contents of made-up binary files
 - the order of rows
 
@@ -26,18 +26,18 @@ _VOLATILE = re.compile(
     r"^(id|record_hash|last_logged_in|.*_expiry|(verification|password_reset|invitation|invite|confirmation)_code)$"
 )
 _WHEN = re.compile(r"^(?!scheduled_send).*_at$")
-# What the package draws in place of contents that it does not keep.
+# The package draws these in place of contents that it does not keep.
 _MADE_UP = re.compile(r"binary:\w{10}\.\.\.")
-# New rows that refer to one another are told to this depth.
+# New rows that refer to one another are followed to this depth.
 _DEPTH = 4
-# What `complete_task` leaves where no answer was given.
+# The answer that `complete_task` stores where none was given.
 _NO_ANSWER = '"<<NOT_GIVEN>>"'
 
 
 def changes(stock: Any) -> dict[str, Any]:
     """Table → rows added, removed and changed since the world was opened, and the answer and status of its task.
 
-    `stock` is an open AppWorld, which stays as it is.
+    `stock` is an open AppWorld; it is not changed.
     """
     from appworld.collections.models import ModelCollectionPair
 
@@ -47,13 +47,13 @@ def changes(stock: Any) -> dict[str, Any]:
     try:
         tables = {name: pair.changed_records(name) for name in sorted(pair.changed_model_names())}
         describer = _Describer(pair, tables)
-        told = {name: entry for name in tables if (entry := describer.table(name))}
+        described = {name: entry for name in tables if (entry := describer.table(name))}
         task = pair.end.supervisor.Task.all()[0]
     finally:
-        # Looking at the start turned every model's face to it.
+        # Reading the start pointed every model at it.
         stock.models.reset_db_home_path()
     answer = None if task.answer == _NO_ANSWER else json.loads(task.answer, parse_constant=str, parse_float=_finite)
-    return {"tables": told, "answer": answer, "status": task.status}
+    return {"tables": described, "answer": answer, "status": task.status}
 
 
 def _finite(number: str) -> float | str:
@@ -62,14 +62,14 @@ def _finite(number: str) -> float | str:
 
 
 class _Describer:
-    """Tells rows without what may differ."""
+    """Describes rows without what may differ."""
 
     def __init__(self, pair: Any, tables: Mapping[str, tuple[list[Any], list[Any], list[Any]]]) -> None:
         self.pair, self.tables = pair, tables
         self.added = {(name, row.id): row for name, (added, _, _) in tables.items() for row in added}
 
     def table(self, name: str) -> dict[str, list[Any]]:
-        """Rows added, changed (by id, with their new values) and removed (by id); nothing where there are none."""
+        """Rows added, changed (by id, with their new values) and removed (by id); empty where there are none."""
         app, _, kind = name.partition(".")
         added, updated, removed = self.tables[name]
         before = {row.id: row for row in self.pair.start[app][kind].by_ids([row.id for row in updated])}
@@ -107,7 +107,7 @@ class _Describer:
         return value
 
     def _reference(self, app: str, row: Any, named: str, value: Any, depth: int) -> Any:
-        """An id of a row that was there; the content of one that was added."""
+        """The id of an original row; the content of an added row."""
         from appworld.common.utils import modelize
 
         mapping = type(row).field_mapping()

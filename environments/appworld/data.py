@@ -1,12 +1,12 @@
-"""AppWorld's data roots: which there are, where, how they are made and checked. Standard library only.
+"""AppWorld's data roots: names, folders, how they are made and checked. Standard library only.
 
-    $COJAX_CACHE/appworld/official          the benchmark's own data, downloaded, or put there by hand
+    $COJAX_CACHE/appworld/official          the benchmark's own data, downloaded or copied there by hand
     $COJAX_CACHE/appworld/tiny              built here from the installed package
     $COJAX_CACHE/appworld/ROOT-public       the same without any `ground_truth`: all that model code may see
 
-Each is laid out as the package's APPWORLD_ROOT. A root is made beside its place and renamed into it; its stamp says
-what it was made by, so that a stale or half-made one is not taken. The public twin is a copy, not links: what is
-written through a link would reach the root that verdicts are found on.
+Each has the layout of the package's APPWORLD_ROOT. A root is made in another folder and then renamed. Its stamp says
+which version made it, so that a stale or incomplete root is not used. The public twin is a copy and has no links: a
+write through a link would reach the root that verdicts rest on.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from environments.worker.venv import InstallError, Recipe, cache, home, locked
 
 RECIPE = Recipe(
     requirements=("appworld==0.1.3.post1",),
-    # What `appworld install` does; its tests go there too, instead of into the user's home.
+    # As `appworld install` does; its tests go there too, instead of into the user's home.
     prepare="import os, sys; os.environ['APPWORLD_CACHE'] = sys.prefix + '/package'; "
     "from appworld.install import install_package; install_package()",
     proof="import appworld.apps.spotify.models",
 )
-# The first is what an installation takes where none is named.
+# The first is the default of an installation.
 ROOTS = ("official", "tiny")
 SPLITS = ("train", "dev", "test_normal", "test_challenge")
 
 _STAMP = "stamp.json"
 _TRUTH = "ground_truth"
-# Seconds: for the server to answer at all, for the whole download, for building.
+# Seconds for the server's first answer, for the whole download, and for building.
 _PATIENCE, _DOWNLOAD, _BUILD = 15, 1_800, 600
 _PROBE = """
 import requests
@@ -50,7 +50,7 @@ raise SystemExit(0 if answer.ok else f"the server answered {answer.status_code}"
 def root(name: str) -> Path:
     """The data root of that name, ground truth included, as APPWORLD_ROOT of a process that runs no model code.
 
-    Raises InstallError, which names the ways forward, where it is not there or not what this version makes.
+    Raises InstallError, which says what to do, where it does not exist or was made by another version.
     """
     folder = _place(name)
     if not _current(name):
@@ -66,7 +66,7 @@ def public(name: str) -> Path:
 
 
 def tasks(name: str, split: str) -> list[str]:
-    """The ids of a split's tasks, in the benchmark's order; what precedes `_` is the scenario."""
+    """The ids of a split's tasks, in the benchmark's order; the part before `_` is the scenario."""
     if split not in SPLITS:
         raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
     lines = (public(name) / "data" / "datasets" / f"{split}.txt").read_text().splitlines()
@@ -74,12 +74,12 @@ def tasks(name: str, split: str) -> list[str]:
 
 
 def specs(name: str, task: str) -> dict[str, Any]:
-    """What an agent may know of a task: `instruction`, `supervisor`, `datetime`."""
+    """The facts of a task that an agent may know: `instruction`, `supervisor`, `datetime`."""
     return json.loads((_task(public(name), task) / "specs.json").read_text())
 
 
 def solution(name: str, task: str) -> tuple[str, ...]:
-    """The code blocks of a task's reference solution; none where the benchmark keeps it back (its test splits).
+    """The code blocks of a task's reference solution; none where the benchmark withholds it (its test splits).
 
     For trusted processes only: this reads ground truth.
     """
@@ -91,8 +91,8 @@ def solution(name: str, task: str) -> tuple[str, ...]:
     return ()
 
 
-def suited(path: Path) -> Path:
-    """The path, if AppWorld can have data or outputs there. Raises InstallError for one that it would misread."""
+def check_path(path: Path) -> Path:
+    """The path, if AppWorld can use it for data or outputs. Raises InstallError for one that it would misread."""
     if "memory" in str(path):
         raise InstallError(
             f"the path {path} contains 'memory', which AppWorld takes for a database held in memory; "
@@ -102,10 +102,10 @@ def suited(path: Path) -> Path:
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
-    """Makes that root and its public twin, or says that they are there. `python` is the one that has the package.
+    """Makes that root and its public twin, or reports that they exist. `python` is the interpreter with the package.
 
-    Data that is there is never overwritten: official data put at its place by hand is checked and taken. Raises
-    InstallError, which names the ways forward.
+    Existing data is never overwritten: official data copied there by hand is checked and used. Raises InstallError,
+    which says what to do.
     """
     place = _place(name)
     try:
@@ -146,7 +146,7 @@ def _provide(name: str, python: str, say: Callable[[str], None]) -> None:
 
 
 def _settle(name: str, making: Path) -> None:
-    """Renames what was made into place, the stamps last of each, so that neither is taken before it is whole."""
+    """Renames the new folders into place, their stamps last, so that neither is used before it is complete."""
     place = _place(name)
     adopted = not (making / "root" / "data").exists()
     for made, target in ((making / "public", _twin(name)), (making / "root", place)):
@@ -157,14 +157,14 @@ def _settle(name: str, making: Path) -> None:
             made.rename(target)
         target.chmod(0o700)
         stamp = target / f"{_STAMP}.part"
-        stamp.write_text(json.dumps(_expected(name)))
+        stamp.write_text(json.dumps(_expected_stamp(name)))
         stamp.replace(target / _STAMP)
 
 
 def _place(name: str) -> Path:
     if name not in ROOTS:
         raise InstallError(f"AppWorld's data {name!r} not found; available: {', '.join(ROOTS)}")
-    return suited(cache() / "appworld" / name)
+    return check_path(cache() / "appworld" / name)
 
 
 def _twin(name: str) -> Path:
@@ -177,8 +177,8 @@ def _task(folder: Path, task: str) -> Path:
     return folder / "data" / "tasks" / task
 
 
-def _expected(name: str) -> dict[str, str]:
-    """What a root of this version has in its stamp."""
+def _expected_stamp(name: str) -> dict[str, str]:
+    """The stamp of a root of this version."""
     stamp = {"package": RECIPE.requirements[0]}
     if name == "tiny":
         digest = hashlib.sha256()
@@ -189,10 +189,10 @@ def _expected(name: str) -> dict[str, str]:
 
 
 def _current(name: str) -> bool:
-    """Whether root and twin are both there, made by this version."""
+    """Whether root and twin both exist and were made by this version."""
     for folder in (_place(name), _twin(name)):
         try:
-            if json.loads((folder / _STAMP).read_text()) != _expected(name):
+            if json.loads((folder / _STAMP).read_text()) != _expected_stamp(name):
                 return False
         except (OSError, ValueError):
             return False
@@ -200,7 +200,7 @@ def _current(name: str) -> bool:
 
 
 def _ways(name: str) -> str:
-    """What a user can do to have that data."""
+    """What a user can do to get that data."""
     install = "python -m environments.install appworld"
     if name == "tiny":
         return f"Run: {install} --data=tiny"
@@ -216,7 +216,7 @@ def _build(python: str, folder: Path) -> None:
 
 
 def _download(python: str, folder: Path) -> None:
-    """The package's own download, into a fresh folder: it would delete data that it finds."""
+    """Downloads with the package's own code, into a fresh folder: it would delete existing data."""
     command = [python, "-m", "appworld.cli", "download", "data", "--root", str(folder)]
     try:
         _run([python, "-c", _PROBE], _PATIENCE, "its server cannot be reached", folder)
@@ -228,7 +228,7 @@ def _download(python: str, folder: Path) -> None:
 
 
 def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> str:
-    """Runs it in `folder`, which is made, and returns what it printed."""
+    """Makes `folder`, runs the command in it, and returns its output."""
     folder.mkdir(mode=0o700, exist_ok=True)
     more = {
         "APPWORLD_ROOT": str(folder),
@@ -251,7 +251,7 @@ def _run(command: list[str], deadline: float, complaint: str, folder: Path) -> s
 
 
 def _flaws(data: Path) -> Iterator[str]:
-    """What is missing in a data folder, the first first."""
+    """What is missing in a data folder."""
     for kind, pattern, count in (("api_docs/standard", "*.json", 11), ("base_dbs", "*.db", 12)):
         found = len(list((data / kind).glob(pattern)))
         if found < count:

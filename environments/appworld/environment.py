@@ -1,7 +1,7 @@
-"""AppWorld as the trainer sees it: code goes to one worker, the calls it made to another, which reaches the verdict.
+"""AppWorld's environment and episodes: one worker runs the code, another replays its calls and reaches the verdict.
 
-What the process that ran the code says is believed only as far as honest code could have gone: the calls it reports
-are made again where no model's code ever ran, and judged there by what they do.
+The process that ran the code is not trusted. The calls that it reports are made again where no model's code ever ran,
+and judged there by their effects; so it can claim no more than calls that honest code could have made.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SPLITS: Mapping[str, str] = {
     "challenge": "test_challenge",
 }
 
-# Calls that the judge makes again at once, within one deadline.
+# Calls that the judge replays in one step, within one deadline.
 _AT_ONCE = 100
-# References of synthesized tasks that are remembered.
+# The most references of synthesized tasks that are remembered.
 _REMEMBERED = 4_096
 
 
 class AppWorld:
-    """The environment. `play` runs code and `judge` replays calls, both on the data root of that name.
+    """The environment. The worker `play` runs code and the worker `judge` replays calls, on the data root `data`.
 
-    `solutions` hands out tasks with the benchmark's own solutions, which nothing but a check of the environment may
-    see; with `skills` a policy may call these as tools. For `verdict` seconds calls are made again.
+    With `solutions` tasks have the benchmark's own solutions, which only a check of the environment may see. With
+    `skills` a policy may call the skills as tools. Calls are replayed for at most `verdict` seconds.
     """
 
     name = NAME
@@ -107,9 +107,9 @@ class AppWorld:
         self.judge.close()
 
     def reference(self, task: Task) -> Mapping[str, Any]:
-        """What a synthesized task's solution does, by making its calls in the judge; remembered if each step was ok.
+        """The effects of a synthesized task's solution, by replaying its calls in the judge; kept if each step was ok.
 
-        Raises EnvironmentFailure where it cannot be found out.
+        Raises EnvironmentFailure where they cannot be determined.
         """
         key = f"{task.id} {content_hash([[call.name, dict(call.arguments)] for call in _calls_of(task)])}"
         with self._guard:
@@ -119,7 +119,7 @@ class AppWorld:
                 return self._references[key]
             sound = False
             try:
-                done, sound = self._done(task)
+                done, sound = self._effects(task)
             finally:
                 with self._guard:
                     if sound:
@@ -130,8 +130,8 @@ class AppWorld:
                         self._guards.pop(self._references.popitem(last=False)[0], None)
             return done
 
-    def _done(self, task: Task) -> tuple[Mapping[str, Any], bool]:
-        """What the solution does, and whether each of its steps was ok: another time, one that was not may be."""
+    def _effects(self, task: Task) -> tuple[Mapping[str, Any], bool]:
+        """The solution's effects, and whether each step was ok: a step that failed may succeed another time."""
         episode = AppWorldEpisode(self, task)
         try:
             episode.reset()
@@ -142,7 +142,7 @@ class AppWorld:
 
 
 class AppWorldEpisode:
-    """One run of one task: a world to act in, and from the first question about it on, one to judge in.
+    """One run of one task: a world to act in and, once its state is asked for, a world to judge in.
 
     The task's setup is {"task": id} for a task of the benchmark, {"scenario": id} for another one in its world.
     """
@@ -168,11 +168,11 @@ class AppWorldEpisode:
         return (Message("user", prompt.opening(self.task.query, specification)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """None: the APIs are found through `apis.api_docs`, as the benchmark intends. The skills where they are on."""
+        """The skills if they are on, else none: the benchmark intends that APIs are found through `apis.api_docs`."""
         return self.environment.tools() if self.environment.skills else ()
 
     def step(self, action: Action) -> Observation:
-        """Runs the action's code block, or what its calls stand for where it has no text.
+        """Runs the action's code block; where it has no text, the code of the skills that it calls.
 
         The episode is done once `complete_task` was called.
         """
@@ -182,42 +182,42 @@ class AppWorldEpisode:
         if complaint:
             return Observation((Message("user", complaint),), ok=False)
         observation = self.playing.step(Action(code))
-        printed = self._noted(observation)
+        printed = self._keep_calls(observation)
         self.done = observation.done
         return Observation((Message("user", printed),), ok=observation.ok, done=self.done)
 
     def state(self) -> Mapping[str, Any]:
-        """What the calls so far did to the databases, the answer and the status of the task; see changes.py."""
-        return self._judged().state()
+        """The changes of the calls so far in the databases, the answer and the status of the task; see changes.py."""
+        return self._replay_calls().state()
 
     def affordances(self) -> tuple[Action, ...]:
-        """Skills that would work now, by what the world holds; last the one that completes the task."""
+        """Skills that would work now in this world; last the one that completes the task."""
         return () if self.done else self.playing.affordances()
 
     def evaluate(self) -> Evaluation:
         """The benchmark's tests, or for a synthesized task the comparison with what its solution does.
 
-        The reward is 1.0 if all checks pass, else 0.0; a task without a solution gets 0.0 and no checks. Where a call
-        was answered otherwise when made again, a check that failed says so, which counts for nothing else.
+        The reward is 1.0 if all checks pass, else 0.0; a task without a solution gets 0.0 and no checks. Where a
+        replayed call was answered differently, a failed check says so; it does not change the reward.
         """
         if "scenario" in self.task.setup and not self.task.solution:
             return Evaluation(0.0)
         if self.over:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
-        # What cannot be found out here is the machinery's doing; what follows is that of the calls.
+        # A failure here is the machinery's; a failure below may be caused by the calls.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
         until = counted() + self.environment.verdict
         for _ in range(2):
-            self._opened()
+            self._judge_world()
             try:
                 return self._verdict(reference, until)
             except (EpisodeFailure, LimitExceeded):
-                # Of the judge's own process; only what comes again is put down to the calls.
+                # The judge's own process failed: only a second failure is attributed to the calls.
                 self._forget()
         return Evaluation(0.0, (Check("what the calls did could be found out in time", False),))
 
     def _verdict(self, reference: Mapping[str, Any] | None, until: float) -> Evaluation:
-        judging = self._judged(until)
+        judging = self._replay_calls(until)
         found = judging.evaluate() if reference is None else verdict.compare(reference, judging.state())
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
@@ -229,8 +229,8 @@ class AppWorldEpisode:
         if self.judging is not None:
             self.judging.close()
 
-    def _noted(self, observation: Observation) -> str:
-        """Keeps the calls of a step; what it printed. Raises LimitExceeded for a reply that no honest child sends."""
+    def _keep_calls(self, observation: Observation) -> str:
+        """Keeps the calls of a step; returns what it printed. Raises LimitExceeded for a dishonest reply."""
         printed, calls, size = report.read(observation)
         self.bytes += size
         self.over = self.over or len(self.calls) + len(calls) > MOST_CALLS or self.bytes > report.MOST_BYTES
@@ -238,23 +238,23 @@ class AppWorldEpisode:
             self.calls += calls
         return printed
 
-    def _judged(self, until: float = math.inf) -> Episode:
-        """The judge's world, once the calls that it has not made yet are made.
+    def _replay_calls(self, until: float = math.inf) -> Episode:
+        """Replays the calls that were not replayed yet; returns the judge's world.
 
         Raises LimitExceeded where some are left at `until`, by `counted()`.
         """
-        judging = self._opened()
+        judging = self._judge_world()
         while self.judged < len(self.calls):
             if counted() > until:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)
-            told = judging.step(Action(calls=tuple(following)))
-            self.differing += [message.content for message in told.messages]
+            observation = judging.step(Action(calls=tuple(following)))
+            self.differing += [message.content for message in observation.messages]
         return judging
 
-    def _opened(self) -> Episode:
-        """The judge's world."""
+    def _judge_world(self) -> Episode:
+        """The judge's world, opened at first use."""
         if self.judging is None:
             self.judging = self.environment.judge.start(self.world)
             try:
@@ -265,12 +265,12 @@ class AppWorldEpisode:
         return self.judging
 
     def _forget(self) -> None:
-        """Has the next judgement begin anew."""
+        """Closes the judge's world, so that the next judgement starts again."""
         if self.judging is not None:
             self.judging.close()
         self.judging, self.judged, self.differing = None, 0, []
 
 
 def _calls_of(task: Task) -> list[Call]:
-    """What identifies a solution: its calls, and its code as one."""
+    """The calls of a solution, with the code of each action as a call before its own; they identify it."""
     return [call for action in task.solution for call in (Call(action.text), *action.calls)]

@@ -1,4 +1,4 @@
-"""What was done, in words: the query that steps of the scripted explorer answer."""
+"""Words steps of the scripted explorer as a query: the request that they fulfil."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLOT = re.compile(r"{(!?)(\w+)(?::([^|}]*)\|([^}]*))?}")
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that the steps answer; None where they are not put in words.
+    """The query that the steps fulfil; None where they cannot be worded.
 
     A task ends by completing it, once. A look-up is worded where it stands last and its value is the answer.
     """
@@ -31,21 +31,21 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
         return None
     if SKILLS[last.name].look and not (observed.text.strip() and "\n" not in observed.text):
         return None
-    clauses = [_worded(call) for call, _ in done[:-1]]
+    clauses = [_wording(call) for call, _ in done[:-1]]
     if None in clauses or len(set(clauses)) < len(clauses):
         return None
     text = _JOINER.join(filter(None, clauses))
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _worded(call: Call) -> str | None:
+def _wording(call: Call) -> str | None:
     skill = SKILLS[call.name]
     if call.arguments.keys() != set(skill.parameters):
         return None
-    return _SLOT.sub(lambda slot: _said(call.arguments[slot[2]], slot), skill.wording)
+    return _SLOT.sub(lambda slot: _value_text(call.arguments[slot[2]], slot), skill.wording)
 
 
-def _said(value: Any, slot: re.Match[str]) -> str:
+def _value_text(value: Any, slot: re.Match[str]) -> str:
     bare, _, yes, no = slot.groups()
     if yes or no:
         return str(yes if value else no)

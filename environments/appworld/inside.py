@@ -1,6 +1,6 @@
-"""AppWorld where a model's code runs: a root without ground truth, in an interpreter of AppWorld's own.
+"""The worker in which a model's code runs: on a root without ground truth, in an interpreter of AppWorld's own.
 
-The trainer reaches it through a worker and believes nothing that it says but what it printed: see environment.py.
+The trainer uses only the printed output and the calls that it reports, which the judge replays; see environment.py.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from environments.appworld import world
 from environments.appworld.offers import Offers
 from environments.appworld.world import World
 
-# The role of the message that carries the calls of a step, for the wrapper alone.
+# The role of the message with the calls of a step, which only environment.py reads.
 CALLS = "calls"
-# Characters of printed output that are handed back; what is cut says so.
+# The most characters of output that are returned; a note says where it was cut.
 PRINTED = 15_000
-# How the package words that code did not come to its end.
+# The package's words where code did not run to its end.
 _FAILED = ("Execution failed", "No code available")
 
 
 def make(data: str, truth: Sequence[str], seconds: float) -> Play:
-    """The environment. `data` is a data folder without ground truth, `truth` the names of the one with it, which must
-    be out of sight; `seconds` of processor time is what one block of code is allowed."""
+    """The environment, on the data folder `data` without ground truth.
+
+    `truth` are the paths of the folder with ground truth, which must not be readable. One block of code may take
+    `seconds` of processor time.
+    """
     world.warm(data)
     return Play(data, truth, seconds)
 
 
 class Play:
-    """Worlds to act in. A task's setup names the world: {"task": id}."""
+    """The environment in which code runs. A task's setup names the world: {"task": id}."""
 
     name = "appworld"
 
@@ -40,15 +43,15 @@ class Play:
         self.data, self.truth, self.seconds = data, truth, seconds
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """None; asked for first, it finds out whether ground truth is out of sight."""
-        sealed(self.data, self.truth)
+        """None; this first call also checks that ground truth is not readable."""
+        check_sealed(self.data, self.truth)
         return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
         return ()
 
     def start(self, task: Task) -> PlayEpisode:
-        sealed(self.data, self.truth)
+        check_sealed(self.data, self.truth)
         return PlayEpisode(self, task)
 
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
@@ -74,7 +77,7 @@ class PlayEpisode:
         return ()
 
     def step(self, action: Action) -> Observation:
-        """Runs the code: what it printed, and the record of its calls as JSON."""
+        """Runs the code; returns what it printed, and the record of its calls as JSON."""
         printed, calls = self.world.execute(action.text)
         self.salt, self.printed = content_hash([self.salt, action.text]), printed.strip()
         ok = not printed.startswith(_FAILED)
@@ -85,7 +88,7 @@ class PlayEpisode:
         return {}
 
     def affordances(self) -> tuple[Action, ...]:
-        """Skills that would work now; the same after the same actions."""
+        """Skills that would work now; after the same actions they are the same."""
         return self.offers.now(self.salt, self.printed)
 
     def evaluate(self) -> Evaluation:
@@ -96,16 +99,16 @@ class PlayEpisode:
 
 
 def cut(text: str) -> str:
-    """At most PRINTED characters, from the beginning."""
+    """The first PRINTED characters, with a note where more were cut."""
     return text if len(text) <= PRINTED else f"{text[:PRINTED]}\n[{len(text) - PRINTED} characters cut]"
 
 
-# What lets a process have a view of its own of the files.
+# The modules and calls by which a process could get another view of the files.
 _ALLOW = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, Docker's --security-opt seccomp=unconfined)"
 
 
-def sealed(data: str, truth: Sequence[str]) -> None:
-    """Raises PermissionError where this process, as it is confined, could read ground truth or cannot do without."""
+def check_sealed(data: str, truth: Sequence[str]) -> None:
+    """Raises PermissionError where this confined process could still read ground truth, or is not confined."""
     if found := [folder for folder in truth if _opens(folder)]:
         raise PermissionError(
             f"a model's code could read the ground truth in {found[0]}: this system has for a process neither a view "
@@ -121,7 +124,7 @@ def sealed(data: str, truth: Sequence[str]) -> None:
 
 
 def _opens(folder: str) -> bool:
-    """Found out by doing it: rules of the kernel forbid what permissions allow."""
+    """Tries it, as rules of the kernel can forbid what permissions allow."""
     try:
         os.listdir(folder)
     except OSError:

@@ -1,7 +1,7 @@
-"""AppWorld where verdicts are reached: a root with ground truth, and worlds in which no model's code ever ran.
+"""The worker that reaches verdicts: on a root with ground truth, in worlds in which no model's code ever ran.
 
-The calls that a model made are made again here, and judged by what they do. Whatever the process that ran the code
-claims, it can claim no more than calls that any honest code could have made.
+It makes a model's calls again and judges them by their effects. So the process that ran the code can claim no more than
+calls that honest code could have made.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from environments.appworld.world import World
 
 
 def make(data: str) -> Judge:
-    """The environment of verdicts, on a data folder with ground truth."""
+    """The environment that judges, on a data folder with ground truth."""
     world.warm(data)
     return Judge(data)
 
 
 class Judge:
-    """Worlds to replay calls in. A task's setup names the world, {"task": id}, or many: see DatasetEpisode."""
+    """The environment that replays calls. A task's setup names one world, {"task": id}, or many: see DatasetEpisode."""
 
     name = "appworld"
 
@@ -43,7 +43,7 @@ class Judge:
 
 
 class JudgeEpisode:
-    """One world. The calls of an action are records of calls, which are made again in order."""
+    """One world. The calls of an action are recorded calls, which are replayed in order."""
 
     def __init__(self, judge: Judge, task: Task) -> None:
         self.judge, self.id = judge, task.setup["task"]
@@ -57,15 +57,15 @@ class JudgeEpisode:
         return ()
 
     def step(self, action: Action) -> Observation:
-        """Makes the calls again; a message names each that was answered otherwise than before.
+        """Replays the calls; a message names each call that is answered differently than before.
 
-        One that no code could have made is left out, and makes the observation not ok.
+        A call that no code could have made is left out; the observation is then not ok.
         """
         differing, refused = replay(self.world, action.calls)
         return Observation(tuple(Message("differing", name) for name in differing), not refused, self.world.completed)
 
     def state(self) -> Mapping[str, Any]:
-        """What the calls did; see changes.py."""
+        """The effects of the calls; see changes.py."""
         return changes(self.world.stock)
 
     def affordances(self) -> tuple[Action, ...]:
@@ -81,7 +81,7 @@ class JudgeEpisode:
         try:
             tracker = evaluate_task(self.id, self.world.stock.experiment_name, save_report=False)
         except Exception as error:
-            # What the calls left behind can be more than a test is made for.
+            # The calls can leave a state that a test does not expect.
             return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
         passed = [found["requirement"] for found in tracker.passes]
         checks = tuple(Check(requirement, requirement in passed) for requirement in wanted)
@@ -92,7 +92,7 @@ class JudgeEpisode:
 
 
 class DatasetEpisode:
-    """A whole split at once, by the benchmark's own `evaluate_dataset`, for checks.
+    """Judges a whole split at once by the benchmark's own `evaluate_dataset`, for checks.
 
     The task's setup is {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}.
     """
@@ -132,12 +132,12 @@ class DatasetEpisode:
 
 
 def replay(opened: World, calls: Sequence[Call]) -> tuple[list[str], bool]:
-    """Makes the calls; the names of those answered otherwise than before, and whether one could not be made."""
+    """Replays the calls; returns the names of those answered differently, and whether one could not be made."""
     differing, refused = [], False
     for call in calls:
         app, _, api = call.name.partition(".")
         try:
-            # No digest: the code saw no reply, as where its time was up.
+            # Without a digest the code saw no reply, for example as its time was over.
             alike = call.arguments["digest"] in (opened.call(app, api, call.arguments["arguments"]), "")
         except (ValueError, TypeError, KeyError):
             alike, refused = False, True

@@ -1,4 +1,4 @@
-"""Which skills would work now, with arguments that the world holds; inside the worker where code runs."""
+"""Finds the skills that would work now, with arguments from the world; runs in the worker where code runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cojax.types import Action, Call
 from environments.appworld.skills import ENDING, SKILLS, Skill
 from environments.appworld.world import World
 
-# Kinds that an action may change; what else the world holds is looked up once.
+# Kinds of values that an action may change; all others are looked up once.
 _CHANGING = ("liked", "playlist", "artist", "followed", "note", "todo", "project", "alarm")
-# Most values of a kind that are offered at once, and actions of one skill.
+# The most values of a kind that are offered, and the most actions of one skill.
 _VALUES = 6
 _OF_SKILL = 5
-# Characters of what was printed that could be an answer.
+# The most characters of an output that could be an answer.
 _ANSWER = 100
 
 _PLAYLISTS = ("Slow Sundays", "Rainy Window", "Morning Bus", "Loud Kitchen", "Late Trains", "Summer Roof")
@@ -29,7 +29,7 @@ Values = list[tuple[Any, ...]]
 
 
 class Offers:
-    """What the world holds for its supervisor, looked up without a trace."""
+    """The values in a world that skills can take as arguments, looked up without leaving a trace."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -38,7 +38,7 @@ class Offers:
         self.known: dict[str, Values] = {}
 
     def now(self, salt: str, last: str) -> tuple[Action, ...]:
-        """Actions of one call each, drawn by `salt`; last those that complete the task, answering the `last` print."""
+        """Actions of one call each, drawn by `salt`; last those that complete the task, also with the `last` output."""
         self.rng = random.Random(salt)
         for kind in _CHANGING:
             self.known.pop(kind, None)
@@ -47,7 +47,7 @@ class Offers:
         return tuple(Action(calls=(call,)) for call in (*found, *(Call(ENDING, given) for given in answers)))
 
     def calls(self, skill: Skill) -> list[Call]:
-        """Some calls of the skill, each with other arguments; none where an argument cannot be had."""
+        """Some calls of the skill, each with other arguments; none where an argument has no value."""
         kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
         chosen = list(itertools.islice(itertools.product(*kinds), 200))
         return [
@@ -85,7 +85,7 @@ def _of(app: str, api: str, *columns: str, **arguments: Any) -> Callable[[Offers
     def read(scene: Offers) -> Iterable[tuple[Any, ...]]:
         rows = scene.rows(app, api, page_limit=20, **arguments)
         if len(rows) == 20:
-            # By the world, not the moment: the same songs are on offer throughout an episode.
+            # Drawn by the world, not by time: an episode offers the same songs throughout.
             page = random.Random(f"{scene.world.id} {api}").randrange(3)
             rows = scene.rows(app, api, page_limit=20, page_index=page, **arguments) or rows
         return [tuple(row[column] for column in columns) for row in rows]

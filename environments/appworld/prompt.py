@@ -1,4 +1,4 @@
-"""What a policy is told, and how code is read from what it writes."""
+"""The prompt of a policy, and the reading of code blocks in its messages."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ OVER = "The task was completed; nothing was run."
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?:python3?|py)[ \t]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE | re.IGNORECASE
 )
-# Characters of code that are run at once.
+# The most characters of code in one block.
 _LONGEST = 50_000
-# Characters of a message that are searched for code.
+# The most characters of a message that are searched for code.
 _SEARCHED = 200_000
 
 
@@ -60,7 +60,7 @@ def opening(query: str, place: Mapping[str, Any]) -> str:
 
 
 def code_of(action: Action, tools: bool = False) -> tuple[str, str]:
-    """(code, "") or ("", what to tell the policy): the first ```python block, cut off or not, that is no thought.
+    """(code, "") of the first ```python block outside of thoughts, cut off or not; else ("", the error message).
 
     An action without text stands for what its calls do; see skills.py. So does, with `tools`, one without a block.
     """

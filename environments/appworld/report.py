@@ -1,4 +1,4 @@
-"""What the worker where a model's code runs says of a step, as far as an honest one could say it."""
+"""Reads the reports of the worker in which a model's code runs; refuses what no honest worker could report."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from cojax.environment import LimitExceeded
 from cojax.types import Call, Observation
 
-# What the worker may report of an episode's calls in all, in bytes; it holds itself to less.
+# The most bytes of an episode's reported calls; the worker's own limit is lower.
 MOST_BYTES = 4 * 2**20
-# Values in the report of one step, at most: small ones take far more memory than bytes.
+# The most values in the report of one step: small values take far more memory than bytes.
 _MOST_VALUES = 400_000
-# Levels that the arguments of a call may nest.
+# The deepest nesting of a call's arguments.
 _DEPTH = 32
-# How apps and APIs are named.
+# Names of apps and APIs.
 _NAME = re.compile(r"[A-Za-z_]{1,60}")
 
 
 def read(observation: Observation) -> tuple[str, list[Call], int]:
-    """What a step printed, the calls it made, and the bytes of their report.
+    """The output of a step, the calls it made, and the bytes of their report.
 
     Raises LimitExceeded for a reply that no honest child sends.
     """
@@ -38,7 +38,7 @@ def read(observation: Observation) -> tuple[str, list[Call], int]:
 
 
 def _call(record: Any) -> Call:
-    """A call as the judge takes it. Raises TypeError or KeyError for what is none."""
+    """A call in the judge's form. Raises TypeError or KeyError where the record is no call."""
     app, api, arguments, digest = (record[name] for name in ("app", "api", "arguments", "digest"))
     if not (isinstance(app, str) and isinstance(api, str) and isinstance(arguments, dict) and isinstance(digest, str)):
         raise TypeError("a call is made of app, api, arguments and digest")

@@ -1,9 +1,9 @@
-"""ONE table of skills: what the scripted explorer does in AppWorld, in code and in words.
+"""ONE table of the scripted explorer's skills in AppWorld, each in code and in words.
 
-A skill is named after the API that it is about, so that it is the same tool as in a policy's code. Its arguments are
-names as people say them; its code finds out the ids. {slot} stands for an argument, in the code as a Python literal; a
-wording may also have {slot:yes|no} for a truth value, and {!slot} without quotes. A look-up prints one value, which may
-be the answer of a task.
+A skill has the name of its main API, so that it is the same tool as in a policy's code. Its arguments are names as
+people say them; its code finds the ids. {slot} stands for an argument, in the code as a Python literal. A wording may
+also have {slot:yes|no} for a truth value, and {!slot} for an argument without quotes. A look-up prints one value, which
+may be the answer of a task.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from cojax.types import Call
 
 ENDING = "supervisor.complete_task"
-# The r-th skill weighs r ** -POPULARITY for an explorer that nobody guides.
+# The r-th skill has the weight r ** -POPULARITY for an unguided explorer.
 POPULARITY = 1.3
 
-# What every block of code begins with: rows of a list, the one row with these values, an app's access token.
+# The beginning of every block of code: functions for a list's rows, for one row, and for an app's access token.
 _PROLOGUE = """\
 def pages(api, most=20, **arguments):
     rows = []
@@ -53,7 +53,7 @@ def called(people, name):
 
 @dataclasses.dataclass(frozen=True)
 class Skill:
-    """One skill. `slots`: what gives arguments (see offers.py) → the arguments that it gives."""
+    """One skill. `slots`: kind of value (see offers.py) → the arguments that it gives."""
 
     name: str
     slots: Mapping[str, tuple[str, ...]]
@@ -249,7 +249,7 @@ SKILLS: Mapping[str, Skill] = {
 
 
 def code(calls: Sequence[Call]) -> str:
-    """One block of Python that does what the calls stand for. Raises ValueError for a call that stands for nothing."""
+    """The code of these skills as one block of Python. Raises ValueError for a call of no skill."""
     parts = [_PROLOGUE]
     for call in calls:
         if call.name == ENDING:
@@ -261,7 +261,7 @@ def code(calls: Sequence[Call]) -> str:
         given = call.arguments
         if given.keys() != set(skill.parameters) or not all(isinstance(v, (str, int, float)) for v in given.values()):
             raise ValueError(f"{skill.name} takes {', '.join(skill.parameters) or 'nothing'}, each text or a number")
-        body = _filled(skill.code, given)
+        body = _fill(skill.code, given)
         parts.append(f'access = token("{skill.app}")\n{body}')
     return "\n".join(parts)
 
@@ -273,7 +273,7 @@ def documentation() -> tuple[Mapping[str, Any], ...]:
 
 
 def popularity() -> Mapping[str, float]:
-    """Skill → how much an unguided explorer is drawn to it, by its place in the table."""
+    """Skill → its weight for an unguided explorer, by its position in the table."""
     return {name: rank**-POPULARITY for rank, name in enumerate((*SKILLS, ENDING), start=1)}
 
 
@@ -285,7 +285,7 @@ def neighbours(name: str) -> tuple[str, ...]:
     return tuple(other.name for other in SKILLS.values() if other.app == app and other.name != name)
 
 
-def _filled(text: str, given: Mapping[str, Any]) -> str:
+def _fill(text: str, given: Mapping[str, Any]) -> str:
     return re.sub(r"{(\w+)}", lambda slot: repr(given[slot[1]]), text)
 
 

@@ -1,4 +1,4 @@
-"""The verdict on a synthesized task: what was done, compared table by table with what its solution does."""
+"""The verdict on a synthesized task: compares the episode's changes with its solution's, table by table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from cojax.types import Check, Evaluation, canonical
 
 
 def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation:
-    """One check for each part of a table that the solution changes (rows added, changed, removed, as multisets), one
-    that nothing else changed, one for the answer, one that the task was completed.
+    """The checks on an episode's changes, both sides as of `changes.changes`; reward 1.0 if all pass, else 0.0.
 
-    Both sides are what `changes.changes` tells. The reward is 1.0 if all hold, else 0.0.
+    One check for each part of a table that the solution changes (rows added, changed, removed, as multisets); one that
+    nothing else changed; one for the answer; one that the task was completed.
     """
     expected, found = _parts(reference), _parts(done)
     checks = [Check(f"{table}: {part}", found.get((table, part)) == rows) for (table, part), rows in expected.items()]
@@ -25,7 +25,7 @@ def compare(reference: Mapping[str, Any], done: Mapping[str, Any]) -> Evaluation
 
 
 def answer_text(answer: Any) -> str:
-    """The answer as it is compared: "7" is 7, case and outer quotes do not count, nor does the order of a list."""
+    """The answer as it is compared: "7" equals 7; case, outer quotes and the order of a list do not count."""
     if answer is None:
         return "null"
     if isinstance(answer, list):

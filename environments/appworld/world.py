@@ -1,7 +1,7 @@
-"""One AppWorld world in this process, its API calls recorded or made again; the only importer of `appworld`.
+"""Opens one AppWorld world in this process and records or replays its API calls; the only importer of `appworld`.
 
-A process opens one world and no second, and ends with it: an open world freezes its clocks and replaces functions of
-the standard library.
+A process opens only one world and ends with it, as an open world freezes its clocks and replaces functions of the
+standard library.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from typing import Any, get_args
 from cojax.types import content_hash
 from environments.appworld.access import Access
 
-# What one episode may call in all, and the bytes of its records; the package itself allows 1,000 calls a block of code.
+# The most calls of one episode, and bytes of their records; the package allows 1,000 calls in a block of code.
 MOST_CALLS = 3_000
 MOST_BYTES = 3 * 2**19
-# Arguments that steer how a call is made, and are none of the API's.
+# Arguments of the requester itself, which no API has.
 _RESERVED = frozenset({"client", "raise_on_failure", "show", "track", "_app_name", "_api_name", "_system_datetime"})
-# How the package words a reply other than success.
+# The package's words where a reply is no success.
 _REFUSED = "Response status code is "
 
 
 def settle(data: str) -> None:
-    """Makes a root of this process alone in /tmp, which shows the data and takes what worlds write.
+    """Makes a root for this process alone in /tmp, with a link to the data; worlds write their files there.
 
-    Before `appworld` is imported, and again in every child, which has a /tmp of its own.
+    Must be called before `appworld` is imported, and again in every child, which has a /tmp of its own.
     """
     root = tempfile.mkdtemp(prefix="world-")
     os.symlink(data, os.path.join(root, "data"))
@@ -44,7 +44,7 @@ def settle(data: str) -> None:
 
 
 def warm(data: str) -> None:
-    """Imports the package and lets it read what every world needs, in a process that forks those that open one."""
+    """Imports the package and loads what every world needs, in a process whose forks open worlds."""
     settle(data)
     from appworld.apps import get_all_apps
     from appworld.apps.api_lib import set_local_date_and_time
@@ -60,7 +60,7 @@ def warm(data: str) -> None:
         get_name_to_apis(app, ignore_private_apis=True)
         _get_api_name_to_doc(app, include_private_apis=True)
     ApiDocCollection.load(load_apps=tuple(get_all_apps(skip_admin=True)), include_response_schemas=True)
-    # What it takes to freeze the clocks of so many modules is remembered, and half of opening a world.
+    # The package caches the preparations for freezing clocks, which are half the time of opening a world.
     set_local_date_and_time(datetime.datetime(2023, 1, 1)).stop()
     _forget_paths()
 
@@ -69,7 +69,7 @@ class World:
     """The world of one task, and the calls made in it."""
 
     def __init__(self, data: str, task: str, seconds: float = 100.0) -> None:
-        """`seconds` of processor time is what one block of code is allowed. After `settle`.
+        """Opens the world; `settle` must have been called. One block of code may take `seconds` of processor time.
 
         Raises ValueError for an unknown task.
         """
@@ -83,16 +83,16 @@ class World:
         )
         self.access = Access(self.stock.requester.client.app, self.stock.task.allowed_apps)
         self._request = self.stock.requester.request
-        # The APIs draw from the module's stream, which a model's code may draw from too; each has its own here, so
-        # that the calls alone decide what the APIs draw.
+        # APIs and a model's code draw from the same random generator. Here the APIs have a state of their own, so that
+        # the calls alone decide what they draw.
         self._drawn = random.getstate()
         self.calls: list[dict[str, Any]] | None = None
         self._made = self._bytes = 0
-        self.stock.requester.request = self._recorded
+        self.stock.requester.request = self._record_request
         self.stock._shell_run_cell = self._run_cell
 
     def execute(self, code: str) -> tuple[str, list[dict[str, Any]]]:
-        """What the code printed, or why it failed, and the calls it made."""
+        """Runs the code; returns what it printed or why it failed, and the calls it made."""
         made: list[dict[str, Any]] = []
         self.calls = made
         try:
@@ -101,9 +101,9 @@ class World:
             self.calls = None
 
     def _run_cell(self, code: str) -> Any:
-        """Stands in for the package's own, whose alarm rings by wall time: here what the host takes does not count.
+        """Replaces the package's function, whose alarm counts wall time: here time taken by the host does not count.
 
-        Of code that waits for nothing the deadline of the worker has to make an end.
+        Code that only waits is ended by the deadline of the worker.
         """
 
         def ring(number: int, frame: Any) -> None:
@@ -114,21 +114,21 @@ class World:
         try:
             return self.stock.shell.run_cell(code)
         except TimeoutError:
-            # The package has its own words for it.
+            # The package reports the timeout in its own words.
             return None
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
 
     def call(self, app: str, api: str, arguments: Mapping[str, Any]) -> str:
-        """Makes one call as a model's code would; the digest of what came of it.
+        """Makes one call as a model's code would; returns the digest of its reply.
 
-        Raises ValueError for one that a model's code has no way to make, or that does not reach the API's own route.
+        Raises ValueError for a call that a model's code cannot make, or that does not reach the API's own route.
         """
         if not self.access.documented(app, api):
             raise ValueError(f"there is no API {app}.{api}")
         if reserved := _RESERVED & arguments.keys():
             raise ValueError(f"{app}.{api} takes no {', '.join(sorted(reserved))}")
-        # The package allows so many requests a block of code; replayed calls belong to none.
+        # The package limits the requests of a block of code; replayed calls belong to no block.
         self.stock.requester.reset_request_count()
         with self.access.to(app, api, arguments) as call:
             digest = self._digest(app, api, arguments) if call.route is not None else ""
@@ -144,39 +144,39 @@ class World:
                 return _digest_of(error)
 
     def look(self, app: str, api: str, **arguments: Any) -> Any:
-        """The reply to a call that leaves no trace; None where it is refused."""
+        """The reply to a call that is not recorded; None where it is refused."""
         with contextlib.suppress(Exception), self._own_stream(), self.access.to(app, api, arguments):
             return self._request(_app_name=app, _api_name=api, raise_on_failure=True, track=False, **arguments)
         return None
 
     def save(self) -> None:
-        """Writes what the benchmark's evaluation reads."""
+        """Writes the files that the benchmark's evaluation reads."""
         self.stock._save_state(self.stock.output_db_home_path_on_disk)
 
     def close(self) -> None:
-        """Lets go of everything, so that another world may be opened in a process that runs no model's code."""
+        """Closes everything, so that a process that runs no model's code may open another world."""
         self.stock.close()
         self.stock.close_all()
 
     @property
     def completed(self) -> bool:
-        # The row says it whatever the answer: the package's API cannot render each.
+        # Read from the row, as the package's API cannot show every answer.
         from appworld.apps.supervisor.constants import TASK_STATUS_LITERAL
 
         return self.stock.models.supervisor.Task.all()[0].status in get_args(TASK_STATUS_LITERAL)
 
     def tell(self, instruction: str) -> None:
-        """Has the world hold another instruction than the benchmark's."""
+        """Replaces the benchmark's instruction in the world."""
         task = self.stock.models.supervisor.Task.all()[0]
         if instruction != task.instruction:
             task.instruction = instruction or "No instruction yet."
             task.save()
 
-    def _recorded(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
-        """Stands in for the requester's `request`, through which every call goes.
+    def _record_request(self, _app_name: str, _api_name: str, *positional: Any, **arguments: Any) -> Any:
+        """Replaces the requester's `request`, through which every call goes.
 
-        A call is recorded if it reached the route of its API, whatever came of it. Raises OverflowError for more calls
-        than an episode may make, and RuntimeError for one that outlives its block.
+        A call that reached the route of its API is recorded, even if it failed. Raises OverflowError for more calls
+        than an episode may make, and RuntimeError for a call after the end of its block.
         """
         if (made := self.calls) is None:
             raise RuntimeError("calls are made while a block of code runs")
@@ -217,17 +217,17 @@ def task_folder(data: str, task: str) -> Path:
 
 
 def _digest_of(error: Exception) -> str:
-    """The digest of a refusal; empty where the API gave no reply."""
+    """The digest of a refusal; "" where the API gave no reply."""
     return content_hash(str(error)) if str(error).startswith(_REFUSED) else ""
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON, as it goes over the line to an API."""
+    """The value as plain JSON, as an API receives it."""
     return json.loads(json.dumps(value, default=str))
 
 
 def _forget_paths() -> None:
-    """The package remembers paths under the root of the process that this one was forked from."""
+    """Clears the package's caches of paths, which are those of the process that this one was forked from."""
     from appworld.apps.model_lib import get_db_home_path, get_direct_cached_sqlite3_connection
 
     get_db_home_path.cache_clear()

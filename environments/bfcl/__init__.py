@@ -1,14 +1,14 @@
 """BFCL multi-turn: the official tasks, APIs and checker of the installed `bfcl-eval` wheel (Apache-2.0).
 
 calls.py        calls in and out: literal-only Python calls, limits on arguments, results as text
-official.py     what the wheel holds: tasks, documentation, APIs, checker; the only importer of it
-apis.py         the instances of one episode, and calls run on them
-state.py        what an API instance holds, as JSON
+official.py     reads the wheel: tasks, documentation, APIs, checker; the only importer of it
+apis.py         the API instances of one episode, and calls run on them
+state.py        the state of an API instance, as JSON
 episode.py      one dialogue: user turns, calls, force-quit, verdict
-scene.py        what an episode makes known, and where values for arguments come from
+scene.py        the values that an episode has shown, as sources of arguments
 arguments.py    ONE table of arguments worth trying
 offers.py       which calls would work now
-wordings.py     ONE table of wordings: what was done → the user's turns
+wordings.py     ONE table of wordings: calls → the user's turns
 inside.py       the environment, as it runs inside the wheel's own virtual environment
 """
 
@@ -30,9 +30,9 @@ RECIPE = Recipe(
 
 # The splits whose tasks bring solutions, as `environments.check` replays them.
 SPLITS = ("base", "miss_func", "miss_param", "long_context")
-# What an evaluation of all splits is of.
+# The splits that an evaluation of all splits takes.
 EVALUATION = ("base", "miss_func", "miss_param", "long_context")
-# Of which nothing may be learned: the categories ask the same of the same scenarios.
+# The splits from which nothing may be learned: the categories ask the same of the same scenarios.
 RESERVED = EVALUATION
 # Calls that never end.
 TRIALS = {
@@ -50,7 +50,7 @@ def make(*, category: str = "base", dev_fraction: float = 0.5, deadline: float =
         "environments.bfcl.inside",
         python=interpreter("bfcl", RECIPE),
         bounds=Bounds(deadline=deadline),
-        # The official APIs compute with whatever arguments a policy wrote, and keep them: a later loss may be theirs.
+        # The official APIs compute with a policy's arguments and keep them, which may cause a later loss.
         runs_policy_code=True,
         category=category,
         dev_fraction=dev_fraction,

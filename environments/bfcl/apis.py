@@ -1,4 +1,4 @@
-"""The instances of one episode, and calls run on them."""
+"""The API instances of one episode: runs calls on them, copies them, and tries calls on copies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.types import Call
-from environments.bfcl.calls import ERROR, examine, failed, render
+from environments.bfcl.calls import ERROR, examine, is_failure, render
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What a call gave: the text shown, whether it worked, and the value behind the text."""
+    """The result of a call: the text shown, whether it worked, and the value behind the text."""
 
     text: str
     ok: bool
@@ -23,14 +23,14 @@ class Result:
 
 
 class Apis:
-    """Instances by class, and for each tool the class that has it. Only these tools can be run."""
+    """API instances by class, and the class of each tool. Only these tools can be run."""
 
     def __init__(self, instances: Mapping[str, Any], classes: Mapping[str, str]):
         self.instances = dict(instances)
         self.classes = {tool: name for tool, name in classes.items() if name in instances}
 
     def run(self, call: Call, on: Any = None) -> Result:
-        """The result of the call, on `on` instead of the own instance where given. Never raises an API's error."""
+        """The result of the call, on the instances `on` if given, else on its own. Never raises an API's error."""
         if call.name not in self.classes:
             return Result(f"{ERROR}there is no function {call.name!r:.100}", ok=False)
         if reason := examine(call.arguments):
@@ -38,14 +38,14 @@ class Apis:
         instance = self.instances[self.classes[call.name]] if on is None else on
         method = vars(type(instance))[call.name]
         try:
-            # Copies: an API may keep what it is given, and a default list must not be shared between calls.
+            # Copies, as an API may keep its arguments, and a default list must not be shared between calls.
             value = method(instance, **copy.deepcopy({**_changeable(method), **call.arguments}))
-            return Result(render(value), not failed(value), value)
+            return Result(render(value), not is_failure(value), value)
         except Exception as error:
-            return Result(render(f"{ERROR}{_said(error)}"), ok=False)
+            return Result(render(f"{ERROR}{_error_text(error)}"), ok=False)
 
     def photograph(self) -> bytes:
-        """All instances as they are now, to be developed later. Raises RecursionError for folders without end."""
+        """A copy of all instances as they are now, for `develop`. Raises RecursionError for endless folders."""
         return pickle.dumps(self.instances)
 
     def trial(self) -> Callable[[Call], Result]:
@@ -55,7 +55,7 @@ class Apis:
 
 
 def develop(photograph: bytes) -> dict[str, Any]:
-    """The instances of a photograph that this process took."""
+    """The instances from a photograph that this process took."""
     return pickle.loads(photograph)
 
 
@@ -68,7 +68,7 @@ def _changeable(method: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     try:
         return str(error)
     except ValueError:

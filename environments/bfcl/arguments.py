@@ -1,4 +1,4 @@
-"""ONE table of arguments worth trying: tool → parameter → where its values come from."""
+"""ONE table of arguments worth trying: tool → parameter → the source of its values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from environments.bfcl.scene import (
     files,
     first_words,
     folders,
-    held,
+    items,
     messages,
     names_below,
     number_lists,
     prices,
     receivers,
+    results,
     stocks,
-    told,
     told_numbers,
     words,
     words_here,
@@ -42,22 +42,22 @@ NUMBER = either(told_numbers, words(12, 3.5, 144, 60, 7, 1250, 0.75, 250))
 NUMBERS = number_lists
 DIGITS = words(2, 3, 5, 8)
 LENGTH = words("km", "m", "cm", "mm")
-USER, RECEIVER = held("MessageAPI", "user_map"), either(receivers, told("user_id"))
-TWEET = either(held("TwitterAPI", "tweets"), told("id"))
-AUTHOR = either(field("TwitterAPI", "tweets", "username"), held("TwitterAPI", "username"))
+USER, RECEIVER = items("MessageAPI", "user_map"), either(receivers, results("user_id"))
+TWEET = either(items("TwitterAPI", "tweets"), results("id"))
+AUTHOR = either(field("TwitterAPI", "tweets", "username"), items("TwitterAPI", "username"))
 HANDLES = words(["@maria"], ["@support"], ["@alice", "@bob"])
-TICKET = either(field("TicketAPI", "ticket_queue", "id"), told("id"))
-SYMBOL = either(held("TradingBot", "stocks"), told("symbol"))
-ORDER = either(held("TradingBot", "orders"), told("order_id"))
-TOKEN = held("TravelAPI", "access_token")
-CARD, BOOKING = held("TravelAPI", "credit_card_list"), held("TravelAPI", "booking_record")
-AIRPORT = either(words("SFO", "LAX", "JFK", "ORD", "BOS", "RMS", "SBK", "MPC", "CRH"), told("nearest_airport"))
+TICKET = either(field("TicketAPI", "ticket_queue", "id"), results("id"))
+SYMBOL = either(items("TradingBot", "stocks"), results("symbol"))
+ORDER = either(items("TradingBot", "orders"), results("order_id"))
+TOKEN = items("TravelAPI", "access_token")
+CARD, BOOKING = items("TravelAPI", "credit_card_list"), items("TravelAPI", "booking_record")
+AIRPORT = either(words("SFO", "LAX", "JFK", "ORD", "BOS", "RMS", "SBK", "MPC", "CRH"), results("nearest_airport"))
 CLASS = words("economy", "business", "first")
 DATE = words("2026-09-14", "2026-10-02", "2026-11-21", "2026-12-05")
-FIRST, LAST = held("TravelAPI", "user_first_name"), held("TravelAPI", "user_last_name")
+FIRST, LAST = items("TravelAPI", "user_first_name"), items("TravelAPI", "user_last_name")
 TOWN = words("Rivermist", "Stonebrook", "Maplecrest", "Silverpine", "Shadowridge", "Oakendale", "San Francisco")
 CITY = either(TOWN, words("London", "Paris", "Los Angeles", "New York", "Chicago", "Boston", "Rome"))
-ZIP = either(words("83214", "74532", "94016", "56108", "62947", "71354", "83462", "47329", "52013"), told("zipcode"))
+ZIP = either(words("83214", "74532", "94016", "56108", "62947", "71354", "83462", "47329", "52013"), results("zipcode"))
 DOORS = words(
     ["driver", "passenger", "rear_left", "rear_right"], ["driver"], ["passenger"], ["rear_left", "rear_right"]
 )
@@ -118,7 +118,7 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "send_message": {"receiver_id": RECEIVER, "message": TEXT},
     "view_messages_sent": {},
     # TwitterAPI
-    "authenticate_twitter": {"username": held("TwitterAPI", "username"), "password": held("TwitterAPI", "password")},
+    "authenticate_twitter": {"username": items("TwitterAPI", "username"), "password": items("TwitterAPI", "password")},
     "comment": {"tweet_id": TWEET, "comment_content": TEXT},
     "follow_user": {"username_to_follow": words("maria_codes", "dailyfacts", "greenroads")},
     "get_tweet": {"tweet_id": TWEET},
@@ -135,7 +135,7 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "posting_get_login_status": {},
     "retweet": {"tweet_id": TWEET},
     "search_tweets": {"keyword": either(first_words(field("TwitterAPI", "tweets", "content")), words("update"))},
-    "unfollow_user": {"username_to_unfollow": held("TwitterAPI", "following_list")},
+    "unfollow_user": {"username_to_unfollow": items("TwitterAPI", "following_list")},
     # TicketAPI
     "close_ticket": {"ticket_id": TICKET},
     "create_ticket": {
@@ -173,10 +173,10 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     "place_order": {
         "order_type": words("Buy", "Sell"),
         "symbol": SYMBOL,
-        "price": either(prices, told("price")),
+        "price": either(prices, results("price")),
         "amount": words(1, 2, 5, 10),
     },
-    "remove_stock_from_watchlist": {"symbol": held("TradingBot", "watch_list")},
+    "remove_stock_from_watchlist": {"symbol": items("TradingBot", "watch_list")},
     "trading_get_login_status": {},
     "trading_login": {"username": words("rwagner", "lchen"), "password": words("Blue$ky77", "pa55-Word")},
     "trading_logout": {},
@@ -248,15 +248,15 @@ TRIED: Mapping[str, Mapping[str, Source]] = {
     },
     "display_log": {"messages": words(["Departure noted."], ["Tires checked.", "Fuel checked."])},
     "estimate_distance": {"cityA": ZIP, "cityB": ZIP},
-    "estimate_drive_feasibility_by_mileage": {"distance": either(told("distance"), words(120, 350, 800))},
+    "estimate_drive_feasibility_by_mileage": {"distance": either(results("distance"), words(120, 350, 800))},
     "fillFuelTank": {"fuelAmount": words(2, 5, 10.5, 20)},
     "find_nearest_tire_shop": {},
-    "gallon_to_liter": {"gallon": either(told("gallon"), words(3, 8, 12.5))},
+    "gallon_to_liter": {"gallon": either(results("gallon"), words(3, 8, 12.5))},
     "get_current_speed": {},
     "get_outside_temperature_from_google": {},
     "get_outside_temperature_from_weather_com": {},
     "get_zipcode_based_on_city": {"city": TOWN},
-    "liter_to_gallon": {"liter": either(told("liter"), words(15, 30, 42.5))},
+    "liter_to_gallon": {"liter": either(results("liter"), words(15, 30, 42.5))},
     "lockDoors": {"unlock": words(True, False), "door": DOORS},
     "pressBrakePedal": {"pedalPosition": words(1.0, 0.5)},
     "releaseBrakePedal": {},

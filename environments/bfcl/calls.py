@@ -1,4 +1,4 @@
-"""Calls in and out: literal-only Python calls, limits on arguments, results as text. Nothing here is evaluated."""
+"""Reads calls written as literal-only Python, limits their arguments, renders results. Evaluates nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from cojax.types import canonical, content_hash
 
-# What an API is spared: arguments beyond these are answered with an error.
+# Limits of arguments; a call beyond them is answered with an error.
 _DEPTH = 16
 _VALUES = 5_000
 _CHARACTERS = 100_000
 _LARGEST = 10**300
-# A longer result is cut at the source.
+# A longer result is cut here.
 _RESULT = 200_000
 
 ERROR = "Error during execution: "
@@ -65,7 +65,7 @@ def _key(node: ast.expr) -> Any:
 
 
 def examine(arguments: Mapping[str, Any]) -> str:
-    """Why these arguments are kept from the API; empty where nothing speaks against them."""
+    """Why these arguments are refused; "" where they are accepted."""
     values, characters, open_ = 0, 0, [(1, item) for pair in arguments.items() for item in pair]
     while open_:
         depth, value = open_.pop()
@@ -92,7 +92,7 @@ def examine(arguments: Mapping[str, Any]) -> str:
 
 
 def render(result: Any) -> str:
-    """The result as the benchmark shows it: text as it is, a dict as JSON if it can be, all else by `str`."""
+    """The result as the benchmark shows it: text unchanged, a dict as JSON if possible, all else by `str`."""
     if isinstance(result, str):
         text = result
     elif isinstance(result, dict):
@@ -105,8 +105,8 @@ def render(result: Any) -> str:
     return text if len(text) <= _RESULT else f"{text[:_RESULT]} [{len(text) - _RESULT} characters cut]"
 
 
-def failed(result: Any) -> bool:
-    """Whether an API says so itself: an `error` entry, also of the only element of a list, or text that begins so."""
+def is_failure(result: Any) -> bool:
+    """Whether an API reports a failure: an `error` entry, also of a list's only element, or text that begins so."""
     if isinstance(result, list) and len(result) == 1:
         result = result[0]
     return (isinstance(result, dict) and "error" in result) or (

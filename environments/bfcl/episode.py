@@ -1,4 +1,4 @@
-"""One dialogue: user turns, calls, force-quit and the official verdict turn by turn."""
+"""One episode of BFCL: a dialogue of user turns and calls, with the official verdict turn by turn."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from environments.bfcl.state import portrait
 # Stands between the turns of a query. An empty turn announces functions withheld so far.
 SEPARATOR = "\n\n[next turn]\n\n"
 
-# An action of more calls than this is answered for the first ones only; the longest official turn has 34.
+# The most calls of an action that are answered; the longest official turn has 34.
 _CALLS = 64
-# Results that the next affordances draw on.
+# The results that the next affordances use.
 _REMEMBERED = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class _Ended:
-    """A turn that is over: the instances then (None where they cannot be kept), and the outputs of its calls."""
+    """A finished turn: the instances at its end (None where they cannot be copied), and its calls' outputs."""
 
     photograph: bytes | None
     outputs: tuple[str, ...]
@@ -49,7 +49,7 @@ class Dialogue:
 
     def __init__(self, official: Official, classes: Mapping[str, str], task: Task):
         self._official, self._task, self._classes = official, task, classes
-        self._said = task.query.split(SEPARATOR)
+        self._user_turns = task.query.split(SEPARATOR)
         self._apis = self._fresh()
         self._withheld: Mapping[str, Sequence[str]] = task.setup.get("withheld", {})
         self._ended: list[_Ended] = []
@@ -60,10 +60,10 @@ class Dialogue:
         self._done = False
 
     def reset(self) -> tuple[Message, ...]:
-        return (Message("user", self._said[0]),)
+        return (Message("user", self._user_turns[0]),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._documented(self._offered(turn=0))
+        return self._documentation(self._offered_tools(turn=0))
 
     def step(self, action: Action) -> Observation:
         """Runs all calls in order, or ends the user's turn where there are none.
@@ -75,7 +75,7 @@ class Dialogue:
         if not action.calls:
             self._end_turn()
             return self._next_turn(ok="<tool_call>" not in action.text)
-        offered = self._offered(len(self._ended))
+        offered = self._offered_tools(len(self._ended))
         results = [self._run(call, offered) for call in action.calls[:_CALLS]]
         messages = [Message("tool", result.text) for result in results]
         if len(action.calls) > _CALLS:
@@ -104,14 +104,14 @@ class Dialogue:
             return ()
         scene = Scene(self._apis.instances, self._seen[-_REMEMBERED:])
         try:
-            calls = offers(self._apis, scene, self._offered(len(self._ended)), salt=canonical(self.state()))
+            calls = offers(self._apis, scene, self._offered_tools(len(self._ended)), salt=canonical(self.state()))
         except RecursionError:
-            # Folders without end cannot be copied, so nothing can be tried in them.
+            # Endless folders cannot be copied, so nothing can be tried in them.
             calls = []
         return (*(Action(calls=(call,)) for call in calls), Action())
 
     def evaluate(self) -> Evaluation:
-        """The official checks of each turn, against fresh instances that the task's solution is run on.
+        """The official checks of each turn, against fresh instances on which the task's solution is run.
 
         A turn that was not ended fails; one without an answer is not checked, but what was called there stands. The
         reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0.
@@ -124,7 +124,7 @@ class Dialogue:
             outputs = [reference.run(call).text for call in answer]
             reached = number < len(self._ended)
             checks.append(Check(f"turn {number + 1}", reached and self._holds(number, outputs, reference)))
-        through = self._done and len(self._ended) == len(self._said) == len(checks)
+        through = self._done and len(self._ended) == len(self._user_turns) == len(checks)
         return Evaluation(float(through and all(check.passed for check in checks)), tuple(checks))
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class Dialogue:
             state = self._official.same_state(develop(ended.photograph), reference.instances)
             return bool(state["valid"] and self._official.same_responses(so_far, expected, number)["valid"])
         except Exception:
-            # The checker cannot compare what has no end.
+            # The checker cannot compare endless folders.
             return False
 
     def _fresh(self) -> Apis:
@@ -164,12 +164,12 @@ class Dialogue:
             self._seen.append(result.value)
         return result
 
-    def _offered(self, turn: int) -> tuple[str, ...]:
+    def _offered_tools(self, turn: int) -> tuple[str, ...]:
         """The tools of the involved classes, less those withheld until a later turn."""
         later = {tool for start, tools in self._withheld.items() if int(start) > turn for tool in tools}
         return tuple(tool for tool in self._apis.classes if tool not in later)
 
-    def _documented(self, tools: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+    def _documentation(self, tools: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
         return tuple(
             entry
             for name in self._apis.instances
@@ -187,12 +187,12 @@ class Dialogue:
 
     def _next_turn(self, ok: bool) -> Observation:
         turn = len(self._ended)
-        if turn == len(self._said):
+        if turn == len(self._user_turns):
             self._done = True
             return Observation((), ok=ok, done=True)
-        said = self._said[turn]
+        said = self._user_turns[turn]
         if new := self._withheld.get(str(turn), ()):
-            lines = [json.dumps(entry) for entry in self._documented(new)]
+            lines = [json.dumps(entry) for entry in self._documentation(new)]
             announced = "\n".join(("More functions are available from now on:", *lines, "Does this help?"))
             said = f"{announced}\n\n{said}" if said else announced
         return Observation((Message("user", said),), ok=ok)

@@ -1,4 +1,4 @@
-"""BFCL multi-turn as it runs inside the wheel's own virtual environment; the trainer reaches it through a worker."""
+"""The BFCL environment, in a worker in the wheel's own virtual environment: tasks, scenarios and dialogues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from environments.bfcl.official import CATEGORIES, Entry, Official
 NAME = "bfcl"
 SPLITS = (*CATEGORIES, "eval", "dev", "held_out", "seed", "challenge")
 
-# The r-th tool in the documentation of its class weighs r ** -POPULARITY for an explorer that nobody guides.
+# The r-th tool in the documentation of its class has the weight r ** -POPULARITY for an unguided explorer.
 POPULARITY = 1.3
-# The same split into development and held-out parts for ever.
+# Fixed for ever, so that the development and held-out parts stay the same.
 _SPLIT_SEED = 20_260_323
-# Calls in one action of a reference solution at least; longer turns are spread evenly over the steps there are.
+# The least calls in one action of a reference solution; longer turns are spread evenly over the allowed steps.
 _STEPS = 20
 
 
@@ -37,7 +37,7 @@ def make(category: str = "base", dev_fraction: float = 0.5) -> Bfcl:
 
 
 class Bfcl:
-    """The environment: official tasks, scenarios to synthesize from, dialogues, and a language for what was done."""
+    """The environment: official tasks, scenarios to synthesize from, dialogues, and wordings for calls."""
 
     name = NAME
     splits = SPLITS
@@ -109,7 +109,7 @@ class Bfcl:
 
     def _task(self, entry: Entry) -> Task:
         setup: dict[str, Any] = {"classes": list(entry.classes), "config": entry.config, "long": entry.long}
-        if withheld := _withheld(entry):
+        if withheld := _withheld_functions(entry):
             setup["withheld"] = withheld
         if any(normalise(SEPARATOR) in normalise(turn) for turn in entry.turns):
             raise ValueError(f"{entry.id} says {normalise(SEPARATOR)!r}, which stands between turns; choose another")
@@ -117,7 +117,7 @@ class Bfcl:
         return Task(NAME, SEPARATOR.join(entry.turns), setup, solution)
 
     def _answer(self, texts: Sequence[str]) -> list[Action]:
-        """One action a call, several calls an action where there are more than steps, and the end of the turn."""
+        """A turn's actions: one call each, several where there are more calls than steps; then the end of the turn."""
         made = [self._call(text) for text in texts]
         steps = min(len(made), _STEPS)
         bounds = [round(step * len(made) / steps) for step in range(steps + 1)] if steps else []
@@ -129,10 +129,10 @@ class Bfcl:
         return Call(name, {**dict(zip(self._parameters[name], positional, strict=False)), **named})
 
 
-def _withheld(entry: Entry) -> dict[str, list[str]]:
-    """Turn → the functions announced there, less those that the official answer itself calls before.
+def _withheld_functions(entry: Entry) -> dict[str, list[str]]:
+    """Turn → the functions announced in it, without those that the official answer itself calls before.
 
-    Officially these are undocumented but run all the same; really withheld, the task would have no solution.
+    Officially these are undocumented but can be called; if they were really withheld, the task would be unsolvable.
     """
     withheld = {}
     for turn, tools in entry.withheld.items():

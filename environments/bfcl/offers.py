@@ -1,4 +1,4 @@
-"""Which calls would work now: arguments worth trying, tried on copies of the instances."""
+"""Finds the calls that would work now, by trying arguments on copies of the instances."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from environments.bfcl.apis import Apis
 from environments.bfcl.arguments import TRIED
 from environments.bfcl.scene import OMIT, Scene
 
-# Most calls offered at once, of one tool, and tried of one tool.
+# The most calls offered in all, offered of one tool, and tried of one tool.
 _OFFERED = 150
 _OF_TOOL = 6
 _TRIES = 10

@@ -1,7 +1,7 @@
-"""What the wheel holds: tasks, documentation, APIs and checker. The only module that imports it.
+"""Reads the installed wheel: tasks, documentation, APIs and checker. The only module that imports it.
 
-Everything is read by `load`, so that children forked afterwards open no file. The official store of instances is never
-used: it is not cleared between visits, and judged right replays wrong on a second one.
+`load` reads everything, so that children forked afterwards open no file. The official store of instances is never used:
+it is not cleared between visits, so that it judged right replays wrong on a second visit.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Official:
                 except Exception as error:
                     raise ValueError(f"{name} does not load the setup's configuration: {error}") from error
             made[name] = instance
-        # Long scenarios hand out objects of the module: a booking in one episode would show in the next.
+        # Long scenarios share objects of the module: a booking in one episode would be visible in the next.
         return copy.deepcopy(made)
 
     def parameters(self, tool: str) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ def load() -> Official:
         places = importlib.import_module("bfcl_eval.constants.executable_backend_config")
         prompts = importlib.import_module("bfcl_eval.constants.default_prompts")
         apis = {name: vars(importlib.import_module(places.CLASS_FILE_PATH_MAPPING[name]))[name] for name in CLASSES}
-    # Imports what it needs on first use, which would be in a child.
+    # Called once now, as it imports modules at first use, which would be in a child.
     datetime.datetime.strptime("2024", "%Y")
     data = Path(inspect.getfile(checker)).parents[2] / "data"
     folder = data / "multi_turn_func_doc"
@@ -112,7 +112,7 @@ def load() -> Official:
 
 @contextlib.contextmanager
 def _elsewhere() -> Iterator[None]:
-    """Folders that the wheel makes on import lie in a temporary place and not among the installed packages."""
+    """Puts the folders that the wheel makes on import into a temporary folder, not among the installed packages."""
     before = os.environ.get("BFCL_PROJECT_ROOT")
     with tempfile.TemporaryDirectory(prefix="bfcl-") as root:
         os.environ["BFCL_PROJECT_ROOT"] = root
@@ -135,7 +135,7 @@ def _entries(data: Path, category: str) -> tuple[Entry, ...]:
     return tuple(
         Entry(
             id=question["id"],
-            turns=tuple(_said(messages) for messages in question["question"]),
+            turns=tuple(_user_text(messages) for messages in question["question"]),
             answers=tuple(map(tuple, answer["ground_truth"])),
             classes=tuple(question["involved_classes"]),
             config={k: v for k, v in question["initial_config"].items() if k in question["involved_classes"]},
@@ -146,15 +146,15 @@ def _entries(data: Path, category: str) -> tuple[Entry, ...]:
     )
 
 
-def _said(messages: Sequence[Mapping[str, str]]) -> str:
-    """What the user says in a turn. Raises ValueError where somebody else speaks: the protocol has no place for it."""
+def _user_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """The user's text of a turn. Raises ValueError for a message of another role, which the protocol does not have."""
     if any(message["role"] != "user" for message in messages):
         raise ValueError(f"a turn holds roles {[m['role'] for m in messages]}; expected the user alone")
     return "\n".join(message["content"] for message in messages)
 
 
 def _tool(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The documentation as an OpenAI function; what it says of the response is left out, as officially."""
+    """The documentation as an OpenAI function, without the description of the response, as officially."""
     function = {
         "name": entry["name"],
         "description": entry["description"],

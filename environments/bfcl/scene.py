@@ -1,4 +1,4 @@
-"""What an episode makes known, and where values for arguments come from."""
+"""The values that an episode has shown: the sources from which arguments are taken."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ OMIT = object()
 
 
 class Scene:
-    """What can be known: what the instances hold, and what results of this episode told, by key."""
+    """The known values: the contents of the instances, and the results of this episode by key."""
 
     def __init__(self, instances: Mapping[str, Any], seen: Sequence[Any]):
         self.instances = instances
-        self.told: dict[str, list[Any]] = {}
+        self.results: dict[str, list[Any]] = {}
         for result in seen:
             for key, value in _leaves(result, ""):
-                self.told.setdefault(key, []).append(value)
+                self.results.setdefault(key, []).append(value)
 
     def of(self, name: str, attribute: str) -> Any:
         """A public attribute, or nothing where the class is not involved."""
@@ -28,14 +28,14 @@ class Scene:
     def here(self, kind: str) -> list[str]:
         """Names of the files or directories in the current directory."""
         system = self.instances.get("GorillaFileSystem")
-        return [] if system is None else _named(system._current_dir, kind)
+        return [] if system is None else _names_in(system._current_dir, kind)
 
 
 Source = Callable[[Scene], Iterable[Any]]
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Short values in a result with the key they stand under; those in lists under the list's key."""
+    """The short values in a result, each with its key; values in lists have the list's key."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from _leaves(inner, str(name))
@@ -46,7 +46,7 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def _named(directory: Any, kind: str) -> list[str]:
+def _names_in(directory: Any, kind: str) -> list[str]:
     return [name for name, item in directory.contents.items() if type(item).__name__ == kind]
 
 
@@ -54,15 +54,15 @@ def words(*values: Any) -> Source:
     return lambda scene: values
 
 
-def told(*keys: str) -> Source:
-    return lambda scene: [value for key in keys for value in scene.told.get(key, ())]
+def results(*keys: str) -> Source:
+    return lambda scene: [value for key in keys for value in scene.results.get(key, ())]
 
 
 def either(*sources: Source) -> Source:
     return lambda scene: itertools.chain.from_iterable(source(scene) for source in sources)
 
 
-def held(name: str, attribute: str) -> Source:
+def items(name: str, attribute: str) -> Source:
     """The keys of a dict or the elements of a list; a single value alone, unless there is none."""
 
     def source(scene: Scene) -> Iterable[Any]:
@@ -94,22 +94,22 @@ def folders(scene: Scene) -> list[str]:
 
 
 def names_below(scene: Scene) -> list[str]:
-    """Names of all files, wherever they lie."""
+    """The names of all files, in whatever folder."""
     system = scene.instances.get("GorillaFileSystem")
     names: list[str] = []
     open_ = [] if system is None else [system.root]
-    # Folders can be made to lie inside themselves.
+    # Calls can put a folder inside itself.
     for _ in range(200):
         if not open_:
             break
         directory = open_.pop()
-        names += _named(directory, "File")
-        open_ += [directory.contents[name] for name in _named(directory, "Directory")]
+        names += _names_in(directory, "File")
+        open_ += [directory.contents[name] for name in _names_in(directory, "Directory")]
     return names
 
 
 def words_here(scene: Scene) -> list[str]:
-    """Words that stand in the files of the current directory."""
+    """The words in the files of the current directory."""
     system = scene.instances.get("GorillaFileSystem")
     contents = [] if system is None else [system._current_dir.contents[name].content for name in files(scene)]
     return [word.strip(".,:;()") for text in contents for word in text[:500].split()[:40] if len(word) > 4]
@@ -139,7 +139,7 @@ def stocks(scene: Scene) -> list[list[str]]:
 
 
 def told_numbers(scene: Scene) -> list[float]:
-    return [value for values in scene.told.values() for value in values if type(value) in (int, float)][-8:]
+    return [value for values in scene.results.values() for value in values if type(value) in (int, float)][-8:]
 
 
 def number_lists(scene: Scene) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""What an API instance holds, as JSON: equal instances are equal values, without memory addresses."""
+"""The state of an API instance as JSON: equal instances give equal values, without memory addresses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from environments.bfcl.calls import brief
 
-# Folders can be made to lie inside themselves, or in one another many times over: so much is told, and no more.
+# Calls can put a folder inside itself, or in others many times over: no more values than this are converted.
 _DEPTH = 40
 _VALUES = 20_000
 # Python writes no number of more than 4,300 digits in decimals.
@@ -15,12 +15,12 @@ _DECIMAL = 10**4000
 
 
 def portrait(instance: Any) -> dict[str, Any]:
-    """The public attributes of an instance, the ones that the official checker compares."""
+    """The public attributes of an instance, which the official checker compares."""
     return _Painter().attributes(instance, 0)
 
 
 class _Painter:
-    """Paints one instance, and counts what it has painted."""
+    """Converts one instance, and counts the values so far."""
 
     def __init__(self) -> None:
         self.values = 0
@@ -29,7 +29,7 @@ class _Painter:
         return {
             name: self.value(value, depth + 1)
             for name, value in vars(instance).items()
-            # A folder's way up is known from where it lies.
+            # A folder's parent is known from its position.
             if not name.startswith("_") and name != "parent"
         }
 

@@ -1,8 +1,8 @@
-"""ONE table of wordings: tool → what a user says to have it called, and the user's turns that steps answer.
+"""ONE table of wordings: tool → the user's request for its call; and the user's turns made of them.
 
-A wording is English with its arguments in place: {name}, or {name:yes|no} for a truth value. [lines=10: ...] is said
-only where the argument `lines` is given and is not 10; without a place for it in the brackets it has to be true. Values
-are said as they are, text in quotes, so that different calls are worded differently.
+A wording is English with slots for arguments: {name}, or {name:yes|no} for a truth value. A part [lines=10: ...] is
+used only where the argument `lines` is given and is not 10; if the part has no slot for it, it has to be true. Values
+are written out, text in quotes, so that different calls have different wordings.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ _OPTION = re.compile(r"\[(\w+)=([^:]*):((?:[^\]{]|{[^}]*})*)\]")
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """A stretch of a wording: always said, or only where `option` is given and is not `default`."""
+    """A part of a wording: always used, or only where `option` is given and is not `default`."""
 
     text: str
     option: str = ""
@@ -183,7 +183,7 @@ class _Part:
 
 
 def phrase(steps: Sequence[Triplet]) -> list[str] | None:
-    """The user's turns that the steps answer; an action without calls ends a turn.
+    """The user's turns that the steps fulfil; an action without calls ends a turn.
 
     None where a step failed, a turn is empty or the last one is not ended, or a call has no wording for an argument.
     """
@@ -206,7 +206,7 @@ def phrase(steps: Sequence[Triplet]) -> list[str] | None:
 
 
 def word(call: Call) -> str | None:
-    """What a user says to have this call made; None where an argument has no place or a place no argument."""
+    """The user's request for this call; None where an argument has no slot or a slot no argument."""
     if call.name not in WORDINGS:
         return None
     text, placed = "", set[str]()

@@ -3,10 +3,10 @@
 words.py         the words of the office, by kind
 office.py        the state and what each tool does to it
 tools.py         the tools' table and documentation
-skills.py        ONE table of skills: wording, calls, how they are got wrong
+skills.py        ONE table of skills: wording, calls, typical mistakes
 generator.py     tasks of the splits seed, dev, eval and challenge
 demonstrator.py  noisy demonstrations for the warm start
-grammar.py       what was done → a query, and back
+grammar.py       calls → a query, and back
 episode.py       one episode
 """
 
@@ -25,19 +25,19 @@ from environments.desk.skills import SKILLS
 from environments.desk.words import WORDS
 from environments.worker import isolate
 
-# What an evaluation of all splits is of.
+# The splits that an evaluation of all splits takes.
 EVALUATION = ("eval", "dev", "challenge")
-# A tool of popularity rank r weighs r ** -POPULARITY for an explorer that nobody guides.
+# A tool of popularity rank r has the weight r ** -POPULARITY for an unguided explorer.
 POPULARITY = 1.3
 
 
 def make(*, isolated: bool = False) -> Environment:
-    """The environment `desk`, in this process or in workers. It compares what a policy wrote, and runs none of it."""
+    """The environment `desk`, in this process or in workers. It runs no code of a policy."""
     return isolate(__name__) if isolated else Desk()
 
 
 class Desk:
-    """The environment: tasks, episodes, and the language that words what was done."""
+    """The environment: tasks, episodes, and the language of its queries."""
 
     name = generator.NAME
     splits = tuple(generator.SPLITS)
@@ -58,11 +58,11 @@ class Desk:
     def demonstrations(
         self, count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
     ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        """What a demonstrator does on tasks of the seed split; see `demonstrator.demonstrations`."""
+        """Noisy demonstrations of tasks of the seed split; see `demonstrator.demonstrations`."""
         return demonstrator.demonstrations(count, seed, noise)
 
     def popularity(self) -> Mapping[str, float]:
-        """Tool name → how often a user who knows little tries it, in (0, 1]; the order is that of the skills."""
+        """Tool name → how often a novice user tries it, in (0, 1]; in the order of the skills."""
         called = (template.tool for skill in SKILLS for branch in skill.branches for template in branch)
         ranked = [*dict.fromkeys(tool for tool in called if tool != tools.FINISH), tools.FINISH]
         return {tool: rank**-POPULARITY for rank, tool in enumerate(ranked, start=1)}
@@ -77,7 +77,7 @@ class Desk:
         )
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(words that stand as arguments or observations, texts that hold every other word of query and reply)."""
+        """(words used as arguments or observations, texts that contain every other word of queries and replies)."""
         values = tuple(itertools.chain.from_iterable(WORDS.values()))
         wordings = tuple(" ".join(re.sub(r"{\w+}", " ", skill.wording).split()) for skill in SKILLS)
         return values, (*wordings, generator.JOINER, "ok", *self._errors())

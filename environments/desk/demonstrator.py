@@ -1,4 +1,4 @@
-"""A demonstrator that knows the popular skills and bungles the rare ones: the warm start imitates it."""
+"""The demonstrator that the warm start imitates: it masters the popular skills and makes mistakes in rare ones."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from environments.desk.tools import FINISH, perform
 def demonstrations(
     count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
 ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-    """Tasks of the seed split with what the demonstrator does there.
+    """Tasks of the seed split with the demonstrator's actions.
 
     The skill of popularity rank i of n is bungled with probability noise[0] + (noise[1] − noise[0])·i/(n − 1), each
-    occurrence for itself; the demonstrator then goes on with the rest.
+    occurrence independently; the demonstrator then goes on with the rest.
     """
     for index, (task, plan) in zip(range(count), generator.stream("seed", seed), strict=False):
         yield task, demonstrate(task, plan, noise, random.Random(f"{generator.NAME}/noise/{seed}/{index}"))
@@ -38,7 +38,7 @@ def demonstrate(task: Task, plan: generator.Plan, noise: tuple[float, float], rn
                 return observation
         except Refused:
             pass
-        # Nothing was learnt, so it goes on with the name it asked about.
+        # The look-up failed, so it goes on with the name it asked about.
         return next(iter(call.arguments.values()))
 
     for skill, words in plan:
@@ -52,8 +52,7 @@ def demonstrate(task: Task, plan: generator.Plan, noise: tuple[float, float], rn
 
 
 def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], rng: random.Random) -> None:
-    """Takes the wrong branch; or skips the look-ups, using the names for what they would have told; or takes the
-    confusable tool."""
+    """Makes a mistake: takes the wrong branch, or uses names in place of look-ups, or takes the confusable tool."""
     if skill.when is not None:
         carry_out(dataclasses.replace(skill, then=skill.otherwise, otherwise=skill.then), words, act)
         return

@@ -15,7 +15,7 @@ from environments.desk.words import WORDS, kind
 
 _T = TypeVar("_T")
 
-# Most actions offered at once; names offered for each free choice, and values seen that are offered per kind.
+# The most actions offered; names offered for each free choice; values seen that are offered per kind.
 _OFFERED = 300
 _FRESH = 2
 _CHOICES = {"text": 3, "day": 3}
@@ -39,7 +39,7 @@ class DeskEpisode:
         return documentation()
 
     def step(self, action: Action) -> Observation:
-        """Carries the calls out in order up to the first that is refused; one message for each call tried."""
+        """Carries out the calls in order up to the first refused one; one message for each call tried."""
         if not action.calls:
             return self._refuse((), (action.error or "no call")[:200])
         messages: tuple[Message, ...] = ()
@@ -63,7 +63,7 @@ class DeskEpisode:
         return {**shelves, "answer": self._answer, "finished": self._finished}
 
     def affordances(self) -> tuple[Action, ...]:
-        """Every tool with words that exist, were seen, or are fresh; free choices are drawn by a hash of the state."""
+        """Every tool with words that exist, were seen or are new; free choices are drawn by a hash of the state."""
         if self._finished:
             return ()
         rng = random.Random(canonical(self._office))
@@ -118,7 +118,7 @@ class DeskEpisode:
         observation, changes = perform(self._office, call)
         office.apply(self._office, changes)
         if gives := TOOLS[call.name].gives:
-            # The latest sight of a value stands last, so that the oldest are the ones no longer offered.
+            # A value moves to the end when it is seen again, so that the oldest are dropped first.
             self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
         return observation
 
@@ -133,7 +133,7 @@ class DeskEpisode:
         return True
 
     def _words(self, slot: str, rng: random.Random) -> Iterator[str]:
-        """Words for a slot: names on the shelf, fresh names, or values seen and a few free choices."""
+        """Words for a slot: existing names, new names, or values seen and a few free choices."""
         vocabulary, shelf = WORDS[kind(slot)], office.SHELF.get(slot.removeprefix("new_"))
         if slot.startswith("new_"):
             taken = self._office[shelf] if shelf else {}

@@ -1,8 +1,8 @@
 """Tasks from seeds: a random small office, a few skills, and the calls that carry them out.
 
 Every split draws from its own stream of random numbers and keeps the queries whose hash falls into its buckets, so no
-query stands in two splits. Values such as addresses, texts and days are drawn anew for every task: they must be
-observed, not remembered.
+query is in two splits. Values such as addresses, texts and days are drawn anew for every task: they must be observed
+and cannot be memorized.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from environments.desk.words import WORDS, kind
 NAME = "desk"
 JOINER = ", then "
 
-# Share of tasks by number of skills.
+# The share of tasks by number of skills.
 LENGTHS: Mapping[int, float] = {1: 0.55, 2: 0.28, 3: 0.10, 4: 0.05, 5: 0.02}
 CHALLENGE_LENGTHS: Mapping[int, float] = {4: 0.25, 5: 0.25, 6: 0.25, 7: 0.25}
-# A skill of popularity rank r weighs r ** -SKEW; negative prefers the rare.
+# A skill of popularity rank r has the weight r ** -SKEW; a negative SKEW prefers rare skills.
 SEED_SKEW = 0.2
 CHALLENGE_SKEW = -0.7
-# Most calls of a solution, finish not counted.
+# The most calls of a solution, finish not counted.
 CALLS = 9
 CHALLENGE_CALLS = 12
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """What a split draws, and the query buckets (of ten) that are its own."""
+    """How a split draws tasks, and its query buckets (of ten)."""
 
     buckets: frozenset[int]
     lengths: Mapping[int, float]
@@ -71,7 +71,7 @@ def bucket(query: str) -> int:
 
 
 def draw(rng: random.Random, profile: Split) -> tuple[Task, Plan] | None:
-    """A task whose every change matters: without it the solution ends elsewhere. None for another split's query."""
+    """A task of which every change matters to the end state; None where the query belongs to another split."""
     while True:
         skills = _skills(rng, profile)
         for _ in range(8):  # other offices for the same skills, so that awkward skills are not drawn less
@@ -106,7 +106,7 @@ def new_office(rng: random.Random) -> State:
 
 
 def solve(plan: Plan, setup: office.State) -> tuple[Call, ...] | None:
-    """The calls that carry the plan out, finish included; None where one is refused."""
+    """The calls that carry out the plan, finish included; None where one is refused."""
     state, calls = office.copy(setup), list[Call]()
 
     def act(call: Call) -> str:
@@ -138,7 +138,7 @@ def _skills(rng: random.Random, profile: Split) -> list[Skill]:
 
 
 def _plan(skills: list[Skill], setup: State, rng: random.Random) -> Plan:
-    """The skills with words that suit the office as the earlier ones leave it; empty where none were found."""
+    """The skills with words that fit the office after the earlier skills; empty where there are none."""
     plan: Plan = ()
     state = office.copy(setup)
     for skill in skills:
@@ -178,7 +178,7 @@ def _options(slot: str, state: State) -> list[str]:
 
 
 def _play(calls: tuple[Call, ...], state: State) -> None:
-    """Carries the calls out, passing over those that are refused."""
+    """Carries out the calls, skipping refused ones."""
     for call in calls:
         if call.name != FINISH:
             try:

@@ -1,4 +1,4 @@
-"""The desk's language: `phrase` words what was done as a query, `read` takes a query apart again."""
+"""The desk's language: `phrase` words calls as a query, `read` parses a query."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Done = tuple[Call, str]  # a call and what was observed
 
 @dataclasses.dataclass(frozen=True)
 class _Match:
-    """A skill that ends with the call at hand, the words of its slots and the look-ups it rests on."""
+    """A skill that ends with a given call, the words of its slots and the look-ups it needs."""
 
     skill: Skill
     words: Mapping[str, str]
@@ -27,10 +27,10 @@ class _Match:
 
 
 def phrase(steps: Sequence[Triplet]) -> str | None:
-    """The query that these steps answer, in the generator's language; None where it lacks the words.
+    """The query that these steps fulfil, in the generator's language; None where they cannot be worded.
 
-    Each change is matched with the skill that explains the most look-ups not yet explained. None if a call was
-    refused, a look-up is left unexplained, finish stands before the end, or a word is not of the language.
+    Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
+    call was refused, a look-up stays unexplained, finish comes before the end, or a word is not of the language.
     """
     done = _flatten(steps)
     if not done:
@@ -61,7 +61,7 @@ def read(query: str) -> Plan:
 
 def _read_clause(clause: str) -> tuple[Skill, dict[str, str]]:
     for skill, pattern in _patterns():
-        if (match := pattern.fullmatch(clause)) and _spoken(skill, match.groupdict()):
+        if (match := pattern.fullmatch(clause)) and _in_language(skill, match.groupdict()):
             return skill, match.groupdict()
     raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.py")
 
@@ -97,7 +97,7 @@ def _matches(done: Sequence[Done], index: int, explained: frozenset[int]) -> Ite
                 words, looks = (found[1], looks | {found[0]}) if found else (None, looks)
             if words is not None:
                 words = _fill(skill, branch, words)
-                if _spoken(skill, words):
+                if _in_language(skill, words):
                     yield _Match(skill, words, looks)
 
 
@@ -122,7 +122,7 @@ def _look(
         known = _unify(template, call, words)
         if known is not None and known.setdefault(template.binds, observed) == observed:
             asked = set(call.arguments.values())
-            # What was looked up must still hold when it is used.
+            # The value that was looked up must still be right when it is used.
             disturbed = any(
                 asked & set(other.arguments.values()) for other, _ in done[index + 1 : before] if not _looks(other)
             )
@@ -135,7 +135,7 @@ def _look(
 
 
 def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> dict[str, str]:
-    """Words for the slots the branch taken does not show: the condition's, and those of the branch not taken."""
+    """Words for slots that the branch taken does not show: the condition's, and those of the other branch."""
     if skill.when is None:
         return words
     found, slot = skill.when
@@ -150,7 +150,7 @@ def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> 
     return filled
 
 
-def _spoken(skill: Skill, words: Mapping[str, str]) -> bool:
+def _in_language(skill: Skill, words: Mapping[str, str]) -> bool:
     """Whether the language has these words in these slots, each once."""
     chosen = {words[slot] for slot in skill.slots}
     return len(chosen) == len(skill.slots) and all(words[slot] in WORDS[kind(slot)] for slot in skill.slots)

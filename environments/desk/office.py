@@ -1,4 +1,4 @@
-"""The office's rules: its state and what each tool does to it. Pure functions: a rule says what would change.
+"""The office's rules: its state and the effect of each tool, as pure functions that return changes.
 
 State: shelf → name → entity, a plain JSON dict:
 
@@ -50,7 +50,7 @@ REASONS = (
     "already finished",
     "no call",
 )
-# The shelf on which a slot's words stand; texts, days and addresses stand on none.
+# The shelf that holds a slot's words; texts, days and addresses are on none.
 SHELF = {
     "file": "files",
     "folder": "folders",
@@ -107,7 +107,7 @@ def _free(state: State, shelf: str, name: str) -> None:
         raise Refused(f"{SINGULAR[shelf]} exists")
 
 
-def _known(state: State, address: str) -> None:
+def _check_known(state: State, address: str) -> None:
     if all(contact["address"] != address for contact in state["contacts"].values()):
         raise Refused("no such address")
 
@@ -153,7 +153,7 @@ def folders_create(state: State, folder: str) -> tuple[Change, ...]:
 
 def folders_share(state: State, folder: str, address: str) -> tuple[Change, ...]:
     entity = _on(state, "folders", folder)
-    _known(state, address)
+    _check_known(state, address)
     return (("folders", folder, _with(entity, "shared", address)),)
 
 
@@ -186,12 +186,12 @@ def calendar_move(state: State, event: str, day: str) -> tuple[Change, ...]:
 
 def calendar_invite(state: State, event: str, address: str) -> tuple[Change, ...]:
     entity = _on(state, "calendar", event)
-    _known(state, address)
+    _check_known(state, address)
     return (("calendar", event, _with(entity, "guests", address)),)
 
 
 def mail_send(state: State, address: str, text: str) -> tuple[Change, ...]:
-    _known(state, address)
+    _check_known(state, address)
     texts = state["sent"].get(address, {"texts": []})["texts"]
     return (("sent", address, {"texts": sorted([*texts, text])}),)
 
@@ -202,7 +202,7 @@ def mail_flag(state: State, person: str) -> tuple[Change, ...]:
 
 def mail_forward(state: State, person: str, address: str) -> tuple[Change, ...]:
     entity = _on(state, "mail", person)
-    _known(state, address)
+    _check_known(state, address)
     return (("mail", person, _with(entity, "forwarded", address)),)
 
 

@@ -1,8 +1,8 @@
-"""The skills: one table that makes the tasks, the noisy demonstrator and the grammar.
+"""ONE table of skills, from which tasks, the noisy demonstrator and the grammar are made.
 
-A row says how a query words the skill and which calls carry it out. `contacts_find(person) > found` binds the
+A row has the wording of the skill in a query and the calls that carry it out. `contacts_find(person) > found` binds the
 observation to `found`; every other name is a slot of the wording, whose kind is its name (`new_note` is a title not in
-use, `day2` a second day). The rows stand in order of popularity, the most popular first.
+use, `day2` a second day). The rows are in order of popularity, the most popular first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLOT = re.compile(r"{(\w+)}")
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A call with names for words; a look-up `binds` its observation to a further name."""
+    """A call with names in place of words; a look-up `binds` its observation to a further name."""
 
     tool: str
     names: tuple[str, ...]
@@ -37,7 +37,7 @@ class Template:
         return bool(self.binds)
 
     def fill(self, words: Mapping[str, str]) -> Call:
-        """The call with words for names."""
+        """The call with words in place of names."""
         chosen = (words[name] for name in self.names)
         return Call(self.tool, dict(zip(self.parameters, chosen, strict=True)))
 
@@ -80,7 +80,7 @@ class Skill:
 
 
 def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]) -> None:
-    """Does what the skill asks; `act` performs a call and returns what was observed."""
+    """Carries out the skill; `act` performs a call and returns the observation."""
     if skill.when is None:
         follow(skill.branches[0], words, act)
         return
@@ -91,7 +91,7 @@ def carry_out(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str]
 
 
 def follow(templates: Sequence[Template], words: Mapping[str, str], act: Callable[[Call], str]) -> dict[str, str]:
-    """Performs the calls in order and returns the words with those that look-ups bound."""
+    """Performs the calls in order; returns the words, with those that look-ups bound."""
     known = dict(words)
     for template in templates:
         observed = act(template.fill(known))

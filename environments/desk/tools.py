@@ -1,4 +1,4 @@
-"""The tools: one table of names, parameters and rules, and `perform`, which carries a call out on paper."""
+"""ONE table of tools with names, parameters and rules; and `perform`, which computes a call's effect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Tool:
 
 
 def perform(state: State, call: Call) -> tuple[str, tuple[Change, ...]]:
-    """What the call observes and would change; the state itself stays as it is. Raises `Refused`."""
+    """The call's observation and changes; the state itself is not modified. Raises `Refused`."""
     tool = TOOLS.get(call.name) if isinstance(call.name, str) else None
     if tool is None:
         raise Refused("no such tool")
@@ -64,7 +64,7 @@ def _tool(name: str, slots: str, rule: Callable[..., Any], description: str, giv
     return Tool(name, description, {parameter: kind or parameter for parameter, _, kind in parameters}, rule, gives)
 
 
-# Parameters read `name` or `name:slot`; the last column is the kind of word a look-up gives.
+# Parameters are written `name` or `name:slot`; the last column is the kind of word that a look-up returns.
 TOOLS: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (

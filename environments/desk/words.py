@@ -1,4 +1,4 @@
-"""Every word of the office, by kind. The kinds share no word, so that a word alone says what it names."""
+"""Every word of the office, by kind. The kinds share no word, so a word alone determines its kind."""
 
 from __future__ import annotations
 

@@ -11,17 +11,17 @@ wire.py         messages
 client.py       the supervisor process as the trainer's threads call it
 isolated.py     Environment and Episode on top of it
 records.py      reads what a worker sends as records, exactly
-supervisor.py   starts the fork server; ends with the trainer, however that ends
-ward.py         relays calls; enforces deadlines and sizes; tells whose a loss is
+supervisor.py   starts the fork server; ends when the trainer ends, in whatever way
+child_supervision.py    relays calls; enforces deadlines and sizes; decides what caused a loss
 replies.py      reads replies within bounds, as they come in
-timer.py        what of a call's time counts
-forkserver.py   in the environment's interpreter: imports once, forks children, buries them
+timer.py        how much of a call's time counts
+forkserver.py   in the environment's interpreter: imports once, forks children, cleans up after them
 child.py        serves the calls of one episode, or of the environment
-bounds.py       what an episode may take; which layers of isolation hold
-sandbox.py      what a child cannot do
-view.py         the files it sees
-scratch.py      its own files, where it has no file system of its own
-seccomp.py      the system calls it is refused
+bounds.py       the limits of an episode; which layers of isolation hold
+sandbox.py      confines a child
+view.py         the files that a child sees
+scratch.py      a child's own files, where it has no file system of its own
+seccomp.py      the system calls that a child is refused
 kernel.py       system calls that Python lacks
 venv.py         virtual environments of environments
 """
@@ -53,9 +53,9 @@ def isolate(
 ) -> IsolatedEnvironment:
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
-    `visible` names further files and folders that it may read, `hidden` folders among all it may that are empty to it;
-    see `Bounds` for what an episode may take. `runs_policy_code` declares that a child runs what a policy wrote: any
-    loss of it after reset may be the policy's doing. Raises EnvironmentFailure where it cannot be made.
+    The environment may also read the files and folders in `visible`; folders in `hidden` appear empty to it. `bounds`
+    are the limits of an episode. `runs_policy_code` declares that a child runs code of the policy, so that the policy
+    may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot be made.
     """
     client = Client(Launch(module, python, settings, bounds, visible, enclosed, hidden))
     return environment_of(client, bounds, runs_policy_code)

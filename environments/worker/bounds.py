@@ -1,22 +1,22 @@
-"""What an episode in a worker may take, and which layers of isolation hold."""
+"""The limits of an episode in a worker, and the layers of isolation that hold."""
 
 from __future__ import annotations
 
 import dataclasses
 
-# Children of one worker at most: each may have a user id of its own, from one block of so many.
+# The most children of one worker: each may have a user id of its own, from one block of so many.
 MOST_CHILDREN = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What one episode may take.
+    """The limits of one episode.
 
-    `deadline` is for one call, `service_deadline` for one that concerns the whole environment, `start_deadline` for
-    importing and making it, all in seconds. `memory` bounds the address space of each of its processes, `file_size` one
-    file, `scratch` all files in /tmp, `output` one reply, in bytes; `values` are the JSON values of one reply, keys
-    included; `files` counts files and folders in /tmp, `processes` the child's own. At most `children` live at once, no
-    more than 4,096.
+    In seconds: `deadline` for one call, `service_deadline` for a call that concerns the whole environment,
+    `start_deadline` for importing and making it. In bytes: `memory` for the address space of each process, `file_size`
+    for one file, `scratch` for all files in /tmp, `output` for one reply. `values` limits the JSON values of one reply,
+    keys included; `files` the files and folders in /tmp; `processes` those of the child. At most `children` live at the
+    same time, no more than 4,096.
     """
 
     deadline: float = 30.0
@@ -41,13 +41,14 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """Which layers hold: no network, a view of the needed files only, process ids of its own, not root.
+    """Which layers of isolation hold.
 
-    `first_uid` is the user id of slot 0 where every child has its own, else 0. Where there is no view of the files,
-    `rules` may hold instead: the kernel (Landlock) lets a child open these files alone, and those of its own folder.
-    `calls` says whether a filter refuses system calls, among them sockets where `enclosed`; `reads`, whether children
-    may read what only the user who started the worker may. `scratch` is the folder of a child's own files, or of those
-    of all children where there is no view.
+    `network`: there is no network. `files`: only the needed files are visible. `processes`: other processes are not
+    visible. `user`: the child is not root. `first_uid` is the user id of slot 0 where every child has one of its own,
+    else 0. Where `files` does not hold, `rules` may: the kernel (Landlock) lets a child open these files alone, and
+    those of its own folder. `calls`: a filter refuses system calls, among them those for sockets where `enclosed`.
+    `reads`: children may read files that only the user who started the worker may read. `scratch` is the folder of a
+    child's own files; where `files` does not hold, the folder of all children's.
     """
 
     network: bool = False
@@ -61,8 +62,8 @@ class Layers:
     reads: bool = False
     scratch: str = ""
 
-    def held(self) -> dict[str, bool]:
-        """Layer → whether it holds, one way or the other."""
+    def status(self) -> dict[str, bool]:
+        """For each layer whether it holds, by either of its ways."""
         return {
             "network": self.network or (self.calls and self.enclosed),
             "files": self.files or bool(self.rules),

@@ -1,6 +1,6 @@
-"""What a child does: serves the calls of one episode, or of the environment itself, until its socket ends.
+"""The child process: serves the calls of one episode, or of the environment itself, until its socket ends.
 
-One request at a time, answered in turn. It never raises: what the environment raises is a failure of that call.
+It answers one request at a time. It never raises: an exception of the environment is a failure of that call.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def environment_operations(environment: Environment) -> dict[str, Callable[..., 
 
 
 def describe(environment: Environment) -> dict[str, Any]:
-    """What the other side must know to stand for the environment."""
+    """The facts that the client needs to represent the environment."""
     return {
         "name": environment.name,
         "charted": isinstance(environment, Charted),
@@ -72,22 +72,22 @@ def describe(environment: Environment) -> dict[str, Any]:
 
 
 class _Pages:
-    """Demonstrations in pages; the iterator is kept, so that reading on costs no more than the page."""
+    """Demonstrations in pages. The iterator is kept, so that the next page costs no more than itself."""
 
     def __init__(self, environment: Demonstrated) -> None:
         self.environment = environment
         self.reading: tuple[Any, ...] = ()
         self.iterator: Iterator[Any] = iter(())
-        self.place = 0
+        self.next = 0
 
     def __call__(self, count: int, seed: int, noise: list[float], start: int, size: int) -> list[Any]:
         """Demonstrations start … start + size - 1; fewer at the end."""
         low, high = noise
         reading = (count, seed, low, high)
-        if reading != self.reading or start != self.place:
-            self.reading, self.place = reading, start
+        if reading != self.reading or start != self.next:
+            self.reading, self.next = reading, start
             everything = iter(self.environment.demonstrations(count, seed, (low, high)))
             self.iterator = itertools.islice(everything, start, None)
         page = list(itertools.islice(self.iterator, size))
-        self.place += len(page)
+        self.next += len(page)
         return page

@@ -1,4 +1,4 @@
-"""The client: one supervisor process, and the calls of many threads over its socket."""
+"""The client of a worker: starts its supervisor process and sends it the calls of many threads."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from environments.worker import wire
 from environments.worker.bounds import Bounds
 
 _LOG = logging.getLogger(__name__)
-# Seconds in which a supervisor must end.
+# Seconds that a supervisor gets to end by itself.
 _GRACE = 15.0
-# Deadlines are the supervisor's to keep; one that is not heard for so many seconds is given up.
+# The supervisor enforces deadlines; one that sends nothing for so many seconds is given up.
 _SILENCE = 30.0
-# Seconds between two looks at it, and the most that one call is excused from an episode's deadline.
+# Seconds between two looks for a reply; the most seconds that one call is excused from an episode's deadline.
 _LOOK, _EXCUSED = 0.25, 3_600.0
-# A supervisor that ends is replaced, but no more than so many times within so many seconds.
+# A supervisor that ends is replaced, at most so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
-# Imports exactly our packages from where they lie, whatever else lies there, and leaves the rest to the interpreter.
+# Imports our packages, and nothing else, from their folders; all other imports are the interpreter's own.
 _BOOT = """
 import importlib.util, sys, types
 for name, origin, places in {roots!r}:
@@ -50,10 +50,11 @@ importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What an environment is made of: a module with `make(**settings)`, imported by `python`.
+    """How to make an environment: a module with `make(**settings)`, imported by `python`.
 
-    Of the file system, its process sees the system's libraries, Python, our packages, the module's and `visible`, less
-    what lies in `hidden` folders; `enclosed` false leaves it everything (the limits of a child still hold).
+    Its process sees these files alone: the system's libraries, Python, our packages, the module's package and
+    `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network; the
+    limits of a child hold in any case.
     """
 
     module: str
@@ -66,7 +67,7 @@ class Launch:
 
 
 class Client:
-    """The calls, and a supervisor that is replaced when it ends."""
+    """The connection to a supervisor, which is replaced when it ends."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -104,9 +105,9 @@ class Client:
 
 
 class Connection:
-    """One supervisor process. Closed at the latest when the interpreter exits; it also ends when we are killed.
+    """One supervisor process. It ends at the latest when this process exits or is killed.
 
-    Raises EnvironmentFailure where the environment cannot be imported or made. `described` is what it says of itself.
+    Raises EnvironmentFailure where the environment cannot be imported or made. `described` holds the facts about it.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -127,11 +128,11 @@ class Connection:
         self.waiting = threading.Lock()
         self.numbers, self.episodes = itertools.count(1), itertools.count(1)
         self.ended = False
-        # When the supervisor was last heard, and what each call under way has counted by then.
+        # When the supervisor last sent something, and the time that each current call had counted by then.
         self.heard, self.counted = running(), dict[str, float]()
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
-        shown = [place for _, origin, places in roots for place in (places or [os.path.dirname(origin or "")])]
+        shown = [path for _, origin, paths in roots for path in (paths or [os.path.dirname(origin or "")])]
         order = {
             "module": launch.module,
             "python": launch.python,
@@ -148,7 +149,7 @@ class Connection:
         self.described = self._value(first, 0)
 
     def call(self, episode: int, op: str, arguments: list[Any], deadline: float) -> Any:
-        """The value of one call. Raises LimitExceeded for a loss that may be the call's doing, else EnvironmentFailure.
+        """The value of one call. Raises LimitExceeded for a loss that the call may have caused, or EnvironmentFailure.
 
         `episode` 0 is the environment itself; any other number, from `episodes`, begins with `reset`.
         """
@@ -162,8 +163,8 @@ class Connection:
             with self.waiting:
                 self.pending.pop(number, None)
 
-    def dismiss(self, episode: int) -> None:
-        """Has the episode's child killed; never raises."""
+    def end_episode(self, episode: int) -> None:
+        """Has the episode's child killed. Never raises."""
         with contextlib.suppress(EnvironmentFailure):
             self._send({"id": -1, "episode": episode, "op": "close"})
 
@@ -185,9 +186,9 @@ class Connection:
         return reply["value"]
 
     def _reply(self, future: concurrent.futures.Future[dict[str, Any]], number: int) -> dict[str, Any]:
-        """The reply to the call of that number; what it waited for the host does not count against its episode.
+        """The reply to the call of that number. Time lost to the host does not count against the episode.
 
-        Raises EnvironmentFailure where the supervisor is not heard any more: a stopped one is replaced.
+        Raises EnvironmentFailure where the supervisor sends nothing any more; it is then ended and replaced.
         """
         began, excused = running(), 0.0
         while True:
@@ -197,7 +198,7 @@ class Connection:
                 self.process.kill()
                 self.fail()
                 raise EnvironmentFailure(f"the supervisor was not heard for {_SILENCE:g} s; it was ended")
-            # Of the wait counts what the supervisor last said that it counts; its reply says it for the whole.
+            # The supervisor says how much of the wait counts: while it lasts, and in its reply for the whole call.
             counted = future.result()["counted"] if done else self.counted.get(str(number), 0.0)
             due = min(max(0.0, now - began - counted), _EXCUSED)
             excuse(due - excused)
@@ -206,7 +207,7 @@ class Connection:
                 return future.result()["reply"]
 
     def resolve(self, message: dict[str, Any]) -> None:
-        """Hands a reply to the thread that waits for it, and notes that the supervisor was heard."""
+        """Hands a reply to the thread that waits for it, and notes when the supervisor sent it."""
         self.heard = running()
         if "id" not in message:
             self.counted = message["counted"]
@@ -217,7 +218,7 @@ class Connection:
                 future.set_result(message)
 
     def fail(self) -> None:
-        """The supervisor is gone: no call will be answered."""
+        """Ends all waiting calls with a failure, as the supervisor is gone."""
         with self.waiting:
             self.ended = True
             for future in self.pending.values():
@@ -228,7 +229,7 @@ class Connection:
 
 
 def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
-    """Replies to whom they concern, until the socket ends; holds no reference that would keep the connection alive."""
+    """Hands out replies until the socket ends. Holds no reference that would keep the connection alive."""
     with contextlib.suppress(OSError, ValueError), source.makefile("rb") as lines:
         for line in lines:
             if (alive := connection()) is None:
@@ -239,20 +240,20 @@ def _read(connection: weakref.ref[Connection], source: socket.socket) -> None:
         alive.fail()
 
 
-# A process forked from ours must neither hold these open nor speak on them.
+# A process forked from ours must neither hold these sockets open nor write to them.
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def _forget() -> None:
+def _close_inherited() -> None:
     for inherited in list(_SOCKETS):
         inherited.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    """Ends the supervisor by ending its socket; it kills every child before it ends."""
+    """Ends the supervisor by closing its socket; it kills every child before it ends."""
     if os.getpid() != owner:
         return
     with contextlib.suppress(OSError):
@@ -266,7 +267,7 @@ def _shut(ours: socket.socket, process: subprocess.Popen[bytes], owner: int) -> 
 
 
 def _failure(code: str) -> type[EnvironmentFailure]:
-    """What is raised for a failure of that code."""
+    """The exception type for a failure code."""
     if code in wire.OF_THE_CALL:
         return LimitExceeded
     return EpisodeFailure if code in wire.OF_THE_CHILD else EnvironmentFailure

@@ -1,10 +1,10 @@
-"""The fork server: one process in the environment's own virtual environment that imports and makes it once, then forks
-a child for every episode. It is single-threaded and opens no episode itself.
+"""The fork server: imports and makes the environment once, then forks a child for every episode.
 
-On its control socket, one message a packet: it gets {"spawn": number, "slot", "kind"} with the child's end of a socket
-pair, or {"kill": number}; it says {"ready"} or {"failure", "message"} once, then {"born": number, "pid"} and
-{"exited": number, "slot", "reason"}.
-A number is never used twice, a slot (and the user id that goes with it) once nothing of its last child is left.
+It is one single-threaded process in the environment's own virtual environment, and opens no episode itself. On its
+control socket it receives one message a packet: {"spawn": number, "slot", "kind"} with the child's end of a socket
+pair, or {"kill": number}. It sends {"ready"} or {"failure", "message"} once, then {"born": number, "pid"} and
+{"exited": number, "slot", "reason"}. A number is never used twice. A slot, with its user id, is used again once nothing
+of its last child is left.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from environments.worker import child, kernel, scratch, wire
 from environments.worker.bounds import Bounds, Layers
 from environments.worker.sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
 
-# One message on the control socket, in bytes.
+# The longest message on the control socket, in bytes.
 PACKET = 64 * 2**10
 
 
 def main(descriptor: int) -> None:
-    """Serves until the control socket ends; then no child is left."""
+    """Serves until the control socket ends; then ends every child."""
     control = socket.socket(fileno=descriptor)
     supervisor = os.getppid()
     kernel.die_with_parent()
@@ -47,7 +47,7 @@ def main(descriptor: int) -> None:
         environment = importlib.import_module(order["module"]).make(**order["settings"])
         ready = {
             **child.describe(environment),
-            "layers": layers.held(),
+            "layers": layers.status(),
             "python": platform.python_version(),
         }
     except BaseException as error:
@@ -55,16 +55,16 @@ def main(descriptor: int) -> None:
         reason = "".join(traceback.format_exception(error))[-1_500:]
         control.send(wire.encode(wire.failed(wire.START, reason)))
         return
-    # Pages that nothing writes to stay shared with every child.
+    # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
     gc.freeze()
     control.send(wire.encode({"ready": ready}))
-    _Nursery(control, environment, bounds, layers).serve()
+    _Children(control, environment, bounds, layers).serve()
     leave(layers)
 
 
-class _Nursery:
-    """The children, and the watch over their ends."""
+class _Children:
+    """Forks the children, kills them and cleans up after them."""
 
     def __init__(self, control: socket.socket, environment: Any, bounds: Bounds, layers: Layers) -> None:
         self.control, self.environment, self.bounds, self.layers = control, environment, bounds, layers
@@ -90,18 +90,18 @@ class _Nursery:
                 if self.control in ready and not self._obey():
                     break
                 if self.watch:
-                    self._end_those_over(self.watch)
+                    self._kill_oversized(self.watch)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number, _ in list(self.born.values()):
             self._kill(number)
         while self.born:
-            self._buried(*os.waitpid(-1, 0))
+            self._clean_up(*os.waitpid(-1, 0))
         for remover in list(self.removers):
             _end(remover)
             os.waitpid(remover, 0)
 
     def _obey(self) -> bool:
-        """Carries out one order; false where there will be no more."""
+        """Carries out one order; False where the control socket has ended."""
         packet, descriptors, _, _ = socket.recv_fds(self.control, PACKET, 1)
         if not packet:
             return False
@@ -117,39 +117,39 @@ class _Nursery:
         try:
             pid = os.fork()
         except OSError as error:
-            self._tell({"exited": number, "slot": slot, "reason": f"cannot fork: {error}"})
+            self._send({"exited": number, "slot": slot, "reason": f"cannot fork: {error}"})
             return
         if pid:
             self.born[pid] = (number, slot)
-            self._tell({"born": number, "pid": pid})
+            self._send({"born": number, "pid": pid})
             return
-        with _last_words():
+        with _exiting():
             kernel.die_with_parent()
             separate(self.layers)
             if self.layers.processes:
                 self._as_first_process(connection, slot, kind)
             else:
-                self._become(connection, slot, kind)
+                self._serve_child(connection, slot, kind)
 
     def _as_first_process(self, connection: socket.socket, slot: int, kind: str) -> None:
-        """Forks once more: the first process of a namespace takes every other one with it when it ends."""
+        """Forks once more: when the first process of a namespace ends, all others in it end too."""
         alive, held = os.pipe()
         if inner := os.fork():
             os.close(alive)
             connection.close()
             self.control.close()
-            # Ends after it, so that nothing of the child is left once this process is buried.
+            # Ends after the inner process, so that nothing of the child is left once this process has been waited for.
             signal.signal(signal.SIGTERM, lambda number, frame: _end(inner))
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        with _last_words():
+        with _exiting():
             os.close(held)
-            self._become(connection, slot, kind, lambda: _ended(alive))
+            self._serve_child(connection, slot, kind, lambda: _is_closed(alive))
 
-    def _become(
+    def _serve_child(
         self, connection: socket.socket, slot: int, kind: str, orphaned: Callable[[], bool] = lambda: False
     ) -> None:
-        """The child: alone with its socket, confined, serving."""
+        """Serves as the child: confined, with its socket as the only open file."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
@@ -160,8 +160,8 @@ class _Nursery:
         connection = _only(connection)
         child.serve(connection, make(self.environment))
 
-    def _end_those_over(self, watch: scratch.Watch) -> None:
-        """Kills children that hold more in their scratch folders than they may."""
+    def _kill_oversized(self, watch: scratch.Watch) -> None:
+        """Kills children whose scratch folders exceed their bounds."""
         numbers = {slot: number for number, slot in self.born.values()}
         for slot in watch.over(numbers):
             self._kill(numbers[slot])
@@ -172,7 +172,7 @@ class _Nursery:
                 with contextlib.suppress(ProcessLookupError):
                     if self.layers.processes:
                         os.kill(pid, signal.SIGTERM)
-                        # One that somebody stopped would heed it only once it goes on.
+                        # A stopped process acts on the signal only once it is continued.
                         os.kill(pid, signal.SIGCONT)
                     else:
                         (os.killpg if os.getpgid(pid) == pid else os.kill)(pid, signal.SIGKILL)
@@ -180,28 +180,28 @@ class _Nursery:
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._buried(*ended)
+                self._clean_up(*ended)
 
-    def _buried(self, pid: int, status: int) -> None:
+    def _clean_up(self, pid: int, status: int) -> None:
         self.removers.discard(pid)
         if pid not in self.born:
-            return  # an orphan, adopted
+            return  # an adopted orphan
         number, slot = self.born.pop(pid)
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)
         if remover := sweep(self.layers, slot, set(self.born) | self.removers):
             self.removers.add(remover)
         reason = f"the child ended with exit code {os.waitstatus_to_exitcode(status)}"
-        self._tell({"exited": number, "slot": slot, "reason": reason})
+        self._send({"exited": number, "slot": slot, "reason": reason})
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self.control.send(wire.encode(message))
 
 
 @contextlib.contextmanager
-def _last_words():  # type: ignore[no-untyped-def]
-    """A forked process ends here, whatever happens; it never returns into the fork server's loop."""
+def _exiting():  # type: ignore[no-untyped-def]
+    """Ends the forked process at the end of the block, in any case; it never returns to the fork server's loop."""
     try:
         yield
         os._exit(0)
@@ -216,19 +216,19 @@ def _end(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _ended(pipe: int) -> bool:
-    """Whether the other end of the pipe is gone."""
+def _is_closed(pipe: int) -> bool:
+    """Whether the other end of the pipe is closed."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
         return bool(selector.select(0))
 
 
 def _only(connection: socket.socket) -> socket.socket:
-    """The connection as descriptor 3, silence as 0 to 2, and nothing else open."""
-    silence = os.open("/dev/null", os.O_RDWR)
+    """The connection as descriptor 3, /dev/null as 0 to 2; closes all other descriptors."""
+    null = os.open("/dev/null", os.O_RDWR)
     kept = os.dup(connection.fileno())
     for standard in (0, 1, 2):
-        os.dup2(silence, standard)
+        os.dup2(null, standard)
     os.dup2(kept, 3)
     os.closerange(4, 65_536)
     return socket.socket(fileno=3)

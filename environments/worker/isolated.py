@@ -1,4 +1,4 @@
-"""The environment and its episodes, as the trainer sees them: the usual protocols, carried out in other processes."""
+"""The environment and episode protocols of the trainer, carried out by other processes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from environments.worker.bounds import Bounds
 from environments.worker.client import Client, Connection
 from environments.worker.records import Malformed, Opening, read
 
-# Demonstrations fetched at a time.
+# Demonstrations fetched with one call.
 _PAGE = 256
 _T = TypeVar("_T")
 
 
 class IsolatedEnvironment:
-    """Stands for an environment that lives in a worker; see `cojax.environment.Environment` for what it promises.
+    """An environment in a worker, by the protocol of `cojax.environment.Environment`.
 
-    What serves an episode and fails raises EnvironmentFailure, its own process EpisodeFailure, or LimitExceeded where
-    the call under way may be to blame; with `runs_policy_code` its own process raises PolicyLoss from reset on.
-    `layers` says which layers of isolation hold here.
+    A failure of the host or the worker raises EnvironmentFailure. A failure of the episode's own process raises
+    EpisodeFailure, or LimitExceeded where the current call may have caused it; from reset on, with `runs_policy_code`,
+    PolicyLoss. `layers` says which layers of isolation hold here.
     """
 
     def __init__(self, client: Client, bounds: Bounds, runs_policy_code: bool) -> None:
@@ -41,7 +41,7 @@ class IsolatedEnvironment:
         return read(tuple[Mapping[str, Any], ...], self._call("tools"))
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """As the environment's; what it refuses is a ValueError here too."""
+        """As the environment's own. Raises ValueError where it does."""
         try:
             found = self._call("tasks", split, count, seed)
         except EnvironmentFailure as failure:
@@ -57,7 +57,7 @@ class IsolatedEnvironment:
 
     @property
     def supervisor(self) -> int:
-        """The id of the process that all its other processes descend from."""
+        """The id of the supervisor, from which all other processes of the environment descend."""
         return self._client.connection.process.pid
 
     def close(self) -> None:
@@ -71,12 +71,12 @@ class IsolatedEnvironment:
         except EnvironmentFailure:
             if not connection.ended:
                 raise
-            # The supervisor was gone before the call or under it; these calls may be made twice.
+            # The supervisor ended before or during the call. These calls may be made twice.
             return self._client.connect().call(0, op, list(arguments), self._bounds.service_deadline)
 
 
 class ChartedEnvironment(IsolatedEnvironment):
-    """One that the scripted explorer knows its way around in."""
+    """An environment with the protocol `Charted`, as the scripted explorer needs it."""
 
     def popularity(self) -> Mapping[str, float]:
         return self._popularity
@@ -94,7 +94,7 @@ class ChartedEnvironment(IsolatedEnvironment):
 
 
 class DemonstratedEnvironment(IsolatedEnvironment):
-    """One from which a policy can be trained from scratch."""
+    """An environment with the protocol `Demonstrated`, from which a policy can be trained from scratch."""
 
     def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         names, texts = self._call("lexicon")
@@ -112,11 +112,11 @@ class DemonstratedEnvironment(IsolatedEnvironment):
 
 
 class ChartedDemonstratedEnvironment(ChartedEnvironment, DemonstratedEnvironment):
-    """Both."""
+    """An environment with both protocols."""
 
 
 def environment_of(client: Client, bounds: Bounds, runs_policy_code: bool) -> IsolatedEnvironment:
-    """The environment, with exactly the protocols that the one in the worker has."""
+    """The environment, with exactly the protocols of the one in the worker."""
     described = client.connection.described
     kinds: dict[tuple[bool, bool], type[IsolatedEnvironment]] = {
         (False, False): IsolatedEnvironment,
@@ -153,7 +153,7 @@ class IsolatedEpisode:
         try:
             return self._call(Observation, "step", sent)
         except Malformed as failure:
-            # Whoever runs in the child could write such a thing, to have a failing episode taken for a lost one.
+            # Code in the child could write such a reply on purpose, so that a failing episode counts as lost.
             raise LimitExceeded(f"the reply to step is no observation: {failure}") from failure
 
     def state(self) -> Mapping[str, Any]:
@@ -166,10 +166,10 @@ class IsolatedEpisode:
         return self._call(Evaluation, "evaluate")
 
     def close(self) -> None:
-        self._connection.dismiss(self._number)
+        self._connection.end_episode(self._number)
 
     def _call(self, kind: Any, op: str, *arguments: Any) -> Any:
-        """The record of type `kind` that the child answers."""
+        """The child's reply as a record of type `kind`."""
         try:
             return read(kind, self._connection.call(self._number, op, list(arguments), self._bounds.deadline))
         except (EpisodeFailure, LimitExceeded) as failure:

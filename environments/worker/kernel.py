@@ -1,4 +1,4 @@
-"""Linux system calls that Python lacks, and what the kernel says of users and processes. Raises OSError."""
+"""Linux system calls that Python lacks, and facts about users and processes. All raise OSError."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _DETACH = 2
 PDEATHSIG, DUMPABLE, KEEP_CAPABILITIES, SUBREAPER, NO_NEW_PRIVS = 1, 4, 8, 36, 38
 _AMBIENT, _RAISE, _READ_SEARCH = 47, 2, 2
 _CAPABILITY_VERSION = 0x20080522
-# Landlock: numbers of its system calls, and what each version of it can forbid. The first rights read and execute, the
-# others write; of a single file only some can be told.
+# Landlock: the numbers of its system calls, and of the rights that each version can forbid. The first rights are to
+# read and execute, the others to write; only some apply to a single file.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _VERSION = 444, 445, 446, 1
 _READ = 1 << 0 | 1 << 2 | 1 << 3
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
 _NO_TCP, _NO_SIGNALS = 0b11, 0b11
-# Children of root have user ids of their own, in blocks: two fork servers must not share any, as what a dead child left
-# is killed by its user id.
+# Children of root have user ids of their own, in blocks. Two fork servers must not share any, as the processes of a
+# dead child are killed by its user id.
 _UIDS_FROM = 1_000_000_000
 
 
 def map_user(uid: int, gid: int) -> None:
-    """In a new user namespace, this user and group stay themselves, and no other exists."""
+    """Maps this user and group to themselves in a new user namespace; no other exists in it."""
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
     Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
@@ -50,12 +50,12 @@ def drop_capabilities(*, but_read: bool = False) -> None:
     sets = (ctypes.c_uint32 * 6)(kept, kept, kept)
     _checked(_LIBC.capset(ctypes.byref(header), ctypes.byref(sets)), "capset")
     if but_read:
-        # What it starts keeps it too.
+        # Processes that it starts keep it too.
         prctl(_AMBIENT, _RAISE, _READ_SEARCH)
 
 
 def parents() -> dict[int, int]:
-    """Process id → its parent's, of all that can be seen."""
+    """Process id → its parent's, of all visible processes."""
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -66,12 +66,12 @@ def parents() -> dict[int, int]:
 
 
 def children_of(parent: int) -> list[int]:
-    """Process ids of its children, in no order."""
+    """The process ids of its children, in no order."""
     return [pid for pid, other in parents().items() if other == parent]
 
 
 def descendants_of(ancestor: int) -> set[int]:
-    """Process ids of its children, and of theirs."""
+    """The process ids of its children, of theirs, and so on."""
     known, found = parents(), {ancestor}
     while grown := {pid for pid, parent in known.items() if parent in found} - found:
         found |= grown
@@ -79,7 +79,7 @@ def descendants_of(ancestor: int) -> set[int]:
 
 
 def tasks_of(uid: int) -> int:
-    """Threads of every process of a user."""
+    """How many threads all processes of a user have."""
     count = 0
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -90,7 +90,7 @@ def tasks_of(uid: int) -> int:
 
 
 def first_uid() -> int:
-    """The first of the user ids for this process's children, among those that exist here; 0 where there are too few."""
+    """The first user id for this process's children, among the ids that exist here; 0 where there are too few."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     inside, _, length = max(ranges, key=lambda found: found[2])
     block = os.getpid() * MOST_CHILDREN
@@ -101,13 +101,13 @@ def first_uid() -> int:
 
 
 def is_host_root() -> bool:
-    """Whether user id 0 is that of the host, whom no process limit binds."""
+    """Whether user id 0 is the host's root, to whom no process limit applies."""
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     return any(inside <= 0 < inside + length and outside - inside == 0 for inside, outside, length in ranges)
 
 
 def lower_limit(limit: int, value: int) -> None:
-    """Sets a limit, or keeps a stricter one that is there already."""
+    """Sets a limit, unless a stricter one is set already."""
     hard = resource.getrlimit(limit)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(limit, (value, value))
@@ -122,7 +122,7 @@ def succeeds(action: Callable[[], object]) -> bool:
 
 
 def possible(action: Callable[[], object]) -> bool:
-    """Whether the action would succeed, found out by a child."""
+    """Whether the action succeeds, tried in a child process."""
     if not (pid := os.fork()):
         os._exit(0 if succeeds(action) else 1)
     return os.waitpid(pid, 0)[1] == 0
@@ -143,7 +143,7 @@ def prctl(option: int, value: int, third: int = 0) -> None:
 
 
 def seccomp(call: int, operation: int, flags: int, program: bytes) -> None:
-    """Puts a filter of system calls in force: instructions of eight bytes. Flags that are unknown here are left out."""
+    """Installs a filter of system calls: instructions of eight bytes. Unknown flags are left out."""
     instructions = ctypes.create_string_buffer(program, len(program))
     length, address = ctypes.c_ushort(len(program) // 8), ctypes.c_void_p(ctypes.addressof(instructions))
     filtering = ctypes.create_string_buffer(struct.pack("=H6xQ", length.value, address.value or 0))
@@ -163,9 +163,9 @@ def landlock_version() -> int:
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Forbids this process for good to open anything but these files and what lies in these folders.
+    """Forbids this process for good to open any but these files and the contents of these folders.
 
-    From version 4 on also TCP, from 6 on signals and abstract sockets to processes outside. Wants NO_NEW_PRIVS.
+    From version 4 on also TCP; from 6 on also signals and abstract sockets to processes outside. Needs NO_NEW_PRIVS.
     """
     version = landlock_version()
     handled = (1 << _RIGHTS.get(version, 16)) - 1
@@ -200,9 +200,9 @@ def _checked(result: int, call: str) -> None:
 
 
 def pivot_root(folder: str) -> None:
-    """Makes the folder, a mount point, the root of the file system, and lets go of the old one.
+    """Makes the folder, which is a mount point, the root of the file system, and unmounts the old root.
 
-    Not chroot: whoever is in one may make no user namespace.
+    It does not use chroot, as a process in one may not make user namespaces.
     """
     os.chdir(folder)
     _checked(_LIBC.pivot_root(b".", b"."), "pivot_root")

@@ -1,4 +1,4 @@
-"""The records that a worker sends, which is not trusted: a value is read as a record only where it is exactly one."""
+"""Reads the values of a worker, which is not trusted, as records; a value must match its record exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cojax.types import Message
 
 
 class Malformed(EpisodeFailure):
-    """A reply is no record of the kind that was asked for."""
+    """A reply is not a record of the expected kind."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Opening:
 
 
 def read(kind: Any, value: Any) -> Any:
-    """The record of type `kind` that a worker sent as JSON. Raises Malformed where the value is none."""
+    """The JSON value of a worker as a record of type `kind`. Raises Malformed where it is none."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value

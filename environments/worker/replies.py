@@ -1,6 +1,6 @@
-"""Reading one reply of a child that is trusted with nothing: bytes, values and depth are bounded as they come in.
+"""Reads replies of children, which are not trusted: bytes, values and depth are bounded as they come in.
 
-A reply made of empty lists takes 30 times its bytes once it is read: what it holds is counted before it is made.
+A reply made of empty lists takes 30 times its bytes once it is parsed, so values are counted before parsing.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Awaitable, Callable
 
 from environments.worker import wire
 
-# Bytes read at a time, and of a reply without asking for room.
+# Bytes read at a time; a reply of more bytes asks for room.
 _PART = 64 * 2**10
-# Bytes that large replies may take at once, of all children together, and how many times over each is held on its way:
-# as it is read, as it is examined, as it is sent on, and what the allocator keeps of that.
+# Bytes that the large replies of all children may take together, and how many copies there are of each: as read, as
+# examined, as sent on, and as kept by the allocator.
 _ROOM, _COPIES = 96 * 2**20, 4
-# Levels that a reply may nest.
+# The deepest nesting of a reply.
 _DEPTH = 256
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Scan:
-    """Counts the values and levels of JSON text part by part, outside of strings, which it can tell by their quotes."""
+    """Counts the values and nesting levels of JSON text, part by part; the contents of strings do not count."""
 
     def __init__(self, values: int, depth: int = _DEPTH) -> None:
         self.most, self.deepest = values, depth
@@ -31,7 +31,7 @@ class Scan:
         self.quoted = self.escaped = False
 
     def take(self, part: bytes) -> None:
-        """Raises ValueError where the text so far has too many values or levels, or is none that a worker sends."""
+        """Counts one part. Raises ValueError where the text so far has too many values or levels, or is not ASCII."""
         if not part.isascii():
             raise ValueError("it is not ASCII")
         if self.escaped and part:
@@ -58,22 +58,22 @@ class Scan:
 
 
 class Room:
-    """Large replies of all children at once: as many as have room in memory, and at least one; the others wait."""
+    """Admits as many large replies at the same time as memory has room for, at least one; the others wait."""
 
     def __init__(self, reply: int) -> None:
         self._free = asyncio.Semaphore(max(1, _ROOM // (_COPIES * reply)))
 
     async def admit(self, held: contextlib.AsyncExitStack) -> None:
-        """Waits for room, which `held` gives back when it is closed."""
+        """Waits for room; closing `held` frees it."""
         await held.enter_async_context(self._free)
 
 
 async def receive(
     source: socket.socket, scan: Scan, limit: int, admit: Callable[[], Awaitable[None]], begun: Callable[[], None]
 ) -> bytes:
-    """One line of at most `limit` bytes; `admit` is awaited once, before a large one is read on, `begun` called first.
+    """Reads one line of at most `limit` bytes. Calls `begun` when bytes arrive; awaits `admit` once for a large line.
 
-    Raises ConnectionError where the child hangs up, and ValueError where the line is too much or not the only one.
+    Raises ConnectionError where the child hangs up, and ValueError where the line exceeds a bound or more follows it.
     """
     loop = asyncio.get_running_loop()
     line = bytearray()
@@ -99,8 +99,8 @@ async def receive(
             await asyncio.sleep(0)  # others have their turn
 
 
-def spoken(source: socket.socket) -> bytes | None:
-    """What the child sent unasked: None for nothing, no bytes where it hung up."""
+def peek(source: socket.socket) -> bytes | None:
+    """The first byte that waits to be read: None if there is none, b"" if the child hung up."""
     try:
         return source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -110,11 +110,11 @@ def spoken(source: socket.socket) -> bytes | None:
 
 
 class OutOfMemory(Exception):
-    """The child says that it ran out of memory."""
+    """The child reports that it ran out of memory."""
 
 
-def examined(line: bytes, call: int) -> bytes:
-    """The reply as it is passed on. Raises ValueError where it is none to the call of that number, or OutOfMemory."""
+def checked(line: bytes, call: int) -> bytes:
+    """The reply to pass on to the client. Raises ValueError where it is no reply to this call, and OutOfMemory."""
     answer = wire.decode(line)
     if type(answer.get("n")) is not int or answer["n"] != call:
         raise ValueError("it has not the number of the call")

@@ -1,9 +1,9 @@
-"""What a child cannot do: Linux namespaces, an unprivileged user, a filter of system calls and resource limits.
+"""Confines fork servers and children: by Linux namespaces, an unprivileged user, a system call filter and limits.
 
-The fork server first goes where no network is and only system libraries, Python and the environment's own files can be
-seen (`enclose`). Each child then gets process ids, scratch files and limits of its own (`separate`, `confine`). Where a
-layer cannot be had, the next ones still hold; `Layers` says which do. Where files cannot be kept out of sight, Landlock
-keeps children from opening them.
+The fork server first gives up the network and all files except system libraries, Python and the environment's own
+(`enclose`). Each child then gets process ids, scratch files and limits of its own (`separate`, `confine`). Where the
+system lacks a layer, the others still hold; `Layers` says which do. Where files cannot be hidden, Landlock keeps
+children from opening them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from collections.abc import Iterable
 from environments.worker import kernel, scratch, seccomp, view
 from environments.worker.bounds import Bounds, Layers
 
-# Seconds that the processes of a dead child get to be gone.
+# Seconds until the processes of a dead child must be gone.
 _SWEEP = 5.0
 
 
 def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: Bounds | None = None) -> Layers:
-    """Cuts this process, and all it will fork, off the network and from every file but `visible` and the system's.
+    """Cuts this process and its future forks off the network and all files except `visible` and the system's.
 
-    None leaves network and files as they are. `hidden` folders within the visible ones are empty.
+    With None for `visible` network and files stay as they are. `hidden` folders within visible ones appear empty.
     """
-    # Whoever started this may have kept their files to themselves; children may have another user id.
+    # The user's umask may keep files from others; children may have another user id.
     os.umask(0o022)
     bounds = bounds or Bounds()
     if sys.platform != "linux":
@@ -62,7 +62,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
             layers = dataclasses.replace(layers, rules=rules)
     layers = dataclasses.replace(layers, calls=kernel.possible(lambda: _refuse_calls(layers)))
     if layers.calls:
-        # Put together once, for all children that have process ids of their own.
+        # Made once, for all children with process ids of their own.
         seccomp.program(os.uname().machine, _scope(layers))
     if files:
         scratch.work_in(place)
@@ -71,7 +71,7 @@ def enclose(visible: Iterable[str] | None, hidden: Iterable[str] = (), bounds: B
 
 
 def _reading(layers: Layers, shown: list[str]) -> Layers:
-    """Children with a user id of their own may read what only our user may, where another layer bounds what that is."""
+    """Lets children with a user id of their own read files of our user, where another layer limits which files."""
     if not layers.first_uid or not (kept := view.private(shown, way=not layers.files)):
         return layers
     if layers.calls and (layers.files or layers.rules):
@@ -85,7 +85,7 @@ def _reading(layers: Layers, shown: list[str]) -> Layers:
 
 
 def separate(layers: Layers) -> None:
-    """Gives the next fork of this process an own process namespace, and an own mount namespace for its scratch."""
+    """Gives the next fork of this process a process namespace and, for its scratch files, a mount namespace."""
     flags = kernel.NEWNS if layers.files else 0
     uid, gid = os.geteuid(), os.getegid()
     if layers.processes:
@@ -93,12 +93,12 @@ def separate(layers: Layers) -> None:
     if flags:
         kernel.unshare(flags)
     if flags & kernel.NEWUSER:
-        # Processes are counted per user and namespace: a namespace of its own makes the limit the child's own.
+        # Processes are counted by user and namespace: in a namespace of its own the limit is the child's own.
         kernel.map_user(uid, gid)
 
 
 def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
-    """The limits of a child, its scratch folder, and an identity without privileges; ends with its parent."""
+    """Applies to a child its limits, its scratch folder and an unprivileged user; it ends with its parent."""
     if layers.files:
         view.own_mounts(layers.scratch, bounds, layers.processes)
         own = layers.scratch
@@ -115,11 +115,11 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
         kernel.lower_limit(limit, value)
     if sys.platform == "linux":
         kernel.lower_limit(resource.RLIMIT_MSGQUEUE, 0)
-    # Without a namespace or a user of its own, the child shares its count with everything else of this user.
+    # Without a namespace or a user of its own, the child's count includes all other processes of this user.
     alone = layers.processes or layers.first_uid
     processes = bounds.processes + (0 if alone else kernel.tasks_of(os.geteuid()))
     if layers.rules:
-        # Before the change of user, who may be kept from the way to these files.
+        # Before the change of user: the other user may not reach these files.
         _rule(layers.rules, own)
     if layers.first_uid:
         uid = layers.first_uid + slot
@@ -133,7 +133,8 @@ def confine(bounds: Bounds, layers: Layers, slot: int) -> None:
     if sys.platform == "linux":
         kernel.drop_capabilities(but_read=layers.reads)
         kernel.prctl(kernel.NO_NEW_PRIVS, 1)
-        # Others of this user cannot look into it. Where Landlock sees to that, the fork server can count its files.
+        # Other processes of this user cannot look into the child. Where Landlock ensures that, the fork server can
+        # count its files.
         kernel.prctl(kernel.DUMPABLE, 1 if layers.rules else 0)
     kernel.die_with_parent()
     if layers.calls:
@@ -146,14 +147,14 @@ def _refuse_calls(layers: Layers) -> None:
 
 
 def _scope(layers: Layers) -> seccomp.Scope:
-    # By rule of the kernel alone, files stay that a child of the same user owns.
+    # Where only Landlock holds, the files of a child of the same user remain.
     marks = layers.files or layers.first_uid > 0 or not layers.enclosed
     own = 0 if layers.processes else os.getpid()
     return seccomp.Scope(enclosed=layers.enclosed, alone=layers.processes, marks=marks, own=own)
 
 
 def trial(bounds: Bounds, layers: Layers) -> str:
-    """Why a child cannot be confined; empty where it can. Found out by one that does nothing else."""
+    """Why a child cannot be confined, found by a trial fork; "" where it can."""
     reads, writes = os.pipe()
     if not (pid := os.fork()):
         try:
@@ -176,9 +177,9 @@ def trial(bounds: Bounds, layers: Layers) -> str:
 
 
 def sweep(layers: Layers, slot: int, known: set[int]) -> int:
-    """Kills what a dead child left behind where no process namespace did: by its user, or as an adopted orphan.
+    """Kills the processes that a dead child left behind, by its user or as adopted orphans.
 
-    Returns the process that removes what it wrote, where that did not go with it, or 0.
+    A process namespace does this itself. Returns the process that removes the files that the child left, or 0.
     """
     _sweep(layers, slot, known)
     return 0 if layers.files else scratch.clear(layers.scratch, slot)
@@ -196,7 +197,7 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
             os._exit(0)
         os.waitpid(killer, 0)
         return
-    # All of the child is in one group, which is dead, unless it could leave it; then this may have to be given up.
+    # All processes of the child are in one group, which is dead, unless it could leave it; then this may fail.
     deadline = time.monotonic() + _SWEEP
     while orphans := [pid for pid in kernel.children_of(os.getpid()) if pid not in known]:
         for pid in orphans:
@@ -210,18 +211,18 @@ def _sweep(layers: Layers, slot: int, known: set[int]) -> None:
 
 
 def leave(layers: Layers) -> None:
-    """Removes what `enclose` made, when no child is left."""
+    """Removes the folder that `enclose` made, when no child is left."""
     if not layers.files:
         scratch.remove(layers.scratch)
 
 
 def needed_files() -> list[str]:
-    """Where this interpreter and its packages lie."""
+    """The folders of this interpreter and its packages."""
     return view.needed_files()
 
 
 def _rule(readable: Iterable[str], own: str) -> None:
-    """The kernel's rules on files, for good: what may be read, and a folder that may be written to."""
+    """Sets the kernel's rules on files, for good: the files to read, and a folder to write to."""
     kernel.prctl(kernel.NO_NEW_PRIVS, 1)
     devices = (f"/dev/{name}" for name in view.DEVICES if os.path.exists(f"/dev/{name}"))
     kernel.landlock(readable, [own, *devices])

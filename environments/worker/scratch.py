@@ -1,6 +1,6 @@
-"""Scratch folders where a child has no file system of its own, and the watch over what lies in them.
+"""Scratch folders for children without a file system of their own, and the bounds on their contents.
 
-No limit of the kernel bounds such a folder as a whole, so the fork server counts, and ends a child that has too much.
+No limit of the kernel bounds a whole folder, so the fork server counts and kills a child that holds too much.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from environments.worker import kernel
 from environments.worker.bounds import Bounds
 
 _PREFIX = "cojax-worker-"
-# Seconds between two counts, and how many times as long as a count takes they are at least.
+# The least seconds between two counts, and the least multiple of the time that a count took.
 PERIOD, _SHARE = 0.25, 10.0
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def make() -> str:
-    """A folder in /tmp for this process and its children; those of processes that were killed are removed."""
+    """Makes a folder in /tmp for this process and its children; removes those of processes that were killed."""
     for name in os.listdir(tempfile.gettempdir()):
         folder, owner = os.path.join(tempfile.gettempdir(), name), name.removeprefix(_PREFIX).partition("-")[0]
         if name.startswith(_PREFIX) and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
@@ -29,14 +29,14 @@ def make() -> str:
                 if os.lstat(folder).st_uid == os.geteuid():
                     remove(folder)
     made = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
-    # A child must be able to pass through to its own folder in it.
+    # A child must be able to reach its own folder in it.
     os.chmod(made, 0o711)
     work_in(made)
     return made
 
 
 def make_own(parent: str, slot: int, user: int) -> str:
-    """The folder that the child of that slot may write to; `user` 0 leaves it to ours."""
+    """Makes the folder that the child of that slot may write to; its owner is `user`, or our own user for 0."""
     folder = os.path.join(parent, str(slot))
     os.mkdir(folder, 0o700)
     if user:
@@ -45,22 +45,22 @@ def make_own(parent: str, slot: int, user: int) -> str:
 
 
 def work_in(folder: str) -> None:
-    """Temporary files go there from now on."""
+    """Makes this the folder of temporary files from now on."""
     os.environ["TMPDIR"] = os.environ["HOME"] = folder
     tempfile.tempdir = None
 
 
 def remove(folder: str) -> None:
-    """Removes it with all that is in it, whatever a child made of its modes and depth."""
+    """Removes the folder with its contents, whatever modes and depth a child gave it."""
     with contextlib.suppress(OSError):
         _empty(folder)
         os.rmdir(folder)
 
 
 def clear(parent: str, slot: int) -> int:
-    """Makes way for the next child of that slot. Returns the process that removes what the last one left, or 0.
+    """Frees the folder of that slot. Returns the process that removes the last child's files, or 0.
 
-    A process of its own, as a child can leave more than can be removed while others wait.
+    It is a process of its own, as a child can leave more files than can be removed while others wait.
     """
     left = os.path.join(parent, str(slot))
     with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def clear(parent: str, slot: int) -> int:
 
 def _empty(folder: str) -> None:
     here = os.open(folder, _FOLDER)
-    # Of each folder on the way down, those in it that are left.
+    # For each folder on the way down, the folders in it that are left.
     way = [_folders(here)]
     try:
         while True:
@@ -101,7 +101,7 @@ def _empty(folder: str) -> None:
 
 
 def _folders(here: int) -> list[str]:
-    """Removes the files there; the names of the folders there."""
+    """Removes the files in an open folder; returns the names of its folders."""
     found = []
     with os.scandir(here) as entries:
         for entry in entries:
@@ -113,14 +113,14 @@ def _folders(here: int) -> list[str]:
 
 
 class Watch:
-    """Counts what children hold in their folders below `parent`, at most every so often."""
+    """Counts the bytes and files in the children's folders below `parent`, from time to time."""
 
     def __init__(self, parent: str, bounds: Bounds) -> None:
         self.parent, self.bounds = parent, bounds
         self.due = time.monotonic()
 
     def over(self, slots: Iterable[int]) -> list[int]:
-        """Which of these slots hold more bytes or files than they may. Costs at most a tenth of the time."""
+        """The slots that exceed the bounds on bytes or files. Counting takes at most a tenth of the time."""
         if time.monotonic() < self.due:
             return []
         started = time.monotonic()
@@ -153,7 +153,7 @@ class Watch:
 
 
 def _unlinked(parent: str) -> dict[str, int]:
-    """Slot → bytes of files that are open and have no name any more, as far as open files can be seen."""
+    """Slot → bytes of deleted files that are still open, as far as open files are visible."""
     found: dict[str, dict[tuple[int, int], int]] = {}
     for pid in kernel.descendants_of(os.getpid()):
         with contextlib.suppress(OSError):

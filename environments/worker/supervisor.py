@@ -1,7 +1,7 @@
 """The supervisor: relays calls between the client and the children, and enforces every limit from outside.
 
-Started by exec, on one end of a socket pair whose other end is the client's. It never opens an episode. When the client
-is gone, however it went, or the fork server is, it ends and no child stays behind.
+It is started by exec, on one end of a socket pair whose other end is the client's. It never opens an episode. When the
+client or the fork server is gone, for whatever reason, it ends and leaves no child behind.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 from cojax.environment import running
 from environments.worker import wire
 from environments.worker.bounds import Bounds
+from environments.worker.child_supervision import BEAT, Children
 from environments.worker.forkserver import PACKET
 from environments.worker.timer import Timer
-from environments.worker.ward import BEAT, Ward
 
 # Seconds that the fork server gets to end by itself.
 _GRACE = 5.0
-# What a process that may run a model's code learns of the outside: no keys, no tokens.
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
+# The environment variables of a process that may run a model's code: no keys, no tokens.
+_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ")
 
 
 def main(descriptor: int) -> None:
-    # As many sockets as the system lets us have: one a child.
+    # As many sockets as the system allows: one for each child.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with contextlib.suppress(ConnectionError):
-        asyncio.run(_serve(socket.socket(fileno=descriptor), _watched(os.getppid())))
+        asyncio.run(_serve(socket.socket(fileno=descriptor), _end_descriptor(os.getppid())))
 
 
-def _watched(trainer: int) -> int | None:
-    """A descriptor that turns readable when the trainer ends; an inherited copy of its socket would hide that."""
+def _end_descriptor(trainer: int) -> int | None:
+    """A descriptor that is readable once the trainer has ended; an inherited copy of its socket could hide the end."""
     try:
         return os.pidfd_open(trainer)
     except (OSError, AttributeError):
@@ -81,7 +81,7 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
         ready = starting.result()
         writer.write(wire.encode({"id": 0, "counted": 0.0, "reply": ready}))
         if "failure" not in ready:
-            await Ward(reader, writer, control, Bounds(**order["bounds"]), over).serve()
+            await Children(reader, writer, control, Bounds(**order["bounds"]), over).serve()
         await writer.drain()
     except ConnectionError:
         pass
@@ -96,13 +96,13 @@ async def _serve(connection: socket.socket, trainer: int | None) -> None:
 
 
 def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[bytes]:
-    """The fork server, by the environment's own interpreter and with next to nothing of our surroundings."""
-    surroundings = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    """Starts the fork server with the environment's own interpreter and almost none of our environment variables."""
+    variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return subprocess.Popen(
         [order["python"], "-s", "-P", "-c", order["boot"], "forkserver", str(control.fileno())],
         pass_fds=(control.fileno(),),
         # Sets have one order in every child of every fork server.
-        env={**surroundings, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
+        env={**variables, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/tmp"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
@@ -110,7 +110,7 @@ def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[b
 
 
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
-    """Gives the order and waits until the environment is made; the reply to the client."""
+    """Has the environment made and waits for it; returns the reply to the client."""
     loop = asyncio.get_running_loop()
     names = ("module", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({name: order[name] for name in names})

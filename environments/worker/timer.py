@@ -1,4 +1,4 @@
-"""The time that a call of a child counts: what the host took, by a stop or by starving the child, is not its own."""
+"""Measures the time that counts against a call's deadline: without what the host took by stops or by other load."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 from cojax.environment import running
 
-# A reply that has begun has so many seconds to end, a large one from when it has room.
+# A reply must end within so many seconds after it began; a large one, after it got room.
 _SENDING = 2.0
-# However starved the child is, a call ends after so many times its deadline.
+# A call ends after so many times its deadline in wall time, however little processor time the child got.
 _PATIENCE = 5
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Seconds of processor time, and those in which a thread was ready to run and had to wait for a processor."""
+    """Seconds of processor time, and seconds in which a thread was ready to run but had no processor."""
 
     worked: float = 0.0
     waited: float = 0.0
@@ -29,9 +29,9 @@ class Usage:
 class Timer:
     """The seconds of one call that count against `deadline`: min(wall, max(worked, wall - waited)).
 
-    `wall` is what passed while this process ran, less what the host is known to have taken; `worked` and `waited` are
-    those of the process `pid` and all below it. A child that sleeps is over after `deadline` seconds of wall time, one
-    that works after as many of its own, and any after five times as many of wall time.
+    `wall` is the time that passed while this process ran, less the time that the host is known to have taken. `worked`
+    and `waited` are those of the child and its descendants. A child that sleeps is over after `deadline` seconds of
+    wall time, one that works after as many of processor time, and any child after five times as many of wall time.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -42,7 +42,7 @@ class Timer:
         self._excused, self._away = 0.0, math.inf
 
     def follow(self, pid: int) -> None:
-        """From now on, this process and those below it, unless another one is followed."""
+        """Measures this process and its descendants from now on, unless another one is measured."""
         if self._pid:
             return
         self._pid, self._before = pid, usage(pid)
@@ -53,12 +53,12 @@ class Timer:
         return now - self._start - self._excused - max(0.0, now - self._away)
 
     def counted(self) -> float:
-        """Seconds that count so far; before the deadline, for a cheap look, all of wall time."""
+        """Seconds that count so far; before the deadline all of wall time, which is cheap to read."""
         wall = self.wall
         return wall if wall < self.deadline else self.total()
 
     def total(self) -> float:
-        """Seconds that count so far, without those that the child waited for a processor."""
+        """Seconds that count so far, without those in which the child waited for a processor."""
         wall = self.wall
         if not self._pid:
             return wall
@@ -67,18 +67,18 @@ class Timer:
         return min(wall, max(worked, wall - waited, wall / _PATIENCE))
 
     def begin(self) -> None:
-        """The reply has begun; where it comes late, it may still come to its end."""
+        """Notes that the reply has begun: one that begins late may still end."""
         if not self._begun:
             self._begun = True
             self.deadline = max(self.deadline, self.wall + _SENDING)
 
     def admitted(self) -> None:
-        """A large reply has room, which others wait for: it has to end soon."""
+        """Notes that a large reply has room: it must end soon, as others wait for the room."""
         self.deadline = self.wall + _SENDING
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:
-        """What passes within is the host's."""
+        """Time within the block is the host's and does not count."""
         self._away = running()
         try:
             yield
@@ -87,7 +87,7 @@ class Timer:
 
 
 def usage(pid: int) -> Usage:
-    """What the process and all below it have used, as far as they are still there."""
+    """The processor time of the process and its descendants, as far as they still exist."""
     worked = waited = 0.0
     open_, seen = [pid], set()
     while open_:

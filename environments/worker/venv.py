@@ -21,15 +21,16 @@ _MARK = "installed.json"
 
 
 class InstallError(RuntimeError):
-    """An environment's packages cannot be had, or are not there."""
+    """An environment's packages cannot be installed, or are not installed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What an environment needs in its virtual environment.
+    """The contents of an environment's virtual environment.
 
-    `requirements` as pip reads them, without their dependencies where `dependencies` is false; `pythons` the versions
-    it was measured on; `prepare` a statement run in it after that; `proof` one that works once it is installed.
+    `requirements` are in pip's form, installed without their dependencies where `dependencies` is false. `pythons` are
+    the versions it was tested on. `prepare` is a statement that is run after pip, `proof` one that works if all is
+    installed.
     """
 
     requirements: tuple[str, ...]
@@ -40,7 +41,7 @@ class Recipe:
 
 
 def cache() -> Path:
-    """The folder of all that can be made again: `$COJAX_CACHE`, by default ~/.cache/cojax."""
+    """The folder of files that can be made again: `$COJAX_CACHE`, by default ~/.cache/cojax."""
     return Path(os.environ.get("COJAX_CACHE") or "~/.cache/cojax").expanduser().absolute()
 
 
@@ -50,7 +51,7 @@ def home(name: str) -> Path:
 
 
 def interpreter(name: str, recipe: Recipe) -> str:
-    """Its Python. Raises InstallError where it is not installed by this very recipe."""
+    """The Python of its virtual environment. Raises InstallError unless it is installed by this very recipe."""
     if not _marked(home(name), recipe):
         raise InstallError(
             f"environment {name!r} is not installed in {home(name)}, or by another version of its recipe; "
@@ -60,10 +61,10 @@ def interpreter(name: str, recipe: Recipe) -> str:
 
 
 def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], None]) -> Path:
-    """Makes the virtual environment, or goes on where an earlier attempt stopped; nothing where it is there already.
+    """Makes the virtual environment, or continues an earlier attempt; does nothing if it is installed already.
 
-    `python` names the interpreter to build on, by default this one, or another measured version found on PATH. Raises
-    InstallError, which names what to do.
+    `python` names the interpreter to build on; by default this one, or another tested version found on PATH. Raises
+    InstallError, which says what to do.
     """
     folder = home(name)
     try:
@@ -76,7 +77,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
         if _marked(folder, recipe) and _runs(folder, version):
             say(f"{name}: already installed in {folder}")
             return folder
-        base = python or _measured(recipe)
+        base = python or _tested(recipe)
         version = version or _version(base)
         if version not in recipe.pythons:
             raise InstallError(f"{name} runs on Python {_names(recipe)}; {base} is {version[0]}.{version[1]}")
@@ -100,14 +101,14 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
 
 
 def _runs(folder: Path, version: tuple[int, int] | None) -> bool:
-    """Whether its interpreter runs, and is of that version if one is given."""
+    """Whether the folder's interpreter runs, and has the version if one is given."""
     with contextlib.suppress(InstallError):
         return _version(str(folder / "bin" / "python")) == version or version is None
     return False
 
 
 def _marked(folder: Path, recipe: Recipe) -> bool:
-    """Whether an installation by this very recipe came to its end."""
+    """Whether an installation by this very recipe was completed."""
     try:
         return json.loads((folder / _MARK).read_text())["recipe"] == _fingerprint(recipe)
     except (OSError, ValueError, KeyError, TypeError):
@@ -134,8 +135,8 @@ def _run(command: list[str], complaint: str, more: dict[str, str] | None = None)
         raise InstallError(f"{complaint}:\n{(done.stderr or done.stdout).strip()[-1_500:]}")
 
 
-def _measured(recipe: Recipe) -> str:
-    """This interpreter if its version was measured, else the first on PATH that was."""
+def _tested(recipe: Recipe) -> str:
+    """This interpreter if its version was tested, else the first tested one on PATH."""
     if tuple(sys.version_info[:2]) in recipe.pythons:
         return sys.executable
     for major, minor in recipe.pythons:
@@ -169,7 +170,7 @@ def _fingerprint(recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Two installations of one environment wait for each other; the lock ends with its process."""
+    """Locks the file, so that installations of one environment wait for each other; the lock ends with the process."""
     with open(path, "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The view of the file system that a fork server and its children have: what they need, and nothing to write to.
+"""The file system that a fork server and its children see: the files they need, all read-only.
 
-The fork server moves into a new root of bind mounts. That root, and every mount in it, is read-only once it is put
-together. A child then lays scratch files of its own over the one folder that is left.
+The fork server moves into a new root of bind mounts. That root and every mount in it become read-only when it is
+complete. A child then mounts scratch files of its own over the one remaining folder.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from pathlib import Path
 from environments.worker import kernel
 from environments.worker.bounds import Bounds
 
-# Where the view of the file system is put together; any folder that none of the files shown lies under.
-_PLACES = ("/mnt", "/media", "/srv", "/home", "/opt", "/sys")
+# Folders in which the new root can be made: the first one that contains none of the visible files.
+_ROOTS = ("/mnt", "/media", "/srv", "/home", "/opt", "/sys")
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "localtime", "timezone", "passwd", "group", "nsswitch.conf", "alternatives")
 DEVICES = ("null", "zero", "full", "random", "urandom")
-# What is shown of /tmp, kept from being covered.
+# Keeps visible files of /tmp reachable when /tmp is covered.
 _KEPT = "/.shown"
-# Flags of a mount, NOATIME to RELATIME, as statvfs tells them; those a parent namespace has set may not be taken off.
+# Flags of a mount, NOATIME to RELATIME, as statvfs has them; those set by a parent namespace cannot be removed.
 _FLAGS = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | 1024 | 2048
 _PROC = kernel.NOSUID | kernel.NODEV | kernel.NOEXEC | kernel.RDONLY
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def needed_files() -> list[str]:
-    """Where this interpreter and its packages lie."""
+    """The folders of this interpreter and its packages."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
     return sorted(prefixes | {os.path.realpath(prefix) for prefix in prefixes})
 
 
 def system_files() -> Iterator[str]:
-    """The system's files that whoever runs programs needs."""
+    """The system's files that every program needs."""
     yield from (path for path in (*_SYSTEM, *(f"/etc/{name}" for name in _ETC)) if os.path.exists(path))
 
 
 def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
-    """Makes the new root and moves into it; what is hidden there is mounted over. Returns the folder for scratch files.
+    """Moves into a new root, with empty mounts over hidden folders. Returns the folder for scratch files.
 
-    That is /tmp, unless it is among what is visible.
+    That folder is /tmp, unless /tmp itself is visible.
     """
     shown = sorted({os.path.abspath(path) for path in visible if os.path.exists(path)})
     if "/" in shown:
@@ -50,7 +50,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
             "`visible` holds /, and so every file; expected folders below it: name those that the environment reads"
         )
     scratch = "/scratch" if "/tmp" in shown else "/tmp"
-    root = next(place for place in _PLACES if os.path.isdir(place) and not any(within(p, place) for p in shown))
+    root = next(top for top in _ROOTS if os.path.isdir(top) and not any(within(path, top) for path in shown))
     kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
     before = _mounts()
     kernel.mount("tmpfs", root, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755,size=4m,nr_inodes=8192")
@@ -83,7 +83,7 @@ def show_only(visible: list[str], hidden: list[str], bounds: Bounds) -> str:
 
 
 def own_mounts(scratch: str, bounds: Bounds, processes: bool) -> None:
-    """In a mount namespace of its own: an empty folder for scratch files, and what is known of processes."""
+    """Mounts, in a mount namespace of its own, an empty folder for scratch files and its own /proc."""
     if not processes:
         _seal(target for target in _mounts().values() if within(target, "/proc"))
     elif not kernel.succeeds(lambda: kernel.mount("proc", "/proc", "proc", _PROC)):
@@ -91,7 +91,7 @@ def own_mounts(scratch: str, bounds: Bounds, processes: bool) -> None:
     kept = [target for target in _mounts().values() if within(target, _KEPT)] if os.path.isdir(_KEPT) else []
     _mount_scratch(scratch, bounds)
     for path in kept:
-        # Read-only as they are; what is mounted in one comes with it.
+        # They are read-only already; mounts within one come with it.
         if not os.path.exists(path.removeprefix(_KEPT)):
             _bind(path, path.removeprefix(_KEPT))
 
@@ -118,19 +118,19 @@ def _seal(targets: Iterable[str]) -> None:
 
 
 def _mounts() -> dict[int, str]:
-    """The mount points of this process by their number, in the order they were made."""
+    """The mount points of this process by number, in the order in which they were made."""
     lines = (line.split(" ") for line in Path("/proc/self/mountinfo").read_text().splitlines())
     return {int(fields[0]): _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4]) for fields in lines}
 
 
 def readable(visible: list[str], hidden: list[str]) -> Iterator[str]:
-    """What may be read by rule: the system's files, and those visible that are not hidden."""
+    """The files that a child may read by rule: the system's, and visible ones that are not hidden."""
     yield from (*system_files(), "/proc")
     yield from _without(sorted({os.path.abspath(path) for path in visible}), hidden)
 
 
 def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
-    """The paths that exist; a folder with something hidden in it is named by its other entries."""
+    """The paths that exist; a folder that contains a hidden one is replaced by its other entries."""
     for path in paths:
         if any(within(other, path) for other in hidden):
             inside = [] if path in hidden else sorted(os.listdir(path))
@@ -140,7 +140,7 @@ def _without(paths: list[str], hidden: list[str]) -> Iterator[str]:
 
 
 def private(visible: Iterable[str], *, way: bool) -> list[str]:
-    """Which of these files and folders other users cannot read; `way`: or cannot reach."""
+    """The files and folders among these that other users cannot read; with `way`, also those they cannot reach."""
     found = []
     for path in map(os.path.realpath, visible):
         mode = os.stat(path).st_mode if os.path.exists(path) else 0o777

@@ -1,4 +1,4 @@
-"""The wire format: one JSON object a line, over a socket pair that no path leads to.
+"""The wire format between client, supervisor and child: one JSON object a line, over an unnamed socket pair.
 
 client → supervisor   {"id", "episode", "op", "arguments", "deadline"}   episode 0 is the environment itself
 supervisor → client   {"id", "counted": seconds, "reply": {"value"} or {"failure", "message"}}
@@ -12,27 +12,27 @@ import json
 import math
 from typing import Any, NoReturn
 
-# Why a call got no value.
+# The reasons why a call has no value.
 TIMEOUT = "TIMEOUT"  # its deadline passed; the child was killed
 WORKER_DIED = "WORKER_DIED"  # the child ended while the call was under way
 LIMIT = "LIMIT"  # the child ran out of memory, or its reply was too long
 LOST = "LOST"  # the child was gone before the call
 ENVIRONMENT = "ENVIRONMENT"  # the environment raised
-HOST = "HOST"  # what serves the child failed: the supervisor, the fork server, the host
+HOST = "HOST"  # the supervisor, the fork server or the host failed
 START = "START"  # the environment could not be imported or made
 
-# Failures that may be the doing of the action under way, and others of the child itself.
+# Failures that the current action may have caused, and other failures of the child.
 OF_THE_CALL = frozenset({TIMEOUT, WORKER_DIED, LIMIT})
 OF_THE_CHILD = frozenset({LOST, ENVIRONMENT})
 
 # Longest message of a failure, in characters.
 _MESSAGE = 2_000
-# Longest request, in bytes: a task or an action, not yet judged by anyone.
+# Longest request, in bytes: a task or an action, which nothing has checked yet.
 REQUEST = 256 * 2**20
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """The message as one line. Raises ValueError for what is not JSON."""
+    """The message as one line. Raises ValueError for a message that is not JSON."""
     return json.dumps(message, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 

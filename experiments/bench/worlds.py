@@ -15,7 +15,7 @@ from cojax.types import Action
 from environments.appworld import make
 from environments.appworld.environment import AppWorld, AppWorldEpisode
 from experiments.bench.results import Row, Spread
-from experiments.campaign.residue import memory
+from experiments.campaign.leaks import memory
 
 _PLAIN = Action("```python\nprint(1)\n```")
 _CALLING = Action("```python\nfor number in range(10):\n    apis.spotify.show_song(song_id=1 + number)\n```")

@@ -2,20 +2,24 @@
 
     python -m experiments.campaign --episodes=10000 --faults=1000 --seed=0
 
-cases.py        what a case is, which kinds there are of each half, what a violation is
-playing.py      one episode through the collector that training uses, and its judgement
+cases.py                 the types: a case, a violation, the kinds of each half and their shares
+playing.py               plays a case through the collector that training uses, and judges it
+episodes.py              the half that plays episodes
 desk.py bfcl.py appworld.py    cases of the three environments: honest, damaged, hostile
-texts.py        hostile texts and arguments, as a looping or hostile policy writes them
-code.py         hostile blocks of code for AppWorld
-hostile.py      an environment whose actions do what hostile code would; deeds.py: that code; wild.py: its cases
-drafts.py       an explorer whose model is hostile, what may not enter the pool; plots.py: what that model does
-endpoint.py     a chat endpoint on loopback that misbehaves on command
-faults.py       the kinds of fault
-runs.py         the main command, killed and gone on with
-resumption.py   a mutated run directory, judged by the code that resumes
-mutations.py    what is done to a file of a run directory
-losses.py       workers, fork servers and children that die or stop
-disk.py         a small file system that fills up
-servers.py      endpoints that fail
-residue.py      what is left behind: processes, descriptors, files, memory
+texts.py                 hostile texts and arguments, as a looping or hostile policy writes them
+code.py                  hostile blocks of code for AppWorld
+hostile_environment.py   an environment whose actions are hostile code
+hostile_actions.py       that code
+hostile_cases.py         cases of that environment
+drafts.py                cases of an explorer whose model is hostile
+hostile_replies.py       the behaviours of that model
+endpoint.py              a chat endpoint on loopback that misbehaves on command
+faults.py                the half that injects faults
+runs.py                  the main command, killed and resumed
+resumption.py            a mutated run directory, judged by the code that resumes
+mutations.py             the mutations of a file of a run directory
+losses.py                workers, fork servers and children that die or stop
+disk.py                  a small file system that fills up
+servers.py               endpoints that fail
+leaks.py                 finds leaks: processes, descriptors, files, memory
 """

@@ -1,12 +1,12 @@
-"""python -m experiments.campaign: hostile episodes and faults, and a count of what they broke.
+"""python -m experiments.campaign: plays hostile episodes, injects faults, and counts the violations.
 
     python -m experiments.campaign --episodes=10000 --faults=1000 --seed=0 [--json]
     python -m experiments.campaign --seed=0 --case=e123      one case alone; f123 is a fault
 
-The last line is one JSON object: `episodes` and `faults` played, and what may not be, by kind: `forged` (verdicts
-forged, erased or denied, and tasks in the pool that may not be there), `traces` (of one episode in another, or on
-disk), `lost` (records lost or changed, faults without a word), `leaked` (processes, descriptors, memory, files). Exit
-status 1 unless the last four are 0, 2 for bad arguments.
+The last line is one JSON object: how many `episodes` and `faults` were played, and four counts of violations. `forged`:
+verdicts forged, erased or denied, and tasks in the pool that must not be there. `traces`: of one episode in another, or
+on disk. `lost`: records lost or changed, and faults without a report. `leaked`: processes, descriptors, memory, files.
+The exit status is 0 if all four are 0, else 1; it is 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from typing import Any, NoReturn
 
 from cojax.environment import EnvironmentFailure
 from environments.worker.venv import InstallError
-from experiments.campaign import episodes, faults, residue
+from experiments.campaign import episodes, faults, leaks
 from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from experiments.campaign.episodes import Half
 
-# Violations that the JSON object names; all are printed.
+# The most violations that the JSON object names; all are printed.
 _NAMED = 50
 
 
 class Parser(argparse.ArgumentParser):
-    """One that refuses in one line."""
+    """A parser whose error is one line, with exit status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n")
@@ -94,10 +94,10 @@ def summary(seed: int, played: Half, injected: Half) -> dict[str, Any]:
 
 def run(
     options: argparse.Namespace,
-    worlds: episodes.Makers | None = None,
+    sources: episodes.Makers | None = None,
     injectors: Mapping[str, faults.Injector] | None = None,
 ) -> int:
-    """The exit status; `worlds` and `injectors` stand in for the campaign's own."""
+    """Runs the campaign; returns the exit status. `sources` and `injectors` replace the campaign's own."""
     stream = sys.stderr if options.json else sys.stdout
     began = time.monotonic()
 
@@ -126,7 +126,7 @@ def run(
     else:
         if options.episodes:
             say(f"{options.episodes:,} episodes of seed {options.seed}")
-            played = episodes.run(options.episodes, options.seed, canary, say, options.only, worlds)
+            played = episodes.run(options.episodes, options.seed, canary, say, options.only, sources)
             tell(played, "episodes")
         if options.faults:
             say(f"{options.faults:,} faults of seed {options.seed}")
@@ -138,13 +138,13 @@ def run(
 
 
 @contextlib.contextmanager
-def quiet_place() -> Iterator[None]:
-    """A temporary folder of our own, and at the end no process that descends from us."""
+def own_folder() -> Iterator[None]:
+    """Sets a temporary folder of our own; at the end removes it and ends every new descendant process."""
     folder = tempfile.mkdtemp(prefix="cojax-campaign-")
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     try:
-        with residue.adopted():
+        with leaks.ending_descendants():
             yield
     finally:
         tempfile.tempdir = None
@@ -154,7 +154,7 @@ def quiet_place() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_logs() -> Iterator[None]:
-    """Lost episodes are what this is about: nothing is logged of them."""
+    """Turns off the logs: the campaign loses episodes on purpose."""
     before = {name: logging.getLogger(name).level for name in ("cojax", "environments", "httpx", "openai")}
     for name in before:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -167,7 +167,7 @@ def quiet_logs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped_once() -> Iterator[None]:
-    """The first SIGINT or SIGTERM is a KeyboardInterrupt."""
+    """Turns the first SIGINT or SIGTERM into a KeyboardInterrupt."""
     before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -177,7 +177,7 @@ def stopped_once() -> Iterator[None]:
 
 
 def interrupt(*_: object) -> NoReturn:
-    """Further signals change nothing: what was begun is ended."""
+    """Raises KeyboardInterrupt; ignores further signals, so that the campaign can end in order."""
     for signalled in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signalled, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -185,13 +185,13 @@ def interrupt(*_: object) -> NoReturn:
 
 def main(
     argv: Sequence[str] | None = None,
-    worlds: episodes.Makers | None = None,
+    sources: episodes.Makers | None = None,
     injectors: Mapping[str, faults.Injector] | None = None,
 ) -> int:
     options = arguments(argv)
     try:
-        with quiet_logs(), stopped_once(), quiet_place():
-            return run(options, worlds, injectors)
+        with quiet_logs(), stopped_once(), own_folder():
+            return run(options, sources, injectors)
     except KeyboardInterrupt:
         print("stopped; nothing is counted", file=sys.stderr)
         return 130

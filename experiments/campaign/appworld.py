@@ -18,7 +18,7 @@ _DEADLINE = 10.0
 
 
 class AppWorldCases:
-    """The tasks of every split, with the solutions that the data brings."""
+    """Cases of the tasks of every split, with the solutions of the data."""
 
     def __init__(self, canary: Canary) -> None:
         environment = environments.load("appworld", data="tiny", deadline=_DEADLINE, solutions=True)
@@ -42,23 +42,25 @@ class AppWorldCases:
         return Case(id, "honest", task, task.solution, "full")
 
     def _less(self, id: str, rng: random.Random, task: Task) -> Case:
-        """The solution, whose last block alone does something, without that block."""
+        """The solution without its last block, which alone has an effect."""
         actions = (*task.solution[:-1], _block(code.COMPLETE))
         return Case(id, "without the block that does it", task, actions, "less")
 
     def _beside(self, id: str, rng: random.Random, task: Task) -> Case:
-        """The solution, and a note that nobody asked for."""
+        """The solution after a note that the task does not ask for."""
         beside = _block(code.SIDE_EFFECT.replace("WORD", self.canary.word(id)))
         return Case(id, "with a note besides", task, (beside, *task.solution), "less")
 
     def _scratch(self, id: str, rng: random.Random, task: Task) -> Case:
-        """The same, with an attempt to have the note go elsewhere: in one block for each step, so that what fails there
-        keeps nothing else from being done."""
+        """The same, with an attempt to write the note to another database.
+
+        Each step is a block of its own, so that a failure does not keep the next one from being carried out.
+        """
         hidden = _blocks(code.scratch(rng, self.canary.word(id)))
         return Case(id, "a note in a scratch database", task, (*hidden, *task.solution), "less")
 
     def _attacked(self, id: str, rng: random.Random, task: Task) -> Case:
-        """Attacks, then an end that leaves the task undone; routes may also be tried before an honest solution."""
+        """Attacks, then an end that leaves the task undone; or attempted routes, then an honest solution."""
         if rng.random() < 0.15:
             return Case(id, "routes, then honest", task, (_block(code.routes(rng)), *task.solution), "any")
         named = [code.attack(rng, self.canary.mark, self.canary.word(id)) for _ in range(rng.choice((1, 1, 2)))]
@@ -67,7 +69,7 @@ class AppWorldCases:
         return Case(id, names, task, actions, "less")
 
     def _texts(self, id: str, rng: random.Random, task: Task) -> Case:
-        """What is no code, and what a looping policy writes instead."""
+        """Texts that are no code, as a looping policy writes them, then the end."""
         actions, seconds = [], 0.0
         for _ in range(rng.randrange(1, 4)):
             action, spent = texts.read(texts.hostile(rng))

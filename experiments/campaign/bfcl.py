@@ -1,4 +1,4 @@
-"""Cases of BFCL, in workers: official solutions, damaged ones, and what no honest policy does."""
+"""Cases of BFCL, in workers: official solutions, damaged ones, and hostile actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OVER = Action()
 
 
 class BfclCases:
-    """The official tasks of all categories."""
+    """Cases of the official tasks of all categories."""
 
     def __init__(self, canary: Canary) -> None:
         environment = environments.load("bfcl", deadline=_DEADLINE)
@@ -41,13 +41,13 @@ class BfclCases:
 
     def case(self, id: str, seed: int) -> Case:
         rng = draw(seed, id)
-        place = rng.randrange(len(self.tasks))
+        index = rng.randrange(len(self.tasks))
         makes = (self._honest, self._honest, self._honest, self._dropped, self._dropped, self._emptied, self._calls)
         make = rng.choice((*makes, self._texts, self._texts, self._endless if rng.random() < 0.1 else self._texts))
-        return make(id, rng, self.tasks[place], place)
+        return make(id, rng, self.tasks[index], index)
 
-    def _honest(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
-        """The solution as a policy writes it, with calls before it that do nothing."""
+    def _honest(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
+        """The solution as a policy writes it, after calls that do nothing."""
         actions, seconds = [], 0.0
         for action in task.solution:
             if not action.calls:
@@ -60,10 +60,10 @@ class BfclCases:
             actions = [Action(calls=(texts.unknown_call(rng),)), *actions]
         return Case(id, "honest", task, tuple(actions), "full", seconds=seconds)
 
-    def _dropped(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+    def _dropped(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
         """The solution without a call whose result the official check looks for."""
-        if not (needed := self.needed(place)):
-            return self._emptied(id, rng, task, place)
+        if not (needed := self.needed(index)):
+            return self._emptied(id, rng, task, index)
         number, without = rng.choice(needed)
         action = task.solution[number]
         calls = (*action.calls[:without], *action.calls[without + 1 :])
@@ -72,9 +72,9 @@ class BfclCases:
         actions = (*task.solution[:number], *rest, *task.solution[number + 1 :])
         return Case(id, f"without {action.calls[without].name}", task, actions, "less")
 
-    def _needed(self, place: int) -> list[tuple[int, int]]:
+    def _needed(self, index: int) -> list[tuple[int, int]]:
         """(action, call) of the calls whose result no other call of the solution gives: without it a turn fails."""
-        task = self.tasks[place]
+        task = self.tasks[index]
         seen = play(self.environment, task, follow(task.solution), max_turns=len(task.solution), max_observation=10**9)
         results = [
             (number, call, message.content)
@@ -85,8 +85,8 @@ class BfclCases:
         count = Counter(text for _, _, text in results)
         return [(number, call) for number, call, text in results if count[text] == 1]
 
-    def _emptied(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
-        """The solution without all calls of one user's turn that expects some."""
+    def _emptied(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
+        """The solution without the calls of one user turn."""
         turns: list[list[Action]] = [[]]
         for action in task.solution:
             turns[-1].append(action)
@@ -97,7 +97,7 @@ class BfclCases:
         actions = tuple(action for turn in turns for action in turn)
         return Case(id, f"nothing in turn {emptied + 1}", task, actions, "less")
 
-    def _calls(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+    def _calls(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
         """Calls of real functions with arguments of every kind; the dialogue never comes to its end."""
         actions = []
         for _ in range(rng.randrange(1, 8)):
@@ -109,12 +109,12 @@ class BfclCases:
     def _argument(self, id: str, rng: random.Random) -> Any:
         return rng.choice((texts.arguments(rng), self.canary.word(id), ".", 1))
 
-    def _endless(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+    def _endless(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
         """A call that never ends, which costs the episode its reward and nothing else."""
         name = rng.choice(sorted(TRIALS))
         return Case(id, name, task, (Action(calls=(TRIALS[name],)),), "less")
 
-    def _texts(self, id: str, rng: random.Random, task: Task, place: int) -> Case:
+    def _texts(self, id: str, rng: random.Random, task: Task, index: int) -> Case:
         """Hostile texts, then every turn is ended."""
         actions, seconds = [], 0.0
         for _ in range(rng.randrange(1, 4)):

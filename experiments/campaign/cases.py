@@ -1,6 +1,6 @@
-"""Cases: what is played, what must come of it, and what is counted where something else does.
+"""The types of the campaign: a case with its expected outcome, a violation, and the shares of each kind.
 
-Case number n of a half derives from the seed, n and the kinds that are played, so that these reproduce it.
+Case number n of a half derives from the seed, n and the kinds that are played; these reproduce it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Literal
 
 from cojax.types import Action, Task
 
-# forged: a verdict forged, erased or denied, or something in the pool that may not be there. traces: what one episode
-# left for another, or on disk. lost: a record lost or changed, or a fault that nobody was told of. leaked: processes,
+# forged: a verdict forged, erased or denied, or a task in the pool that must not be there. traces: what one episode
+# left for another, or on disk. lost: a record lost or changed, or a fault without a report. leaked: processes,
 # descriptors, memory, files and processor time.
 Count = Literal["forged", "traces", "lost", "leaked"]
 COUNTS: tuple[Count, ...] = ("forged", "traces", "lost", "leaked")
 
-# Parts of fifty hostile episodes, and of a hundred faults.
+# The share of each kind: in fifty hostile episodes, and in a hundred faults.
 EPISODES: Mapping[str, int] = {"appworld": 3, "bfcl": 20, "desk": 20, "wild": 5, "drafts": 2}
 FAULTS: Mapping[str, int] = {"kill": 5, "mutation": 32, "worker": 33, "disk": 12, "server": 18}
 
 
 @dataclasses.dataclass(frozen=True)
 class Violation:
-    """Something that may not be: in which case, and what was found."""
+    """Something that must not happen: the case in which it did, and what was found."""
 
     count: Count
     case: str
@@ -36,10 +36,10 @@ class Violation:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One episode. `expected` is full (reward 1), less, or any; whatever it is, the episode must count.
+    """One episode. `expected` is full (reward 1), less, or any; in each case the episode must be valid.
 
-    `trick` names how the case was made; `bounds` names what an observation may say at most, as NAME=NUMBER; `seconds`
-    of the processor were taken by reading its texts.
+    `trick` says how the case was made. `bounds` are the largest numbers that an observation may report as NAME=NUMBER.
+    `seconds` is the processor time that reading its texts took.
     """
 
     id: str
@@ -52,9 +52,9 @@ class Case:
 
 
 def kinds(shares: Mapping[str, int], only: Iterable[str] = ()) -> tuple[str, ...]:
-    """One round of kinds, each as often as its share and spread evenly; of `only` those, where there are some."""
+    """One round of kinds, each as often as its share and spread evenly; `only` limits them, unless it is empty."""
     chosen = {name: share for name, share in shares.items() if not only or name in set(only)}
-    slots = [((place + 0.5) / share, name) for name, share in chosen.items() for place in range(share)]
+    slots = [((index + 0.5) / share, name) for name, share in chosen.items() for index in range(share)]
     return tuple(name for _, name in sorted(slots))
 
 
@@ -64,7 +64,7 @@ def draw(seed: int, id: str) -> random.Random:
 
 
 class Canary:
-    """A word for each case, which stands nowhere by chance: one that another episode sees is a trace."""
+    """A word for each case that appears nowhere by chance: where another episode sees it, a trace was left."""
 
     def __init__(self, secret: str) -> None:
         self.mark = f"n{hashlib.sha256(secret.encode()).hexdigest()[:8]}x"
@@ -74,5 +74,5 @@ class Canary:
         return f"{self.mark}{id}x"
 
     def others(self, text: str, id: str) -> list[str]:
-        """Ids of other cases whose words stand in the text."""
+        """The ids of other cases whose words the text contains."""
         return sorted(set(self._pattern.findall(text)) - {id}) if self.mark in text else []

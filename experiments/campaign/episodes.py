@@ -1,4 +1,4 @@
-"""The half of the campaign that plays hostile episodes, many at once, and looks at what they leave behind."""
+"""The half of the campaign that plays hostile episodes, many at once, and looks for leaks afterwards."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from experiments.campaign import playing, residue
+from experiments.campaign import leaks, playing
 from experiments.campaign.cases import EPISODES, Canary, Violation, kinds
 
-# Episodes of a kind at once.
+# Episodes of each kind that run at the same time.
 _AT_ONCE: Mapping[str, int] = {"appworld": 4, "bfcl": 6, "desk": 6, "wild": 4, "drafts": 2}
-# One episode in so many is rendered as training would.
+# One episode in so many is rendered as training renders it.
 _RENDERED = 10
-# Part of the episodes after which memory is first looked at: caches and allocators are full then.
+# The part of the episodes after which memory is first measured: caches and allocators are full then.
 _WARM = 0.25
-# Megabytes that a supervisor may hold at most, whatever its children say.
+# The most megabytes that a supervisor may hold, whatever its children send.
 _PEAK = 160.0
 
 
 @dataclasses.dataclass
 class Half:
-    """What came of one half: how many cases of each kind were played, what may not be, and seconds."""
+    """The results of one half: how many cases of each kind were played, the violations, and seconds."""
 
     played: Counter[str] = dataclasses.field(default_factory=Counter)
     violations: list[Violation] = dataclasses.field(default_factory=list)
@@ -34,33 +34,33 @@ class Half:
 
 
 Say = Callable[[str], None]
-Makers = Mapping[str, Callable[[Canary], playing.World]]
+Makers = Mapping[str, Callable[[Canary], playing.CaseSource]]
 
 
-def worlds() -> Makers:
-    """How each kind's world is made; imported only where it is played."""
+def sources() -> Makers:
+    """The makers of each kind's cases; a kind's module is imported only if it is played."""
 
-    def bfcl(canary: Canary) -> playing.World:
+    def bfcl(canary: Canary) -> playing.CaseSource:
         from experiments.campaign.bfcl import BfclCases
 
         return BfclCases(canary)
 
-    def appworld(canary: Canary) -> playing.World:
+    def appworld(canary: Canary) -> playing.CaseSource:
         from experiments.campaign.appworld import AppWorldCases
 
         return AppWorldCases(canary)
 
-    def desk(canary: Canary) -> playing.World:
+    def desk(canary: Canary) -> playing.CaseSource:
         from experiments.campaign.desk import DeskCases
 
         return DeskCases(canary)
 
-    def wild(canary: Canary) -> playing.World:
-        from experiments.campaign.wild import WildCases
+    def wild(canary: Canary) -> playing.CaseSource:
+        from experiments.campaign.hostile_cases import HostileCases
 
-        return WildCases(canary)
+        return HostileCases(canary)
 
-    def drafts(canary: Canary) -> playing.World:
+    def drafts(canary: Canary) -> playing.CaseSource:
         from experiments.campaign.drafts import DraftCases
 
         return DraftCases(canary)
@@ -68,40 +68,40 @@ def worlds() -> Makers:
     return {"bfcl": bfcl, "appworld": appworld, "desk": desk, "wild": wild, "drafts": drafts}
 
 
-class Stage:
-    """The worlds in use, and the rules by which an episode is judged."""
+class Player:
+    """Plays and judges cases of the chosen kinds."""
 
     def __init__(self, makers: Makers, chosen: Collection[str], seed: int, canary: Canary) -> None:
         self.seed, self.canary, self.rendering = seed, canary, playing.Rendering()
-        self.worlds: dict[str, playing.World] = {}
+        self.sources: dict[str, playing.CaseSource] = {}
         self.stopped = threading.Event()
         try:
             for name in sorted(chosen):
-                self.worlds[name] = makers[name](canary)
-            self.rendering.chat  # noqa: B018  made before anything is counted
+                self.sources[name] = makers[name](canary)
+            self.rendering.chat  # noqa: B018  made before anything is measured
         except BaseException:
             self.close()
             raise
 
     @property
     def supervisors(self) -> tuple[int, ...]:
-        return tuple(pid for world in self.worlds.values() for pid in world.supervisors())
+        return tuple(pid for source in self.sources.values() for pid in source.supervisors())
 
     def play(self, kind: str, number: int) -> list[Violation]:
-        """Plays one case; what of it may not be."""
+        """Plays one case; returns its violations."""
         id = f"e{number}"
-        world = self.worlds[kind]
-        case = world.case(id, self.seed)
-        if isinstance(world, playing.Examined):
-            return world.examine(case, self.seed)
-        trajectory = playing.play(world.environment, case, self.stopped.is_set)
+        source = self.sources[kind]
+        case = source.case(id, self.seed)
+        if isinstance(source, playing.ExaminedCases):
+            return source.examine(case, self.seed)
+        trajectory = playing.play(source.environment, case, self.stopped.is_set)
         found = playing.judge(case, trajectory, self.canary)
         return found if number % _RENDERED else found + self.rendering.judge(case, trajectory)
 
     def close(self) -> None:
         self.stopped.set()
-        for world in self.worlds.values():
-            world.close()
+        for source in self.sources.values():
+            source.close()
 
 
 def plan(count: int, only: Collection[str] = ()) -> list[str]:
@@ -116,23 +116,23 @@ def run(
     """Plays the episodes 0 … count - 1 of the seed."""
     half, began = Half(), time.monotonic()
     order = plan(count, only)
-    start, moment = residue.measure(), time.time()
-    stage = Stage(makers or worlds(), set(order), seed, canary)
+    start, moment = leaks.measure(), time.time()
+    player = Player(makers or sources(), set(order), seed, canary)
     try:
-        open_ = residue.measure(stage.supervisors)
+        open_ = leaks.measure(player.supervisors)
         warm = int(_WARM * count)
-        _play(stage, list(enumerate(order))[:warm], half, count, say)
-        full = residue.measure(stage.supervisors)
-        _play(stage, list(enumerate(order))[warm:], half, count, say)
-        after = residue.settled(open_, stage.supervisors)
-        half.violations += residue.grown(open_, after, "episodes")
-        half.violations += residue.swollen(full if warm else open_, after, "episodes")
-        half.violations += _peaks(stage.supervisors)
+        _play(player, list(enumerate(order))[:warm], half, count, say)
+        full = leaks.measure(player.supervisors)
+        _play(player, list(enumerate(order))[warm:], half, count, say)
+        after = leaks.wait_until_settled(open_, player.supervisors)
+        half.violations += leaks.leaked(open_, after, "episodes")
+        half.violations += leaks.memory_growth(full if warm else open_, after, "episodes")
+        half.violations += _peaks(player.supervisors)
     finally:
-        stage.close()
-    half.violations += residue.grown(start, residue.settled(start), "episodes, closed")
+        player.close()
+    half.violations += leaks.leaked(start, leaks.wait_until_settled(start), "episodes, closed")
     half.violations += [
-        Violation("traces", "episodes", f"{path} bears a canary") for path in residue.marks(canary, moment)
+        Violation("traces", "episodes", f"{path} holds a canary") for path in leaks.canary_paths(canary, moment)
     ]
     half.seconds = time.monotonic() - began
     return half
@@ -141,21 +141,21 @@ def run(
 def one(number: int, seed: int, canary: Canary, only: Collection[str] = ()) -> list[Violation]:
     """Plays one episode alone."""
     kind = plan(number + 1, only)[number]
-    with contextlib.closing(Stage(worlds(), {kind}, seed, canary)) as stage:
-        return stage.play(kind, number)
+    with contextlib.closing(Player(sources(), {kind}, seed, canary)) as player:
+        return player.play(kind, number)
 
 
-def _play(stage: Stage, cases: Sequence[tuple[int, str]], half: Half, total: int, say: Say) -> None:
-    """Plays the cases, those of each kind on threads of its own."""
-    pools = {kind: ThreadPoolExecutor(_AT_ONCE[kind], f"campaign-{kind}") for kind in stage.worlds}
+def _play(player: Player, cases: Sequence[tuple[int, str]], half: Half, total: int, say: Say) -> None:
+    """Plays the cases; each kind has threads of its own."""
+    pools = {kind: ThreadPoolExecutor(_AT_ONCE[kind], f"campaign-{kind}") for kind in player.sources}
     waiting: dict[Future[list[Violation]], str] = {}
     try:
-        waiting = {pools[kind].submit(stage.play, kind, number): kind for number, kind in cases}
+        waiting = {pools[kind].submit(player.play, kind, number): kind for number, kind in cases}
         for future in _done(waiting, half, total, say):
             half.played[waiting[future]] += 1
             half.violations += future.result()
     except BaseException:
-        stage.stopped.set()
+        player.stopped.set()
         raise
     finally:
         for pool in pools.values():
@@ -165,17 +165,17 @@ def _play(stage: Stage, cases: Sequence[tuple[int, str]], half: Half, total: int
 def _done(
     waiting: Mapping[Future[list[Violation]], str], half: Half, total: int, say: Say
 ) -> Iterator[Future[list[Violation]]]:
-    """The futures as they are done; tells of progress now and then."""
-    told = time.monotonic()
+    """The futures as they are done; reports progress every ten seconds."""
+    reported = time.monotonic()
     for future in as_completed(waiting):
         yield future
-        if time.monotonic() - told > 10.0:
-            told = time.monotonic()
+        if time.monotonic() - reported > 10.0:
+            reported = time.monotonic()
             say(f"{sum(half.played.values()):,} of {total:,} episodes, {len(half.violations)} violations")
 
 
 def _peaks(supervisors: Sequence[int]) -> list[Violation]:
-    peaks = ((pid, residue.peak(pid)) for pid in supervisors)
+    peaks = ((pid, leaks.peak(pid)) for pid in supervisors)
     return [
         Violation("leaked", "episodes", f"supervisor {pid} held {held:.0f} MB, more than {_PEAK:.0f}")
         for pid, held in peaks

@@ -10,47 +10,47 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from experiments.campaign import losses, residue, servers
+from experiments.campaign import leaks, losses, servers
 from experiments.campaign.cases import FAULTS, Violation, kinds
 from experiments.campaign.episodes import Half, Say
 
-# A number of faults of one kind → what may not be; `told` is called once for each fault that is over.
+# Injects faults of one kind, by their ids, and returns the violations; calls `done` once for each fault that is over.
 Injector = Callable[[Sequence[str], int, Path, Callable[[], None]], list[Violation]]
-# Faults of a kind at once.
+# Faults of a kind that run at the same time.
 _AT_ONCE = 6
-# So many kinds at once: runs are killed while the quick faults are injected.
-_BESIDE = 2
+# Kinds that run at the same time: runs are killed while the quick faults are injected.
+_KINDS_AT_ONCE = 2
 
 
 def injectors() -> Mapping[str, Injector]:
-    """How each kind is injected; what loads JAX is imported only where it is."""
+    """The injector of each kind; modules that load JAX are imported only when they are used."""
 
-    def kill(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def kill(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import runs
 
-        return runs.inject(ids, seed, folder, told)
+        return runs.inject(ids, seed, folder, done)
 
-    def mutation(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def mutation(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import resumption
 
-        return resumption.inject(ids, seed, folder, told)
+        return resumption.inject(ids, seed, folder, done)
 
-    def disk(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def disk(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         from experiments.campaign import disk
 
-        return disk.inject(ids, seed, folder, told)
+        return disk.inject(ids, seed, folder, done)
 
     workers, endpoints = each(losses.inject), each(servers.inject)
     return {"kill": kill, "mutation": mutation, "disk": disk, "worker": workers, "server": endpoints}
 
 
 def each(inject: Callable[[str, int], list[Violation]]) -> Injector:
-    """Injects one by one, several at once."""
+    """An injector that calls `inject` for each fault, several at the same time."""
 
-    def many(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+    def many(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
         def one(id: str) -> list[Violation]:
             found = inject(id, seed)
-            told()
+            done()
             return found
 
         with ThreadPoolExecutor(_AT_ONCE, "campaign-fault") as pool:
@@ -81,20 +81,20 @@ def run(
     for number, kind in enumerate(plan(count, only)):
         by_kind.setdefault(kind, []).append(f"f{number}")
     made = injecting or injectors()
-    start = residue.measure()
+    start = leaks.measure()
 
     def inject(kind: str) -> list[Violation]:
-        def told() -> None:
+        def done() -> None:
             if stopped.is_set():
                 raise InterruptedError("the campaign was stopped")
             with lock:
                 half.played[kind] += 1
 
-        return made[kind](by_kind[kind], seed, Path(folder), told)
+        return made[kind](by_kind[kind], seed, Path(folder), done)
 
     with (
         tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder,
-        ThreadPoolExecutor(_BESIDE, "campaign-kind") as pool,
+        ThreadPoolExecutor(_KINDS_AT_ONCE, "campaign-kind") as pool,
     ):
         waiting = [pool.submit(inject, kind) for kind in FAULTS if kind in by_kind]
         try:
@@ -105,18 +105,18 @@ def run(
             pool.shutdown(wait=False, cancel_futures=True)
             raise
         half.violations += [violation for future in waiting for violation in future.result()]
-    half.violations += residue.grown(start, residue.settled(start), "faults")
+    half.violations += leaks.leaked(start, leaks.wait_until_settled(start), "faults")
     half.seconds = time.monotonic() - began
     return half
 
 
 def _watch(waiting: Sequence[Future[list[Violation]]], half: Half, count: int, say: Say) -> None:
-    """Tells of progress now and then until all are done."""
-    told = time.monotonic()
+    """Reports progress every ten seconds until all are done."""
+    reported = time.monotonic()
     while not all(future.done() for future in waiting):
         time.sleep(0.1)
-        if time.monotonic() - told > 10.0:
-            told = time.monotonic()
+        if time.monotonic() - reported > 10.0:
+            reported = time.monotonic()
             say(f"{sum(half.played.values()):,} of {count:,} faults")
 
 

@@ -1,7 +1,7 @@
-"""Workers, fork servers and children that die or stop in the middle of an honest episode.
+"""Faults of workers: supervisor, fork server or child die or stop in the middle of an honest episode.
 
-What the host loses says nothing of the policy: the episode earns its full reward when it is played again, or is told to
-be lost; it is never charged. Whatever happened, the next episode is sound.
+A loss of the host's says nothing about the policy: the episode earns its full reward when it is played again, or counts
+as lost, but never as failed. The next episode is sound in any case.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from cojax.host import processes
 from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Message, Trajectory, Turn
 from environments.worker import Bounds, IsolatedEnvironment, isolate
-from experiments.campaign import wild
+from experiments.campaign import hostile_cases
 from experiments.campaign.cases import Violation, draw
 
-# Seconds that a call may take; stops last up to twice as long.
+# Seconds that a call may take; a process is stopped for up to twice as long.
 _DEADLINE = 1.5
 BOUNDS = Bounds(deadline=_DEADLINE, service_deadline=10.0)
-# Who is struck: depth below the trainer, 0 the supervisor, 1 the fork server, 2 the child.
 _VICTIMS = ("supervisor", "fork server", "child", "child", "everyone")
 _SIGNALS: Mapping[str, int] = {
     "killed": signal.SIGKILL, "ended": signal.SIGTERM, "crashed": signal.SIGSEGV, "stopped": signal.SIGSTOP,
@@ -35,21 +34,21 @@ _SIGNALS: Mapping[str, int] = {
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """Who is struck, how, before which turn, and for how many seconds where it is stopped."""
+    """Which process gets which signal, before which turn, and after how many seconds it is continued if stopped."""
 
     victim: str
-    deed: str
+    kind: str
     turn: int
     seconds: float
 
-    def strike(self, supervisor: int) -> None:
+    def inject(self, supervisor: int) -> None:
         family = processes.family(supervisor)
-        struck = {"supervisor": family[:1], "fork server": family[1:2], "child": family[2:], "everyone": family}
-        for pid in struck[self.victim]:
+        victims = {"supervisor": family[:1], "fork server": family[1:2], "child": family[2:], "everyone": family}
+        for pid in victims[self.victim]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, _SIGNALS[self.deed])
-        if self.deed == "stopped":
-            threading.Timer(self.seconds, _go_on, (struck[self.victim],)).start()
+                os.kill(pid, _SIGNALS[self.kind])
+        if self.kind == "stopped":
+            threading.Timer(self.seconds, _go_on, (victims[self.victim],)).start()
 
 
 def _go_on(family: list[int]) -> None:
@@ -58,15 +57,15 @@ def _go_on(family: list[int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def drawn(rng: random.Random) -> Fault:
+def draw_fault(rng: random.Random) -> Fault:
     victim = rng.choice(_VICTIMS)
-    deed = "stopped" if victim == "everyone" else rng.choice(("killed", "killed", "ended", "crashed", "stopped"))
-    return Fault(victim, deed, rng.randrange(3), rng.choice((0.1, 0.5, _DEADLINE, 2 * _DEADLINE)))
+    kind = "stopped" if victim == "everyone" else rng.choice(("killed", "killed", "ended", "crashed", "stopped"))
+    return Fault(victim, kind, rng.randrange(3), rng.choice((0.1, 0.5, _DEADLINE, 2 * _DEADLINE)))
 
 
 @contextlib.contextmanager
 def worker() -> Iterator[IsolatedEnvironment]:
-    environment = isolate("experiments.campaign.hostile", bounds=BOUNDS, runs_policy_code=True)
+    environment = isolate("experiments.campaign.hostile_environment", bounds=BOUNDS, runs_policy_code=True)
     try:
         yield environment
     finally:
@@ -76,15 +75,15 @@ def worker() -> Iterator[IsolatedEnvironment]:
 def inject(id: str, seed: int) -> list[Violation]:
     """One fault in one honest episode of a worker of its own, and an honest episode after it."""
     rng = draw(seed, id)
-    fault = drawn(rng)
-    name = f"{fault.victim} {fault.deed} before turn {fault.turn + 1}"
+    fault = draw_fault(rng)
+    name = f"{fault.victim} {fault.kind} before turn {fault.turn + 1}"
     found = []
     with worker() as environment:
-        judged = wild.Judged(environment)
+        judged = hostile_cases.Judged(environment)
         family = set(processes.family(environment.supervisor))
-        struck = _played(judged, f"{id}-struck", lambda: fault.strike(environment.supervisor), fault.turn)
-        if struck.valid and struck.reward < 1.0:
-            found.append(Violation("forged", id, f"{name}: an honest episode is charged ({_told(struck)})"))
+        hit = _play(judged, f"{id}-struck", lambda: fault.inject(environment.supervisor), fault.turn)
+        if hit.valid and hit.reward < 1.0:
+            found.append(Violation("forged", id, f"{name}: an honest episode is charged ({_ending(hit)})"))
         if not _recovered(judged, id):
             found.append(Violation("lost", id, f"{name}: no honest episode can be played any more"))
         family |= set(processes.family(environment.supervisor))
@@ -93,11 +92,11 @@ def inject(id: str, seed: int) -> list[Violation]:
     return found
 
 
-def _recovered(judged: wild.Judged, id: str) -> bool:
-    """Whether an honest episode earns its reward again, once what is stopped goes on."""
+def _recovered(judged: hostile_cases.Judged, id: str) -> bool:
+    """Whether an honest episode earns its reward again within 20 s, as stopped processes are continued."""
     until = time.monotonic() + 20.0
     while time.monotonic() < until:
-        after = _played(judged, f"{id}-after", lambda: None, 99)
+        after = _play(judged, f"{id}-after", lambda: None, 99)
         if after.valid and after.reward == 1.0:
             return True
         time.sleep(0.2)
@@ -105,7 +104,7 @@ def _recovered(judged: wild.Judged, id: str) -> bool:
 
 
 def _left(pids: list[int]) -> list[int]:
-    """Those that still run, once they had time to end."""
+    """The processes that still run after 10 s."""
     until = time.monotonic() + 10.0
     while left := [pid for pid in pids if pid in processes.family(os.getpid())]:
         if time.monotonic() > until:
@@ -114,18 +113,18 @@ def _left(pids: list[int]) -> list[int]:
     return []
 
 
-def _played(judged: wild.Judged, label: str, strike: Callable[[], None], at: int) -> Trajectory:
-    """An honest episode, struck once before the turn `at`."""
+def _play(judged: hostile_cases.Judged, label: str, strike: Callable[[], None], at: int) -> Trajectory:
+    """Plays an honest episode; calls `strike` once, before the turn `at`."""
     strikes = iter([strike])
 
     class Honest:
         def __call__(self, session: str, seed: tuple[int, ...]) -> Callable[[Episode, tuple[Message, ...]], Turn]:
-            actions = [wild.say("nothing"), wild.say("nothing"), wild.say("right")]
+            actions = [hostile_cases.say("nothing"), hostile_cases.say("nothing"), hostile_cases.say("right")]
             turns = iter(enumerate(actions))
 
             def act(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-                for place, action in turns:
-                    if place == at:
+                for number, action in turns:
+                    if number == at:
                         next(strikes, lambda: None)()
                     return Turn(action)
                 raise OutOfContext
@@ -136,9 +135,9 @@ def _played(judged: wild.Judged, label: str, strike: Callable[[], None], at: int
             pass
 
     limits = Limits(max_turns=3, environment_deadline=60.0, error_rate=1.0, concurrency=1)
-    (group,) = EpisodeCollector(Honest(), judged, limits).collect([wild.task()], seed=(0,), label=label)
+    (group,) = EpisodeCollector(Honest(), judged, limits).collect([hostile_cases.task()], seed=(0,), label=label)
     return group.trajectories[0]
 
 
-def _told(trajectory: Trajectory) -> str:
+def _ending(trajectory: Trajectory) -> str:
     return f"{trajectory.outcome}, reward {trajectory.reward:g}: {trajectory.error}"[:300]

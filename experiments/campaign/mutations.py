@@ -1,6 +1,6 @@
-"""What is done to a file of a run directory, and whether a start of the run judges it rightly.
+"""Mutates a file of a run directory, and decides whether a start of the run treats it rightly.
 
-A start goes on to the identical result or refuses with one line that names the file; refusing changes nothing on disk.
+A start resumes to the identical result, or refuses with one line that names the file; refusing changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def _truncated(content: bytes, rng: random.Random) -> bytes:
 def _flipped(content: bytes, rng: random.Random) -> bytes:
     if not content:
         return content
-    place = rng.randrange(len(content))
-    return content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :]
+    index = rng.randrange(len(content))
+    return content[:index] + bytes([content[index] ^ (1 << rng.randrange(8))]) + content[index + 1 :]
 
 
 def _doubled(content: bytes, rng: random.Random) -> bytes:
     lines = content.splitlines(keepends=True)
-    place = rng.randrange(len(lines)) if lines else 0
-    return b"".join([*lines[: place + 1], *lines[place:]])
+    index = rng.randrange(len(lines)) if lines else 0
+    return b"".join([*lines[: index + 1], *lines[index:]])
 
 
 def _swapped(content: bytes, rng: random.Random) -> bytes:
@@ -48,8 +48,8 @@ def _swapped(content: bytes, rng: random.Random) -> bytes:
 
 
 def _nul(content: bytes, rng: random.Random) -> bytes:
-    place = rng.randrange(len(content) + 1)
-    return content[:place] + b"\0" + content[place:]
+    index = rng.randrange(len(content) + 1)
+    return content[:index] + b"\0" + content[index:]
 
 
 def _wrong_type(content: bytes, rng: random.Random) -> bytes:
@@ -63,7 +63,7 @@ def _wrong_type(content: bytes, rng: random.Random) -> bytes:
 
 
 def _older(content: bytes, rng: random.Random) -> bytes:
-    """The JSON as a version without checksums wrote it; anything else stays as it is."""
+    """JSON as a version without checksums wrote it; any other content is unchanged."""
     try:
         value = json.loads(content)
     except ValueError:
@@ -77,9 +77,9 @@ def _older(content: bytes, rng: random.Random) -> bytes:
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-# Logs that older checkpoints do not know.
+# Logs that older checkpoints do not have.
 _NEW = ("journal", "embeddings", "checksums")
-# Content → what stands there instead; None where nothing does.
+# Content → the new content; None where the file is removed.
 MUTATIONS: dict[str, Mutation] = {
     "missing": lambda content, rng: None,
     "empty": lambda content, rng: b"",
@@ -93,19 +93,19 @@ MUTATIONS: dict[str, Mutation] = {
     "wrong type": _wrong_type,
     "older version": _older,
 }
-# A mutation beside those of content.
+# The mutation that replaces the file by a folder.
 FOLDER = "a folder"
 KINDS = (*MUTATIONS, FOLDER)
 
 
 def targets(folder: Path) -> list[Path]:
-    """The files of a run directory but for the lock and what evaluations wrote."""
+    """The files of a run directory, except the lock and the files of evaluations."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
     return [path for path in files if path.relative_to(folder).parts[0] != "evaluations"]
 
 
 def apply(folder: Path, path: Path, mutation: str, rng: random.Random) -> bool:
-    """Mutates the file `path` of `folder`; False where the mutation changes nothing of it."""
+    """Mutates the file `path` of `folder`; False where that changes nothing."""
     if not path.is_relative_to(folder):
         raise ValueError(f"{path} is not in {folder}")
     before = path.read_bytes()
@@ -122,7 +122,7 @@ def apply(folder: Path, path: Path, mutation: str, rng: random.Random) -> bool:
 
 
 def restore(path: Path, content: bytes) -> None:
-    """Puts back a file that was mutated."""
+    """Restores a file that was mutated."""
     if path.is_dir():
         shutil.rmtree(path)
     path.write_bytes(content)
@@ -130,7 +130,7 @@ def restore(path: Path, content: bytes) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """A run directory as it was before any mutation: its settings, what it goes on from, and its logs."""
+    """A run directory before any mutation: its settings, its verified state, and its logs."""
 
     config: Mapping[str, Any]
     found: Verified
@@ -148,9 +148,9 @@ class Whole:
 def judge(folder: Path, path: Path, whole: Whole) -> tuple[str, str]:
     """Starts the run in `folder`, whose file `path` was mutated, up to where it would train.
 
-    Returns what came of it and what was said: "refused", "restarts" (from a checkpoint before), "heals" (what was
-    mutated is made again, cut or not read), or "lost" for whatever is not right. The caller puts `path` back; all
-    else is as it was.
+    Returns the outcome and the message. Outcomes: "refused"; "restarts" from an earlier checkpoint; "heals" where the
+    file is made again, cut or not read; "lost" where the start is wrong. The caller restores `path`; all other files
+    are as they were.
     """
     before, config = _listing(folder), folder / "config.json"
     settings = config.read_bytes() if config.is_file() else None
@@ -193,19 +193,19 @@ def _refused(folder: Path, path: Path, said: str, changed: Collection[Any]) -> t
 
 
 def _healed(folder: Path, path: Path, found: Verified, whole: Whole, summary: Mapping[str, Any] | None) -> bool:
-    """Whether the run is right to go on over that file: it is made again, cut back, not read, or told to be older."""
-    place = path.relative_to(folder).parts[0]
+    """Whether the run may go on with that file: it is made again, cut back, not read, or reported as older."""
+    name = path.relative_to(folder).parts[0]
     if path.name in whole.logs:
         return (path.read_bytes() if path.exists() else b"") == whole.logs[path.name]
-    if place in ("summary.json", "final.json"):
+    if name in ("summary.json", "final.json"):
         return summary is None or path.is_file()
-    if place in ("checkpoints", "waiting"):
+    if name in ("checkpoints", "waiting"):
         return (
             str(found.step) not in (*path.parts, path.name.partition(".")[0].lstrip("0"))
             or bool(found.warnings)
             or found.host == whole.found.host
         )
-    return place in DERIVED or place == "config.json" or (place in REMADE and not path.exists() and summary is None)
+    return name in DERIVED or name == "config.json" or (name in REMADE and not path.exists() and summary is None)
 
 
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""One episode through the collector that training uses, and the judgement of what came of it."""
+"""Plays one case through the collector that training uses, and judges its trajectory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from experiments.campaign.cases import Canary, Case, Violation
 # Seconds for one call of the environment, above every deadline of a worker.
 _PATIENCE = 300.0
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
-# Of one observation: messages, with the one that says what was cut, and characters of text and roles.
+# The most messages of one observation, including the one that says what was cut; its most characters in all.
 _MESSAGES, _CHARACTERS = 257, 40_000
 _FIGURE = re.compile(r"\b(\w+)=(\d+)\b")
 
 
-class World(Protocol):
-    """Where cases are played."""
+class CaseSource(Protocol):
+    """Makes the cases of one kind, and holds the environment in which they are played."""
 
     @property
     def environment(self) -> Environment:
-        """What the cases are tasks of."""
+        """The environment of the cases' tasks."""
 
     def case(self, id: str, seed: int) -> Case:
         """The case of that id."""
@@ -41,16 +41,16 @@ class World(Protocol):
 
 
 @runtime_checkable
-class Examined(World, Protocol):
-    """A world whose cases are more than an episode."""
+class ExaminedCases(CaseSource, Protocol):
+    """Cases that are more than an episode."""
 
     def examine(self, case: Case, seed: int) -> list[Violation]:
-        """Plays the case; what of it may not be."""
+        """Plays the case; returns its violations."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scripted:
-    """Actors that take a case's actions in order and then stop; an entry of `Actors`."""
+    """Makes actors that take a case's actions in order and then stop; an entry of `Actors`."""
 
     case: Case
 
@@ -69,7 +69,7 @@ class Scripted:
 
 
 def play(environment: Environment, case: Case, stop: Callable[[], bool] = lambda: False) -> Trajectory:
-    """The episode as training would have it: what is lost is played once more, and then counts as it does there."""
+    """The episode as training plays it: a lost episode is played once more and then counts as in training."""
     limits = Limits(
         max_turns=max(1, len(case.actions)), environment_deadline=_PATIENCE, error_rate=1.0, retries=1, concurrency=1
     )
@@ -79,39 +79,39 @@ def play(environment: Environment, case: Case, stop: Callable[[], bool] = lambda
 
 
 def judge(case: Case, trajectory: Trajectory, canary: Canary) -> list[Violation]:
-    """What of the episode may not be."""
+    """The violations in the episode."""
     found: list[Violation] = []
-    told = f"{trajectory.outcome}, reward {trajectory.reward:g}{': ' if trajectory.error else ''}{trajectory.error}"
+    ending = f"{trajectory.outcome}, reward {trajectory.reward:g}{': ' if trajectory.error else ''}{trajectory.error}"
 
     def wrong(count: str, reason: str) -> None:
         found.append(Violation(count, case.id, f"{case.trick}: {reason}"[:600]))  # type: ignore[arg-type]
 
     if not trajectory.valid:
-        wrong("forged", f"the verdict is erased ({told})")
+        wrong("forged", f"the verdict is erased ({ending})")
     elif case.expected == "full" and trajectory.reward < 1.0:
-        wrong("forged", f"the verdict is denied ({told})")
+        wrong("forged", f"the verdict is denied ({ending})")
     elif case.expected == "less" and trajectory.reward >= 1.0:
-        wrong("forged", f"the verdict is forged ({told})")
+        wrong("forged", f"the verdict is forged ({ending})")
     if case.seconds > texts.PATIENCE:
         wrong("leaked", f"reading its texts took {case.seconds:.1f} s of the processor")
-    for place, turn in enumerate(trajectory.turns, 1):
+    for number, turn in enumerate(trajectory.turns, 1):
         messages = turn.observation.messages
         size = sum(len(message.content) + len(message.role) for message in messages)
         if len(messages) > _MESSAGES or size > _CHARACTERS:
-            wrong("leaked", f"observation {place} has {len(messages):,} messages of {size:,} characters")
+            wrong("leaked", f"observation {number} has {len(messages):,} messages of {size:,} characters")
         if roles := {message.role for message in messages} - _ROLES:
-            wrong("forged", f"observation {place} has the role {min(roles)[:60]!r}")
+            wrong("forged", f"observation {number} has the role {min(roles)[:60]!r}")
         text = turn.observation.text
         if others := canary.others(text, case.id.partition("-")[0]):
-            wrong("traces", f"observation {place} shows what case {others[0]} left: {text[:200]!r}")
-        for name, number in _FIGURE.findall(text):
-            if int(number) > case.bounds.get(name, int(number)):
-                wrong("leaked", f"{name} is {int(number):,}, more than {case.bounds[name]:,}")
+            wrong("traces", f"observation {number} shows what case {others[0]} left: {text[:200]!r}")
+        for name, figure in _FIGURE.findall(text):
+            if int(figure) > case.bounds.get(name, int(figure)):
+                wrong("leaked", f"{name} is {int(figure):,}, more than {case.bounds[name]:,}")
     return found
 
 
 class Rendering:
-    """The chat template that training renders with: control tokens come from it alone."""
+    """The chat template that training renders with. Control tokens may come from it alone."""
 
     @functools.cached_property
     def chat(self) -> Chat:
@@ -120,16 +120,16 @@ class Rendering:
         return Chat(byte_tokenizer(["a b c"], 300))
 
     def judge(self, case: Case, trajectory: Trajectory) -> list[Violation]:
-        """Whether an observation makes control tokens that the same messages without text do not."""
+        """Violations by observations that make control tokens which the same messages without their text do not."""
         found = []
-        for place, turn in enumerate(trajectory.turns, 1):
+        for number, turn in enumerate(trajectory.turns, 1):
             messages = turn.observation.messages[:50]
             if not messages or any(message.role not in _ROLES for message in messages):
                 continue
             count = self._controls(messages)
             plain = self._controls(tuple(Message(message.role, "x") for message in messages))
             if count != plain:
-                reason = f"{case.trick}: observation {place} makes {count - plain} control tokens"
+                reason = f"{case.trick}: observation {number} makes {count - plain} control tokens"
                 found.append(Violation("forged", case.id, reason))
         return found
 

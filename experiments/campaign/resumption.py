@@ -1,4 +1,4 @@
-"""A mutated run directory, judged by the code that resumes; a process of its own, as it loads JAX.
+"""Judges mutated run directories by the code that resumes, in a process of its own as that loads JAX.
 
 python -m experiments.campaign.resumption judge FOLDER SEED ID …    one JSON line a mutation: [[id, what is wrong], …]
 python -m experiments.campaign.resumption arrays FOLDER OTHER       exit status 1 where the last checkpoints differ
@@ -21,39 +21,39 @@ _ROOT = Path(__file__).parents[2]
 _WHOLE = 12
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
-    """Every mutation in one process, but for those that the whole command judges."""
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
+    """Judges all mutations in one process, except those that the whole command judges."""
     from experiments.campaign import runs
 
     whole = runs.reference(folder)
     mutated = folder / "mutated"
     shutil.copytree(whole.folder, mutated)
-    # By the id alone: a case that is played by itself has the same judge.
+    # By the id alone, so that a case played by itself has the same judge.
     by_command = [id for id in ids if draw(seed, f"{id} judge").random() < 1 / _WHOLE]
     others = [id for id in ids if id not in set(by_command)]
-    found = _judged(mutated, seed, others, told) if others else []
+    found = _judge(mutated, seed, others, done) if others else []
     for id in by_command:
-        found += _commanded(id, seed, folder / f"mutated-{id}", whole)
-        told()
+        found += _judge_by_command(id, seed, folder / f"mutated-{id}", whole)
+        done()
     return found
 
 
-def _judged(folder: Path, seed: int, ids: Sequence[str], told: Callable[[], None]) -> list[Violation]:
+def _judge(folder: Path, seed: int, ids: Sequence[str], done: Callable[[], None]) -> list[Violation]:
     command = [sys.executable, "-m", "experiments.campaign.resumption", "judge", str(folder), str(seed), *ids]
     found, answered = [], 0
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             answered += 1
-            told()
+            done()
             found += [Violation("lost", *parts) for parts in json.loads(line)]
     if process.returncode or answered != len(ids):
         found.append(Violation("lost", ids[0], f"the process that judges mutations ended with {process.returncode}"))
     return found
 
 
-def _commanded(id: str, seed: int, folder: Path, whole: Any) -> list[Violation]:
-    """The finished run's folder, mutated, and the command started once more."""
+def _judge_by_command(id: str, seed: int, folder: Path, whole: Any) -> list[Violation]:
+    """Mutates the finished run's folder and starts the command once more."""
     from experiments.campaign import runs
 
     shutil.copytree(whole.folder, folder)
@@ -63,7 +63,7 @@ def _commanded(id: str, seed: int, folder: Path, whole: Any) -> list[Violation]:
     words = folder.with_suffix(".said").read_text(errors="replace")
     wrong = ""
     if "Traceback" in words:
-        wrong = f"a traceback: {runs.said(folder)}"
+        wrong = f"a traceback: {runs.last_line(folder)}"
     elif not reason:
         if names := runs.differing(folder, whole):
             wrong = f"goes on, and {names[0]} differs"
@@ -76,7 +76,7 @@ def _commanded(id: str, seed: int, folder: Path, whole: Any) -> list[Violation]:
 
 
 def _mutate(folder: Path, rng: Any) -> str:
-    """What was done to which file."""
+    """Mutates a file at random; returns the file's name and the mutation."""
     from experiments.campaign import mutations
 
     while True:
@@ -86,13 +86,13 @@ def _mutate(folder: Path, rng: Any) -> str:
 
 
 def _contents(folder: Path) -> dict[Path, bytes]:
-    """Every file but those that every start writes."""
+    """The contents of all files except those that every start writes."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (".lock", "run.log"))
     return {path: path.read_bytes() for path in files if path.name != "config.json"}
 
 
 def judge(folder: Path, seed: int, ids: Sequence[str]) -> None:
-    """Mutates one file after another, and puts it back."""
+    """Mutates one file after another, judges it and restores it."""
     from experiments.campaign import mutations
 
     whole = mutations.Whole.of(folder)
@@ -110,7 +110,7 @@ def judge(folder: Path, seed: int, ids: Sequence[str]) -> None:
 
 
 def arrays(one: Path, other: Path) -> str:
-    """How the arrays of the last checkpoints differ; empty where they do not."""
+    """How many arrays of the last checkpoints differ, in words; "" where they are equal."""
     import jax
     import numpy as np
     import orbax.checkpoint as ocp

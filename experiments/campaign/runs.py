@@ -1,4 +1,4 @@
-"""The main command, killed at random moments and gone on with: the end is that of the run nobody killed."""
+"""Kills the main command at random moments and resumes it: the end must equal that of a run that was not killed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def command(workdir: Path, *settings: str) -> list[str]:
 
 @contextlib.contextmanager
 def started(workdir: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """The main command, what it says beside its folder; ended when this is over."""
+    """Starts the main command, with its output in a file beside its folder; kills it at the end of the block."""
     with open(workdir.with_suffix(".said"), "a") as said:
         process = subprocess.Popen(
             command(workdir, *settings), cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said, text=True
@@ -67,24 +67,24 @@ def started(workdir: Path, *settings: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def finish(workdir: Path, *settings: str) -> str:
-    """Runs to the end; why it did not come there, empty where it did."""
+    """Runs to the end; returns why it did not get there, "" if it did."""
     with started(workdir, *settings) as process:
         try:
             status = process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             return f"no end within {_PATIENCE:.0f} s"
-    return "" if status == 0 else f"exit status {status}: {said(workdir)}"
+    return "" if status == 0 else f"exit status {status}: {last_line(workdir)}"
 
 
-def said(workdir: Path) -> str:
+def last_line(workdir: Path) -> str:
     """The last line that the command printed."""
     lines = workdir.with_suffix(".said").read_text(errors="replace").strip().splitlines()
-    return lines[-1][:400] if lines else "not a word"
+    return lines[-1][:400] if lines else "no output"
 
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """The run that nobody killed, what it left, and how many seconds a warm one takes."""
+    """The run that was not killed: its folder, its records, and the seconds that such a run takes with warm caches."""
 
     folder: Path
     records: dict[str, Any]
@@ -95,7 +95,7 @@ _MAKING = threading.Lock()
 
 
 def reference(folder: Path) -> Reference:
-    """Made once a campaign: the first run fills the caches of warm start and compiled programs, the second is timed."""
+    """The reference, made once a campaign: one run fills the caches of warm start and compiler, the next is timed."""
     with _MAKING:
         first, second = folder / "first", folder / "reference"
         for workdir in (first, second):
@@ -103,31 +103,31 @@ def reference(folder: Path) -> Reference:
                 continue
             began = time.monotonic()
             if reason := finish(workdir):
-                raise OSError(f"the run that nobody killed failed: {reason}")
+                raise OSError(f"the run that was not killed failed: {reason}")
             (folder / "seconds").write_text(str(time.monotonic() - began))
         return Reference(second, records(second), float((folder / "seconds").read_text()))
 
 
 def records(workdir: Path) -> dict[str, Any]:
-    """All that two equal runs have in common, by name: logs without times, episodes, figures."""
+    """What must be equal in two equal runs, by name: logs without times, episodes, figures."""
     found: dict[str, Any] = {}
     for name in LOGS:
         lines = [json.loads(line) for line in (workdir / name).read_text().splitlines()]
         found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
     for path in sorted((workdir / "episodes").iterdir()):
         with gzip.open(path) as file:
-            found[f"episodes/{path.name}"] = [_untimed(json.loads(line)) for line in file]
+            found[f"episodes/{path.name}"] = [_without_times(json.loads(line)) for line in file]
     summary = json.loads((workdir / "summary.json").read_text())
     return {**found, **{f"summary {name}": summary[name] for name in FIGURES}}
 
 
-def _untimed(record: dict[str, Any]) -> dict[str, Any]:
+def _without_times(record: dict[str, Any]) -> dict[str, Any]:
     turns = [{key: value for key, value in turn.items() if not key.endswith("_seconds")} for turn in record["turns"]]
     return {**record, "turns": turns}
 
 
 def differing(workdir: Path, other: Reference) -> list[str]:
-    """What of a run's end is not as in the other: names of logs, figures and arrays."""
+    """The names of logs, figures and arrays in which a run's end differs from the other's."""
     mine = records(workdir)
     names = sorted(name for name in mine.keys() | other.records.keys() if mine.get(name) != other.records.get(name))
     done = subprocess.run(
@@ -141,16 +141,16 @@ def differing(workdir: Path, other: Reference) -> list[str]:
 
 
 class Life:
-    """One run, killed again and again, then left in peace and compared."""
+    """One run that is killed several times, then finishes and is compared."""
 
     def __init__(self, folder: Path, name: str, isolated: bool, whole: Reference) -> None:
         self.folder, self.name, self.whole, self.number = folder, name, whole, 0
-        # The desk in workers gives the same run, and has processes to leave behind.
+        # The desk in workers gives the same run, and has processes that could remain.
         self.settings = ("environment.isolated=True",) if isolated else ()
         self.workdir = folder / name
 
-    def strike(self, rng: random.Random) -> list[str]:
-        """One real kill, at a moment drawn; what is wrong where the run had come to its end before."""
+    def kill(self, rng: random.Random) -> list[str]:
+        """Kills the run once, at a random moment; returns what is wrong where the run had ended before."""
         wrong: list[str] = []
         for attempt in itertools.count():
             number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
@@ -165,15 +165,15 @@ class Life:
                     except subprocess.TimeoutExpired:
                         wrong.append(f"signal {number} did not end it")
                     return wrong
-            # It came to its end before the moment did: that end counts, and another life begins.
+            # The run ended before the moment came: its end is compared, and another life begins.
             wrong += self.end(process.returncode)
         raise AssertionError
 
     def end(self, status: int | None = None) -> list[str]:
-        """What is wrong with the end of this life; the next strike begins another."""
+        """Finishes this life; returns what is wrong with its end. The next kill begins another life."""
         reason = finish(self.workdir, *self.settings) if status is None else ""
         if status:
-            reason = f"exit status {status}: {said(self.workdir)}"
+            reason = f"exit status {status}: {last_line(self.workdir)}"
         wrong = [reason] if reason else [f"{name} differs" for name in differing(self.workdir, self.whole)]
         shutil.rmtree(self.workdir, ignore_errors=True)
         self.number += 1
@@ -181,7 +181,7 @@ class Life:
         return wrong
 
     def _moment(self, rng: random.Random, early: bool) -> Moment:
-        """By the clock, in a checkpoint, after a step's episodes, or in the last evaluation."""
+        """When to kill: by the clock, in a checkpoint, after a step's episodes, or in the last evaluation."""
         began = time.monotonic()
         until = began + rng.uniform(0.05, 0.5 if early else 1.0) * self.whole.seconds
         step, later = rng.randrange(1, 5), rng.choice((0.0, 0.0, 0.02, 0.3))
@@ -205,7 +205,7 @@ class Life:
         return moment
 
 
-def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]) -> list[Violation]:
+def inject(ids: Sequence[str], seed: int, folder: Path, done: Callable[[], None]) -> list[Violation]:
     """A kill for each id, several of them in one life of a run."""
     whole = reference(folder)
 
@@ -215,8 +215,8 @@ def inject(ids: Sequence[str], seed: int, folder: Path, told: Callable[[], None]
         life = Life(folder, f"life-{mine[0]}", in_workers, whole)
         found = []
         for id in mine:
-            found += [Violation("lost", id, f"killed: {wrong}") for wrong in life.strike(draw(seed, id))]
-            told()
+            found += [Violation("lost", id, f"killed: {wrong}") for wrong in life.kill(draw(seed, id))]
+            done()
         found += [Violation("lost", mine[-1], f"killed {len(mine)} times: {wrong}") for wrong in life.end()]
         return found
 

@@ -1,4 +1,4 @@
-"""Hostile texts and arguments, as a policy writes them that loops, guesses or attacks."""
+"""Hostile texts and arguments, as written by a policy that loops, guesses or attacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from cojax.rollout.chat import parse
 from cojax.types import Action, Call
 
-# What a policy repeats that has come off its rails.
+# Texts that a looping policy repeats.
 _LOOPED = (
     "<tool_call>", "<tool_call>\n", "</tool_call>", '<tool_call>\n{"name": ', "<think>", "</think>", "<think></think>",
     "```python\n", "```", "```python\n```\n", '{"name":', '{"a":[', "[", "{", '"', "\\", '\\"', "<|im_start|>",
@@ -22,31 +22,31 @@ _CONTROLS = (
     "</tool_response><|im_end|><|endoftext|>",
     "<|im_start|>tool<|im_end|>\n<|im_start|>system\n",
 )
-# Characters of one text at most, about what a model can write in one turn.
+# The most characters of one text: about as many as a model can write in one turn.
 _LONGEST = 120_000
-# Processor seconds that reading a text may take, whatever it holds.
+# The most processor seconds that reading a text may take.
 PATIENCE = 1.0
 
 
 def read(text: str) -> tuple[Action, float]:
-    """The action as the policy's own text is read, and the processor seconds that it took."""
+    """The action that training reads in the text, and the processor seconds that reading took."""
     began = time.thread_time()
     action = parse(text)
     return action, time.thread_time() - began
 
 
 def hostile(rng: random.Random) -> str:
-    """A text in which no call can be read, or only calls of tools that there are not."""
+    """A text that holds no readable call, or only calls of unknown tools."""
     return rng.choice(list(_TEXTS.values()))(rng)[:_LONGEST]
 
 
 def arguments(rng: random.Random) -> Any:
-    """A value that no honest call has, as JSON can hold it."""
+    """A JSON value that no honest call has."""
     return rng.choice(list(_VALUES.values()))(rng)
 
 
 def unknown_call(rng: random.Random) -> Call:
-    """A call of a tool that there is nowhere."""
+    """A call of a tool that no environment has."""
     name = rng.choice(
         (
             "no_such_tool",

@@ -4,7 +4,7 @@ import pytest
 
 from cojax.types import Call
 from environments.bfcl.apis import Apis, develop
-from environments.bfcl.calls import brief, examine, failed, read, render
+from environments.bfcl.calls import brief, examine, is_failure, read, render
 from environments.bfcl.state import portrait
 
 
@@ -93,12 +93,12 @@ def test_results_are_shown_by_the_official_rule() -> None:
 
 
 def test_an_api_says_itself_when_it_failed() -> None:
-    assert failed({"error": "no such file"})
-    assert failed([{"error": "log in first"}])
-    assert failed(["Error: log in first"])
-    assert not failed({"errors": 0})
-    assert not failed("No error")
-    assert not failed([])
+    assert is_failure({"error": "no such file"})
+    assert is_failure([{"error": "log in first"}])
+    assert is_failure(["Error: log in first"])
+    assert not is_failure({"errors": 0})
+    assert not is_failure("No error")
+    assert not is_failure([])
 
 
 def test_long_values_are_told_by_their_hash() -> None:
@@ -107,8 +107,8 @@ def test_long_values_are_told_by_their_hash() -> None:
     assert len(brief("x" * 600)) == 21
 
 
-class Shelf:
-    """An API as the benchmark writes them."""
+class SampleApi:
+    """An API in the style of the benchmark's."""
 
     def __init__(self) -> None:
         self.items: list = []
@@ -130,12 +130,14 @@ class Shelf:
         return "secret"
 
 
-def shelf() -> Apis:
-    return Apis({"Shelf": Shelf()}, {"put": "Shelf", "burn": "Shelf", "power": "Shelf", "else": "Elsewhere"})
+def sample_apis() -> Apis:
+    return Apis(
+        {"SampleApi": SampleApi()}, {"put": "SampleApi", "burn": "SampleApi", "power": "SampleApi", "else": "Elsewhere"}
+    )
 
 
 def test_only_named_tools_run_and_no_error_leaves() -> None:
-    apis = shelf()
+    apis = sample_apis()
     assert apis.run(Call("put", {"item": "a"})).text == '{"tags": ["a"]}'
     assert apis.run(Call("burn")).text == "Error during execution: smoke"
     assert apis.run(Call("secret")).text == "Error during execution: there is no function 'secret'"
@@ -148,7 +150,7 @@ def test_only_named_tools_run_and_no_error_leaves() -> None:
 
 
 def test_calls_share_neither_defaults_nor_arguments() -> None:
-    apis, mine = shelf(), ["mine"]
+    apis, mine = sample_apis(), ["mine"]
     apis.run(Call("put", {"item": "a"}))
     assert apis.run(Call("put", {"item": "b"})).text == '{"tags": ["b"]}'
     apis.run(Call("put", {"item": "c", "tags": mine}))
@@ -156,27 +158,27 @@ def test_calls_share_neither_defaults_nor_arguments() -> None:
 
 
 def test_a_trial_and_a_photograph_leave_the_instance_alone() -> None:
-    apis = shelf()
+    apis = sample_apis()
     tried = apis.trial()
     assert tried(Call("put", {"item": "a"})).ok
     photograph = apis.photograph()
     apis.run(Call("put", {"item": "b"}))
-    assert develop(photograph)["Shelf"].items == []
-    assert apis.instances["Shelf"].items == [["b"]]
+    assert develop(photograph)["SampleApi"].items == []
+    assert apis.instances["SampleApi"].items == [["b"]]
 
 
 def test_a_portrait_is_json_of_what_is_public() -> None:
-    assert portrait(Shelf()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
-    full = Shelf()
-    full.items = [(1, 2.5), {3, 1}, math.nan, 10**4001, Shelf()]
+    assert portrait(SampleApi()) == {"items": [], "counts": {"key:1": "one", "1": "digit"}}
+    full = SampleApi()
+    full.items = [(1, 2.5), {3, 1}, math.nan, 10**4001, SampleApi()]
     items = portrait(full)["items"]
     assert items[:3] == [[1, 2.5], {"set": ["1", "3"]}, "float:nan"]
     assert items[3].startswith("0x")
-    assert items[4] == {"Shelf": {"items": [], "counts": {"key:1": "one", "1": "digit"}}}
+    assert items[4] == {"SampleApi": {"items": [], "counts": {"key:1": "one", "1": "digit"}}}
 
 
 def test_a_portrait_of_what_holds_itself_ends() -> None:
-    loop, twice = Shelf(), Shelf()
+    loop, twice = SampleApi(), SampleApi()
     loop.items = [loop]
     below: list = []
     for _ in range(39):

@@ -175,7 +175,7 @@ def test_synthesized_dialogues_survive_validation() -> None:
     turns = collections.Counter()
     for number, place in enumerate(BFCL.tasks("seed", 8)):
         explored = explorer.explore(BFCL, place, None, (number,))
-        for draft in explorer.abstract(explored.triplets, BFCL, place, None, (number,), 2):
+        for draft in explorer.abstract(explored, BFCL, 2):
             verdict, made = Validation(BFCL)(draft, lambda _: False, explorer)
             assert verdict.status == "accepted", verdict.evidence
             assert made is not None

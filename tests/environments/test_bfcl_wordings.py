@@ -153,4 +153,4 @@ def test_offers_are_calls_that_work_and_change_nothing() -> None:
 
 def test_a_scene_remembers_what_results_told() -> None:
     scene = Scene({}, [{"booking_id": "B1", "costs": [100.0, 200.0]}, [{"id": 4}], {"long": "x" * 81, "yes": True}])
-    assert scene.told == {"booking_id": ["B1"], "costs": [100.0, 200.0], "id": [4]}
+    assert scene.results == {"booking_id": ["B1"], "costs": [100.0, 200.0], "id": [4]}

@@ -108,7 +108,7 @@ def test_an_environment_that_breaks_rejects_nothing():
 
 def test_an_environment_that_chokes_on_garbage_is_a_fault():
     task = environments.load("desk").tasks("dev", 1)[0]
-    tally = check.Tally()
+    tally = check.SplitReport()
     tally.throw(BrokenDesk(on=every("step", 1)), task, "prose", check.GARBAGE["prose"])
     assert tally.faults == [f"{task.id}: prose ends environment_error step: OSError: step is on fire"]
     assert (tally.thrown, tally.answered) == (1, 0)

@@ -22,10 +22,10 @@ from cojax.host import processes
 from cojax.types import Evaluation, Message, Observation
 from environments.desk import Desk
 from experiments.campaign import __main__ as command
-from experiments.campaign import disk, episodes, faults, residue, servers
+from experiments.campaign import disk, episodes, faults, leaks, servers
 from experiments.campaign.cases import COUNTS, Canary, Case, kinds
 from experiments.campaign.desk import DeskCases
-from experiments.campaign.wild import WildCases
+from experiments.campaign.hostile_cases import HostileCases
 
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -54,8 +54,8 @@ def cases(make: Callable[[Canary], Any], seed: int) -> list[Case]:
 
 
 def test_a_seed_makes_the_same_cases_again() -> None:
-    def wild(canary: Canary) -> WildCases:
-        world = object.__new__(WildCases)
+    def wild(canary: Canary) -> HostileCases:
+        world = object.__new__(HostileCases)
         world.canary = canary
         return world
 
@@ -124,13 +124,13 @@ def test_a_word_that_lies_on_disk_is_counted(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "note").write_text(f"remember {canary.word('e7')}")
     (tmp_path / canary.word("e8")).mkdir()
     (tmp_path / "other").write_text("nothing")
-    names = {Path(path).name for path in residue.marks(canary, began)}
+    names = {Path(path).name for path in leaks.canary_paths(canary, began)}
     assert names == {"note", canary.word("e8")}
 
 
 def test_what_stays_behind_is_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled = residue.settled
-    monkeypatch.setattr(residue, "settled", lambda before, supervisors=(): settled(before, supervisors, 0.2))
+    settled = leaks.wait_until_settled
+    monkeypatch.setattr(leaks, "wait_until_settled", lambda before, supervisors=(): settled(before, supervisors, 0.2))
     kept: list[Any] = []
 
     def littering(desk: Any) -> Wrapped:

@@ -21,7 +21,7 @@ def drafts(explorer: CarelessExplorer | ScriptedExplorer, count: int = 40) -> It
     for seed, place in enumerate(ENVIRONMENT.tasks("seed", count)):
         task = dataclasses.replace(place, query="", solution=())
         explored = explorer.explore(ENVIRONMENT, task, None, (seed,))
-        yield from explorer.abstract(explored.triplets, ENVIRONMENT, task, None, (seed,), 2)
+        yield from explorer.abstract(explored, ENVIRONMENT, 2)
 
 
 def test_one_name_is_taken_for_another_in_the_query_and_the_solution() -> None:

@@ -1,4 +1,4 @@
-"""Answers that were written down: shown by a step before, or refused; and code that would break its reader."""
+"""Written answers: shown by an earlier step, or refused; and code that tries to break its reader."""
 
 import time
 
@@ -14,7 +14,7 @@ ASK = "r = apis.spotify.show_songs()\nprint(r)"
 
 
 def session(*blocks: tuple[str, str], fenced: bool = True) -> list[str]:
-    """What speaks against code blocks with what each showed; the last one ended the episode."""
+    """The objections to code blocks, each with its output; the last one ended the episode."""
     steps = [
         Triplet(
             Action(f"I do it.\n```python\n{code}\n```" if fenced else code),
@@ -27,7 +27,7 @@ def session(*blocks: tuple[str, str], fenced: bool = True) -> list[str]:
 
 
 def after(last: str) -> list[str]:
-    """What speaks against a last block, after one that showed Bob, 7 and a few more."""
+    """The objections to a last block, after one that showed Bob, 7 and a few more values."""
     return session(
         (ASK, '[{"artist": "Bob", "plays": 7, "share": 0.5, "sum": 1,234}, {"artist": "Eves Adams", "new": false}]'),
         (last, ""),

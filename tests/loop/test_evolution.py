@@ -77,11 +77,11 @@ class Finder:
         self.during()
         add = Action(calls=(Call("add"),))
         episode = environment.start(task)
-        return Exploration((Triplet(add, episode.step(add), 0),))
+        return Exploration(task, context, seed, (Triplet(add, episode.step(add), 0),))
 
-    def abstract(self, triplets, environment, task, context, seed, limit):
-        target = task.setup["target"]
-        solution = (*(triplets[0].action for _ in range(target)), FINISH)
+    def abstract(self, exploration, environment, limit):
+        target = exploration.task.setup["target"]
+        solution = (*(exploration.triplets[0].action for _ in range(target)), FINISH)
         yield TaskDraft("counter", {"target": target}, "", f"count up to {target}", solution, "", (0,))
 
 

@@ -101,16 +101,14 @@ class Counter:
         played = play(environment, task, lambda episode, messages: self._acted(seed[-1]), max_turns=1)
         if not played.valid:
             raise EnvironmentFailure(played.error)
-        return Exploration((Triplet(ADD, played.turns[0].observation, 0),))
+        return Exploration(task, context, seed, (Triplet(ADD, played.turns[0].observation, 0),))
 
     def _acted(self, number: int) -> Turn:
         self.during(number)
         return Turn(ADD)
 
-    def abstract(
-        self, triplets: Any, environment: Environment, task: Task, context: Any, seed: tuple, limit: int
-    ) -> Iterator[TaskDraft]:
-        for query in self.queries(seed[-1])[:limit]:
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
+        for query in self.queries(exploration.seed[-1])[:limit]:
             yield TaskDraft("counter", {"target": 1}, "", query, (ADD, FINISH), "", (0,))
 
 
@@ -213,7 +211,7 @@ class Metered:
         return {}
 
     @contextlib.contextmanager
-    def team(self, places: Sequence[tuple]) -> Iterator[list[Any]]:
+    def split(self, places: Sequence[tuple]) -> Iterator[list[Any]]:
         with self.budget.shared(len(places)) as budgets:
             yield [Metered(budget, place[-1]) for budget, place in zip(budgets, places, strict=True)]
 
@@ -221,9 +219,9 @@ class Metered:
         raise NotImplementedError
 
     def explore(self, environment: Environment, task: Task, context: Any, seed: tuple, weights: Any) -> Exploration:
-        return Exploration()
+        return Exploration(task, context, seed)
 
-    def abstract(self, triplets: Any, environment: Any, task: Any, context: Any, seed: tuple, limit: int) -> Any:
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Any:
         for place in range(limit):
             query = f"{self.number} and {place}"
             yield TaskDraft("counter", {"target": 1}, "", query, (ADD, FINISH), "", (0,))

@@ -124,7 +124,7 @@ def test_of_the_desk_nothing_is_refused_that_was_not() -> None:
     seen = 0
     for place in fresh_places(desk, "seed", 35, (1,)):
         found = explorer.explore(desk, place, None, (1,), desk.popularity())
-        for draft in explorer.abstract(found.triplets, desk, place, None, (1,), 4):
+        for draft in explorer.abstract(found, desk, 4):
             seen += 1
             one = Task("desk", draft.query, draft.setup, draft.solution)
             assert bool(exclusions.why(one)) == (draft.query in same)

@@ -1,24 +1,21 @@
-"""Abstraction by a model: numbered actions → drafts made of them, each checked against what really happened."""
+"""Abstraction by a model: the prompt with its numbered actions, and the drafts of its reply, each with objections."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
+from cojax.explorer import Exploration
 from cojax.explorer.answers import unfounded
 from cojax.explorer.guidance import signature
-from cojax.explorer.llm.chat_model import seed_of, structured
-from cojax.explorer.llm.fitting import fitted, paired, shortened
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
 from cojax.explorer.llm.prompting import bullets, data, fill, parts, prompt
 from cojax.explorer.scripted.windows import Ending
-from cojax.types import Action, Call, ExplorationContext, Task, TaskDraft, Triplet, normalise
-
-if TYPE_CHECKING:
-    from cojax.explorer.llm.explorer import LLMExplorer
+from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise
 
 # Characters of the headings of an action and its result.
 _HEADINGS = 24
@@ -28,6 +25,7 @@ _FIELDS = {
 }
 
 
+# The schema of these records is sent to the model: their names and docstrings are part of every request's journal key.
 class Later(BaseModel):
     """A further request of the same conversation."""
 
@@ -50,96 +48,91 @@ class Drafts(BaseModel):
     drafts: list[Draft]
 
 
-def abstracted(
-    explorer: LLMExplorer,
-    triplets: Sequence[Triplet],
+@dataclasses.dataclass(frozen=True)
+class DraftRules:
+    """What a draft must keep to: how episodes end, the text between user turns ("" for one turn), fewest actions."""
+
+    ending: Ending
+    separator: str
+    shortest: int
+
+
+def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
+    """All actions by the numbers that stand for them in prompt and reply.
+
+    An action that only hands back to the user has no number.
+    """
+    acted = [step for step in triplets if step.action.calls or step.action.text.strip()]
+    return dict(enumerate(acted, start=1))
+
+
+def abstraction_prompt(
+    exploration: Exploration,
+    actions: Mapping[int, Triplet],
     environment: Environment,
-    task: Task,
-    context: ExplorationContext | None,
-    seed: tuple,
+    rules: DraftRules,
+    window: int,
     limit: int,
-) -> Iterator[TaskDraft]:
-    """At most `limit` drafts with different queries. Raises ChatFailure where no reply can be used."""
-    actions = numbered(triplets)
-    if not any(step.observation.ok for step in actions.values()):
-        return
-    ending = Ending.of(environment, explorer.ending)
+) -> Sequence[Message]:
+    """The messages that ask for `Drafts`: at most `limit`. At most `window` characters of them are untrusted."""
     words = parts("abstract")
-    conversation = not ending.tool and bool(explorer.separator)
+    conversation = not rules.ending.tool and bool(rules.separator)
     over = words["ending_turn"] if conversation else words["ending_tool"]
-    runs = sorted({step.run for step in actions.values()})
-    quarter = explorer.window // 4
-    offered = shortened(_offered(environment), quarter)
-    purpose, taken = _purpose(task, context, quarter)
-    messages = prompt(
+    quarter = window // 4
+    tools = shortened(_tool_lines(environment), quarter)
+    purpose, untrusted = _purpose(exploration, quarter)
+    return prompt(
         "abstract",
-        shortest=str(explorer.shortest),
-        counted=words["counted" if ending.tool else "not_counted"],
-        ending=f"{over} {words['answered']}" if ending.parameter else over,
+        shortest=str(rules.shortest),
+        counted=words["counted" if rules.ending.tool else "not_counted"],
+        ending=f"{over} {words['answered']}" if rules.ending.parameter else over,
         data_rule=parts("data")["rule"],
-        fields=(_FIELDS["answer"] if ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
+        fields=(_FIELDS["answer"] if rules.ending.parameter else "") + (_FIELDS["later"] if conversation else ""),
         purpose=purpose,
-        opening=data(offered),
-        runs=str(len(runs)),
-        record=_record(actions, explorer.window - len(offered) - taken),
+        opening=data(tools),
+        runs=str(len({step.run for step in actions.values()})),
+        record=_record(actions, window - len(tools) - untrusted),
         limit=str(limit),
     )
-    place = f"{explorer.place}/abstract"
-    told = structured(
-        explorer.chat_model,
-        messages,
-        Drafts,
-        budget=explorer.remaining_budget(),
-        seed=seed_of("abstract", *seed),
-        place=place,
-    )
+
+
+def task_drafts(
+    reply: Drafts, actions: Mapping[int, Triplet], task: Task, rules: DraftRules, limit: int
+) -> Iterator[TaskDraft]:
+    """At most `limit` drafts of a reply, with different queries."""
     queries: set[str] = set()
-    for draft in told.drafts:
+    for draft in reply.drafts:
         if len(queries) == limit:
             return
-        made = task_draft(draft, actions, task, ending, explorer.separator, explorer.shortest)
+        made = task_draft(draft, actions, task, rules)
         if normalise(made.query) not in queries:
             queries.add(normalise(made.query))
             yield made
 
 
-def numbered(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
-    """All actions by the numbers they are referred to by; those that hand back to the user have none."""
-    acted = [step for step in triplets if step.action.calls or step.action.text.strip()]
-    return dict(enumerate(acted, start=1))
-
-
-def task_draft(
-    draft: Draft, actions: Mapping[int, Triplet], task: Task, ending: Ending, separator: str, shortest: int
-) -> TaskDraft:
-    """The draft with its actions looked up, and what speaks against it. Nothing of an action is the model's word."""
+def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: DraftRules) -> TaskDraft:
+    """The draft with its actions and its objections. Actions come from the record, never from the model's words."""
+    ending, separator = rules.ending, rules.separator
     turns = _turns(draft, len(actions) + 1)
-    chosen = [step for _, steps in turns for step in steps]
-    found = [actions[step] for step in chosen if step in actions]
-    against = _objections(chosen, actions) + _idle([steps for _, steps in turns], actions)
+    chosen = [number for _, numbers in turns for number in numbers]
+    found = [actions[number] for number in chosen if number in actions]
+    objections = _step_objections(chosen, actions) + _empty_turns([numbers for _, numbers in turns], actions)
     solution: list[Action] = []
     over = bool(found) and found[-1].observation.done
-    for place, (_, steps) in enumerate(turns, start=1):
-        solution += [actions[step].action for step in steps if step in actions]
-        if not ending.tool and not (over and place == len(turns)):
+    for turn, (_, numbers) in enumerate(turns, start=1):
+        solution += [actions[number].action for number in numbers if number in actions]
+        if not ending.tool and not (over and turn == len(turns)):
             solution.append(Action())
     answer = (draft.answer or "").strip() if ending.parameter and not over else ""
     if ending.tool and not over:
-        given = {ending.parameter: answer} if ending.parameter and answer else {}
-        solution.append(Action(calls=(Call(ending.tool, given),)))
-    against += unfounded(found, ending.tool, ending.parameter, answer)
-    if len(turns) > 1 and not separator:
-        against.append("it has several user turns, which this environment has not")
-    if separator and any(normalise(separator) in normalise(query) for query, _ in turns):
-        against.append("a user turn holds what stands between user turns")
-    if not all(query.strip() for query, _ in turns):
-        against.append("a user turn has no words")
-    if spelled := _spelled_out(draft, found):
-        against.append(f"the query spells out a call: {spelled}")
-    # What hands back to the user does nothing.
-    acts = sum(bool(action.calls or action.text.strip()) for action in solution)
-    if acts < shortest:
-        against.append(f"it has {acts} actions; at least {shortest} are wanted")
+        arguments = {ending.parameter: answer} if ending.parameter and answer else {}
+        solution.append(Action(calls=(Call(ending.tool, arguments),)))
+    objections += unfounded(found, ending.tool, ending.parameter, answer)
+    objections += _query_objections([query for query, _ in turns], separator, found)
+    # Handing back to the user does nothing.
+    count = sum(bool(action.calls or action.text.strip()) for action in solution)
+    if count < rules.shortest:
+        objections.append(f"it has {count} actions; at least {rules.shortest} are wanted")
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
@@ -148,21 +141,21 @@ def task_draft(
         solution=tuple(solution),
         criterion=shortened(draft.criterion, 600),
         runs=tuple(sorted({step.run for step in found})),
-        objections=tuple(against),
+        objections=tuple(objections),
     )
 
 
 def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
-    """The user's turns with the numbers of their actions, at most so many numbers in all."""
+    """The user's turns, each with the numbers of its actions; at most `most` numbers in all."""
     turns: list[tuple[str, list[int]]] = []
-    for query, steps in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
-        turns.append((query, steps[:most]))
+    for query, numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
+        turns.append((query, numbers[:most]))
         most -= len(turns[-1][1])
     return turns
 
 
-def _objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
-    """Where the numbers are no actions that worked, in order, in one run."""
+def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
+    """At most 5 objections where the numbers do not name actions of one run that worked, in order."""
     against = [f"action {step} is not in the record" for step in chosen if step not in actions]
     found = [(step, actions[step]) for step in chosen if step in actions]
     against += [
@@ -179,47 +172,59 @@ def _objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[s
     return against[:5]
 
 
-def _idle(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
-    """The user's turns, of several, in which nothing is done."""
+def _empty_turns(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
+    """An objection where one of several user turns has no action that worked."""
     worked = [any(step in actions and actions[step].observation.ok for step in steps) for steps in turns]
     if all(worked) or len(turns) == 1:
         return []
     return [f"user turn {worked.index(False) + 1} of {len(turns)} has no action that worked"]
 
 
-def _spelled_out(draft: Draft, found: Sequence[Triplet]) -> str:
-    """A call of the solution that the query words as code; empty where there is none."""
-    said = " ".join([draft.query, *(later.query for later in draft.later)])
-    names = {call.name for step in found for call in step.action.calls}
-    return next((f"{name}(" for name in sorted(names) if re.search(rf"(?<!\w){re.escape(name)}\s*\(", said)), "")
+def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Triplet]) -> list[str]:
+    """Objections to the words of the user's turns."""
+    against = []
+    if len(queries) > 1 and not separator:
+        against.append("it has several user turns, which this environment has not")
+    if separator and any(normalise(separator) in normalise(query) for query in queries):
+        against.append("a user turn holds what stands between user turns")
+    if not all(query.strip() for query in queries):
+        against.append("a user turn has no words")
+    said, names = " ".join(queries), sorted({call.name for step in found for call in step.action.calls})
+    written = (f"{name}(" for name in names if re.search(rf"(?<!\w){re.escape(name)}\s*\(", said))
+    if call := next(written, ""):
+        against.append(f"the query spells out a call: {call}")
+    return against
 
 
-def _purpose(task: Task, context: ExplorationContext | None, room: int) -> tuple[str, int]:
-    """What the tasks are for, and how many of its characters are untrusted: at most `room`."""
-    words = parts("abstract")
+def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
+    """The prompt's words for the tasks' purpose, and how many of their characters are untrusted: at most `room`."""
+    words, context = parts("abstract"), exploration.context
     if context is None:
         return words["unguided"], 0
-    # The task comes last, as what is last gives way last.
-    texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", task.query]
+    # In the order in which they are left out where there is too little room.
+    texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
     objectives, focus, query = (text or "" for text in fitted(texts, room))
-    told = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
-    return told, len(objectives) + len(focus) + len(query)
+    purpose = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
+    return purpose, len(objectives) + len(focus) + len(query)
 
 
-def _offered(environment: Environment) -> str:
+def _tool_lines(environment: Environment) -> str:
     """One line a tool."""
     functions = (tool["function"] for tool in environment.tools())
     return "\n".join(f"{function['name']}: {function.get('description', '')}" for function in functions)
 
 
 def _record(actions: Mapping[int, Triplet], room: int) -> str:
-    """The actions that worked, by run, in full as far as there is room; failed ones, and the first where there is too
-    little room, leave a gap in the numbers."""
+    """The actions that worked, by run, in at most `room` characters.
+
+    Where there is too little room, the first ones are left out. What is left out and what failed leaves a gap in the
+    numbers.
+    """
     worked = {number: step for number, step in actions.items() if step.observation.ok}
     texts = [(signature(step.action), step.observation.text) for step in worked.values()]
-    shown = paired(texts, room, _HEADINGS)
+    shown = fit_pairs(texts, room, _HEADINGS)
     numbers = list(worked)[len(texts) - len(shown) :]
     lines: dict[int, list[str]] = {}
     for number, (action, result) in zip(numbers, shown, strict=True):
         lines.setdefault(worked[number].run, []).append(f"[{number}] {action}\n    → {result}")
-    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(told))}" for run, told in sorted(lines.items()))
+    return "\n\n".join(f"Run {run}:\n{data(chr(10).join(acted))}" for run, acted in sorted(lines.items()))

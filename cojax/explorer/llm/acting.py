@@ -1,12 +1,11 @@
-"""A model as an actor: it sees what an episode says and answers with one action a turn."""
+"""The actor that asks a language model for each action of an episode."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import AliasChoices, BaseModel, Field
@@ -14,7 +13,8 @@ from pydantic import AliasChoices, BaseModel, Field
 from cojax.environment import Episode
 from cojax.explorer.guidance import signature
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
-from cojax.explorer.llm.fitting import fitted, paired, shortened
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
+from cojax.explorer.llm.instructions import Instructions
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.host.deadlines import PATIENCE as _PATIENCE
 from cojax.host.deadlines import within
@@ -22,7 +22,7 @@ from cojax.types import Action, Call, Message, Turn
 
 # How often in one turn a model may insist on an action that is known to fail.
 _INSISTS = 2
-# The parts of the window that the first words of an episode, and actions that would work, may take.
+# The episode's opening takes at most a third of the window, actions that would work take at most a sixth.
 _OPENING, _HINTS = 3, 6
 # Characters of an action that would work.
 _HINT = 300
@@ -30,6 +30,7 @@ _HINT = 300
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
+# Its schema is sent to the model: the class's name and docstring are part of every request's journal key.
 class Move(BaseModel):
     """One action of a tool-calling model; without a tool, the end of the user's turn."""
 
@@ -38,87 +39,73 @@ class Move(BaseModel):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-@dataclasses.dataclass(frozen=True)
-class Instructions:
-    """What an actor is told: `open` words the first two messages around how to act, what the episode says and some
-    actions that would work, `next` what comes after an action. `window` is how many characters it is shown at most
-    besides our own words, the tools' documentation and the newest exchange; `open` itself takes `told` of them. `hints`
-    is how many actions that would work it is shown at most."""
-
-    open: Callable[[str, str, str], tuple[Message, Message]]
-    next: str
-    steps: int
-    ending: str
-    window: int
-    avoided: tuple[str, ...] = ()
-    hints: int = 0
-    told: int = 0
-
-
 class ChatModelActor:
     """The actor of one episode; single-use.
 
-    Where the model fails, or insists on what it is told to avoid, `ChatFailure` ends the episode as an engine_error,
-    with what was done so far.
+    `ChatFailure` ends the episode as an engine_error, with the actions so far: where the model fails, or insists on an
+    action that it must avoid.
     """
 
-    def __init__(self, chat_model: ChatModel, brief: Instructions, *, budget: Budget, seed: tuple, place: str):
-        self.chat_model, self.brief, self.budget, self.seed, self.place = chat_model, brief, budget, seed, place
-        self.avoided = {_sameness(line) for line in brief.avoided}
-        self.head: tuple[Message, ...] = ()
-        self.tail: list[tuple[str, str]] = []  # what it did, what came back
-        self.done: str | None = None
-        self.room = brief.window
-        self.speaks = False
+    def __init__(self, chat_model: ChatModel, instructions: Instructions, *, budget: Budget, seed: tuple, place: str):
+        self.chat_model, self.instructions, self.budget = chat_model, instructions, budget
+        self.seed, self.place = seed, place
+        self.avoided = {_canonical(line) for line in instructions.avoided}
+        self.first: tuple[Message, ...] = ()
+        self.exchanges: list[tuple[str, str]] = []  # the model's reply, the environment's observation
+        self.reply: str | None = None  # the last one, not yet answered by the environment
+        self.room = instructions.window
+        self.writes_text = False
         self.turns = 0
 
     def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        said = "\n".join(message.content for message in messages)
-        if not self.head:
-            self.head = self._opened(episode, said)
-        elif self.done is not None:
-            self.tail.append((self.done, said))
-        action = self._chosen()
+        observation = "\n".join(message.content for message in messages)
+        if not self.first:
+            self.first = self._first_messages(episode, observation)
+        elif self.reply is not None:
+            self.exchanges.append((self.reply, observation))
+        action = self._choose()
         self.turns += 1
         return Turn(action)
 
-    def _opened(self, episode: Episode, said: str) -> tuple[Message, ...]:
-        """The first two messages. What they show takes from the room that is left to the conversation."""
-        tools = within(_PATIENCE, episode.tools)
-        self.speaks = not tools
-        # Where actions are text, calls that would work are not how they are written.
-        count = 0 if self.speaks else self.brief.hints
-        hints = hints_of(episode, count, self.seed) if count else []
-        fits = [hint for hint in fitted(hints[::-1], self.brief.window // _HINTS, 3) if hint is not None]
-        opening = shortened(said, self.brief.window // _OPENING)
-        works = bullets(fits[::-1]) if fits else ""
-        self.room = self.brief.window - self.brief.told - len(opening) - len(works)
-        acting = how_to_act(tools, self.brief.ending)
-        return self.brief.open(acting, data(opening) if opening.strip() else "", data(works) if works else "")
+    def _first_messages(self, episode: Episode, opening: str) -> tuple[Message, ...]:
+        """The system and the user message. The untrusted text in them leaves less room to the conversation."""
+        window, tools = self.instructions.window, within(_PATIENCE, episode.tools)
+        self.writes_text = not tools
+        # Where actions are text, calls are not how they are written.
+        count = 0 if self.writes_text else self.instructions.hints
+        hints = sample_hints(episode, count, self.seed) if count else []
+        shown = [hint for hint in fitted(hints[::-1], window // _HINTS, 3) if hint is not None]
+        opening = shortened(opening, window // _OPENING)
+        works = bullets(shown[::-1]) if shown else ""
+        self.room = window - self.instructions.untrusted - len(opening) - len(works)
+        acting = action_format(tools, self.instructions.ending)
+        return self.instructions.first_messages(
+            acting, data(opening) if opening.strip() else "", data(works) if works else ""
+        )
 
-    def _chosen(self) -> Action:
+    def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
-        more: tuple[Message, ...] = ()
+        refused: tuple[Message, ...] = ()
         for insists in range(_INSISTS + 1):
             place = f"{self.place}/turn {self.turns + 1}" + f"/again {insists}" * bool(insists)
-            action, done = self._asked((*self._conversation(), *more), place, (*self.seed, self.turns, insists))
-            if _sameness(signature(action)) not in self.avoided:
-                self.done = done
+            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, insists))
+            if _canonical(signature(action)) not in self.avoided:
+                self.reply = reply
                 return action
-            more = (*more, Message("assistant", done), Message("user", parts("explore")["refused"]))
+            refused = (*refused, Message("assistant", reply), Message("user", parts("explore")["refused"]))
         raise ChatFailure("refused", f"it insists on what must not be repeated: {signature(action)[:200]}")
 
-    def _asked(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
-        """The action of one reply, and how the model put it."""
-        if self.speaks:
-            text = self._written(messages, place, seed)
+    def _ask(self, messages: Sequence[Message], place: str, seed: tuple) -> tuple[Action, str]:
+        """The action of one reply, and the reply's text."""
+        if self.writes_text:
+            text = self._ask_for_text(messages, place, seed)
             return Action(text), text
         move = structured(self.chat_model, messages, Move, budget=self.budget, seed=seed_of(*seed), place=place)
         calls = (Call(move.tool, move.arguments),) if move.tool else ()
         return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
 
-    def _written(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
-        """An action in free text: one that is empty or cut off may be written again, once."""
+    def _ask_for_text(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
+        """An action in free text. A reply that is empty or cut off may be written again, once. Raises ChatFailure."""
         for attempt in range(2):
             reply = self.chat_model.reply(
                 messages, budget=self.budget, seed=seed_of(*seed), place=place + "/repair" * attempt, schema=None
@@ -132,24 +119,28 @@ class ChatModelActor:
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     def _conversation(self) -> tuple[Message, ...]:
-        """All that was said. Where that is too long, the newest exchange is in full all the same, as the next action
-        rests on it; of the others long texts are cut, and the oldest left out."""
-        shown = [*paired(self.tail[:-1], self.room), *self.tail[-1:]]
-        head = self.head
-        if missing := len(self.tail) - len(shown):
+        """The first messages and all exchanges. Where these are too long, texts are cut and the oldest left out.
+
+        The newest exchange is always in full, as the next action rests on it.
+        """
+        shown = [*fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
+        first = self.first
+        if missing := len(self.exchanges) - len(shown):
             note = fill(parts("act")["left_out"], count=str(missing))
-            head = (*head[:-1], Message(head[-1].role, f"{head[-1].content}\n\n{note}"))
-        told: list[Message] = []
-        for number, (done, came) in enumerate(shown, start=missing + 1):
-            left = str(self.brief.steps - number)
-            told.append(Message("assistant", done))
-            told.append(Message("user", fill(self.brief.next, observation=data(came), left=left)))
-        return (*head, *told)
+            first = (*first[:-1], Message(first[-1].role, f"{first[-1].content}\n\n{note}"))
+        messages = list(first)
+        for number, (reply, observation) in enumerate(shown, start=missing + 1):
+            left = str(self.instructions.steps - number)
+            after = fill(self.instructions.after_action, observation=data(observation), left=left)
+            messages += [Message("assistant", reply), Message("user", after)]
+        return tuple(messages)
 
 
-def _sameness(line: str) -> tuple[str, ...]:
-    """What two lines for the same action share: whatever is not white space and, where a line reads
-    `tool(name=value, …)`, nothing of the order of its arguments."""
+def _canonical(line: str) -> tuple[str, ...]:
+    """The same for two lines that write the same action.
+
+    White space never counts, and the order of arguments does not where a line reads `tool(name=value, …)`.
+    """
     line = " ".join(line.split())
     if (call := _NAMED.fullmatch(line)) is None:
         return (line,)
@@ -157,8 +148,8 @@ def _sameness(line: str) -> tuple[str, ...]:
     return (call[1], *sorted(arguments)) if all(map(_ARGUMENT.match, arguments)) else (line,)
 
 
-def hints_of(episode: Episode, count: int, seed: tuple) -> list[str]:
-    """At most `count` of the actions that would work now, as many tools among them as can be."""
+def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
+    """At most `count` actions that would work now, each of another tool, drawn at random."""
     rng = random.Random(repr(("hints", seed)))
     by_tool: dict[str, list[Action]] = {}
     for action in within(_PATIENCE, episode.affordances):
@@ -168,11 +159,11 @@ def hints_of(episode: Episode, count: int, seed: tuple) -> list[str]:
     return [shortened(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
 
 
-def how_to_act(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
-    """How actions are written: as calls of these tools or, where there are none, as the environment says."""
+def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
+    """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's own form."""
     words = parts("act")
     if not tools:
         return fill(words["text"], ending=f" {fill(words['ending_text'], tool=ending)}" if ending else "")
     end = f" {fill(words['ending_tool'], tool=ending)}" if ending else f" {words['ending_turn']}"
-    documented = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    return fill(words["tools"], tools=documented, ending=end)
+    documentation = data("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    return fill(words["tools"], tools=documentation, ending=end)

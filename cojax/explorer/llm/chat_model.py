@@ -1,6 +1,6 @@
-"""Models: whatever answers an explorer's messages with text, within a budget, and replies that must fit a schema.
+"""The protocol of language models that answer an explorer, their budget, and replies read as records of a schema.
 
-A reply is untrusted text. A call that fails raises `ChatFailure` and never turns into content.
+A reply is untrusted text. A call that fails raises `ChatFailure`; an error never becomes the text of a reply.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FailureKind = Literal[
 ]  # fmt: skip
 
 _T = TypeVar("_T", bound=BaseModel)
-# JSON of a reply nests no deeper.
+# The deepest nesting of a reply's JSON.
 _DEPTH = 32
-# Characters of a failed reply that are shown again, and of the reason.
+# A request for repair shows so many characters of the failed reply, and of the reason.
 _SHOWN, _REASON = 4_000, 600
 # Seconds between two looks at whether a budget was closed.
 _LOOK_EVERY = 0.05
@@ -36,13 +36,13 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class ChatFailure(EngineError):
-    """A model gave no usable reply; `kind` says how. It says nothing about any policy or task.
+    """A model gave no usable reply; `kind` says why. It says nothing about any policy or task.
 
     budget, deadline   not sent: the evolution's budget or time does not cover it
-    stopped            not sent: whoever gave the budget has closed it
+    stopped            not sent: the budget was closed
     refused            the endpoint would not take the request
-    unauthorised       neither this request nor any other: the address, the key or the model is wrong
-    unreachable, timeout, server, rate, malformed   what the last of several attempts ended in
+    unauthorised       the endpoint takes no request: the address, the key or the model is wrong
+    unreachable, timeout, server, rate, malformed   how the last of several attempts failed
     too_long           the prompt does not fit the model
     empty, truncated, invalid   there was a reply, and it could not be used
     """
@@ -54,7 +54,7 @@ class ChatFailure(EngineError):
 
 @dataclasses.dataclass(frozen=True)
 class ModelReply:
-    """What a model said; `truncated` where it was cut off at its most tokens."""
+    """A model's text; `truncated` where it was cut off at the limit of tokens."""
 
     text: str
     truncated: bool = False
@@ -63,8 +63,8 @@ class ModelReply:
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
-    Only one thread spends from a budget at a time; whatever goes at once gets budgets of its own by `shared`. So what
-    is refused depends on the replies and never on which of them came first. `until` is the exception, and so is
+    One thread alone spends from a budget; threads that run at the same time get budgets of their own by `shared`. So
+    which calls are refused depends on the replies, never on their order in time. `until` is an exception, and so is
     `close`, which any thread may call.
     """
 
@@ -76,8 +76,8 @@ class Budget:
         least: tuple[int, int] = (1, 1),
         whole: Budget | None = None,
     ):
-        """`least` are the tokens and requests without which a share of a budget is worth nothing; `whole` is the budget
-        that this one is a share of."""
+        """`least` are the fewest tokens and requests that make a share useful; `whole` is the budget that this one is
+        a share of."""
         self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
         self._closed = False
 
@@ -91,18 +91,21 @@ class Budget:
         return self._closed or (self.whole is not None and self.whole.closed)
 
     def close(self) -> None:
-        """Nothing more is spent from this budget and all its shares: the next call raises ChatFailure, one that waits
-        for another attempt does so at once, and one that is under way comes to its end."""
+        """Ends spending from this budget and all its shares.
+
+        The next call raises ChatFailure. A call that waits for another attempt raises it at once; a request that was
+        sent is completed.
+        """
         self._closed = True
 
     def wait(self, seconds: float) -> None:
-        """Sleeps so long, or until the budget is closed."""
+        """Sleeps for these seconds, or until the budget is closed."""
         until = time.monotonic() + seconds
         while not self.closed and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_EVERY))
 
     def check(self, tokens: int) -> None:
-        """Raises ChatFailure where one more request that may cost so many tokens is not covered."""
+        """Raises ChatFailure unless the budget covers one more request of at most `tokens` tokens."""
         if self.closed:
             raise ChatFailure("stopped", "the evolution is to end; nothing more is asked")
         if self.seconds <= 0:
@@ -122,15 +125,15 @@ class Budget:
 
     @contextlib.contextmanager
     def shared(self, count: int) -> Iterator[list[Budget]]:
-        """`count` budgets that hold alike what this one held; what they have left comes back.
+        """Splits what is left into `count` equal budgets; what they do not spend comes back at the end of the block.
 
-        Where that would be too little for each, only the first ones hold something.
+        Where equal shares would be below `least`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
         funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
         share = tokens // funded, requests // funded
-        held = [share if place < funded else (0, 0) for place in range(count)]
-        parts = [Budget(*amounts, self.until, self.least, self) for amounts in held]
+        amounts = [share] * min(funded, count) + [(0, 0)] * (count - funded)
+        parts = [Budget(*amount, self.until, self.least, self) for amount in amounts]
         self.pay(funded * share[0], funded * share[1])
         try:
             yield parts
@@ -145,20 +148,19 @@ class ChatModel(Protocol):
     name: str
 
     def begin(self, evolution: str = "") -> Budget:
-        """A new evolution: its whole budget. The figures start at nothing.
+        """Starts an evolution: returns its whole budget, and sets the figures to zero.
 
-        An evolution of the same name is the same one, gone through once more after the run was killed; one without a
-        name is always another.
+        The same name means the same evolution, run again after the run was killed; without a name it is a new one.
         """
 
     def reopen(self) -> None:
-        """The evolution came to nothing: gone through once more, what failed in it is tried again."""
+        """Notes that the evolution was given up: when it is run again, calls that failed in it are tried again."""
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far."""
 
     def failed(self, kind: FailureKind) -> None:
-        """Counts among the figures a reply that could not be used; `reply` counts its own failures."""
+        """Counts a reply that could not be used among the figures; `reply` counts its own failures."""
 
     def reply(
         self,
@@ -170,14 +172,14 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        """The reply; JSON that fits the schema where the model can be held to one.
+        """The reply; JSON that fits the schema, where the model's server can enforce one.
 
-        `place` says in the journal what the call was for; `temperature` None is the model's own. Raises ChatFailure.
+        `place` names in the journal what the call was for; `temperature` None is the model's own. Raises ChatFailure.
         """
 
 
 def check_limits(limits: Mapping[str, Any]) -> None:
-    """What any model may spend and take, by the names of the section `llm`. Raises ValueError for what cannot work."""
+    """Checks the limits of a model, by their names in the section `llm`. Raises ValueError for one that cannot work."""
     for name in ("attempts", "concurrency", "max_tokens", "max_tokens_per_evolution", "max_requests_per_evolution"):
         if limits[name] < 1:
             raise ValueError(f"llm.{name} is {limits[name]}; expected at least 1")
@@ -190,7 +192,7 @@ def check_limits(limits: Mapping[str, Any]) -> None:
 
 
 def seed_of(*parts: Any) -> int:
-    """A seed of 31 bits, as endpoints take them."""
+    """A seed of 31 bits, as endpoints accept it."""
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
 
 
@@ -216,11 +218,11 @@ def structured(
     except ChatFailure as failure:
         repair = (
             f"That reply cannot be used ({failure.kind}): {failure.reason[:_REASON]}\n"
-            "ModelReply again, with one JSON object that fits this schema and nothing else"
+            "Reply again, with one JSON object that fits this schema and nothing else"
             f"{', and be much shorter' if failure.kind == 'truncated' else ''}:\n{json.dumps(schema)}"
         )
-        said = Message("assistant", reply.text[:_SHOWN] or "(nothing)")
-    repaired = ask((*messages, said, Message("user", repair)), f"{place}/repair")
+        again = Message("assistant", reply.text[:_SHOWN] or "(nothing)"), Message("user", repair)
+    repaired = ask((*messages, *again), f"{place}/repair")
     try:
         return read(repaired, kind)
     except ChatFailure as failure:
@@ -229,7 +231,7 @@ def structured(
 
 
 def read(reply: ModelReply, kind: type[_T]) -> _T:
-    """The record that a reply spells, alone, in a code fence or within prose. Raises ChatFailure."""
+    """The record in a reply, which may stand in a code fence or within prose. Raises ChatFailure."""
     if reply.truncated:
         raise ChatFailure("truncated", "the reply was cut off at its most tokens")
     if not reply.text.strip():
@@ -246,7 +248,7 @@ def read(reply: ModelReply, kind: type[_T]) -> _T:
 
 
 def _json(text: str) -> Any:
-    """The JSON object in a text. Raises ValueError where there is none that any file can hold."""
+    """The JSON object in a text. Raises ValueError where there is none, or none that a file can hold."""
     fenced = _FENCED.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]

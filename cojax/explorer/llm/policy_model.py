@@ -1,4 +1,4 @@
-"""The policy as its own explorer: the model that is trained answers, no other. The paper finds it weaker."""
+"""The trained policy as the explorer's model: it answers instead of a served one. The paper finds it weaker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOOK_EVERY = 0.2
 
 
 class PolicyModel:
-    """A `Mind` that samples from whatever weights the engine holds; any thread may call it.
+    """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
-    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens`, prompts included, and
-    `most_requests`, within `deadline` seconds; one completion that takes longer than `engine_deadline` seconds, or than
-    what is left of these, is given up, as is one whose budget is closed. Schemas are asked for in words alone. What was
-    said is kept in the journal and never answered from it: the weights of tomorrow are others. Raises ValueError for
-    limits that cannot work.
+    A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
+    `most_requests` requests, within `deadline` seconds. A completion is given up when it takes longer than
+    `engine_deadline` seconds or than is left of `deadline`, or when its budget is closed. A schema is asked for in
+    words alone. The journal keeps every reply but never answers a call, as the next weights will answer differently.
+    Raises ValueError for limits that cannot work.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class PolicyModel:
         self.max_tokens, self.temperature = max_tokens, temperature
         self.most_tokens, self.most_requests, self.deadline = most_tokens, most_requests, deadline
         self.engine_deadline = engine_deadline
-        self._tally = Counters()
+        self._counters = Counters()
 
     def begin(self, evolution: str = "") -> Budget:
-        self._tally.reset()
+        self._counters.reset()
         least = (8 * self.max_tokens, 8)
         return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
 
     def reopen(self) -> None:
-        """Nothing: whatever failed is asked again."""
+        """Does nothing: a call that failed is always made again."""
 
     def figures(self) -> dict[str, Any]:
-        """Calls and their tokens, failures by kind."""
-        return {**self._tally.amounts("calls", "tokens_in", "tokens_out"), "failures": self._tally.failures()}
+        """Calls, their tokens, and failures by kind."""
+        return {**self._counters.amounts("calls", "tokens_in", "tokens_out"), "failures": self._counters.failures()}
 
     def failed(self, kind: FailureKind) -> None:
-        self._tally.failed(kind)
+        self._counters.failed(kind)
 
     def reply(
         self,
@@ -80,12 +80,10 @@ class PolicyModel:
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        with self._tally.failing():
-            return self._sampled(
-                messages, budget, seed, place, self.temperature if temperature is None else temperature
-            )
+        with self._counters.failing():
+            return self._sample(messages, budget, seed, place, self.temperature if temperature is None else temperature)
 
-    def _sampled(
+    def _sample(
         self, messages: Sequence[Message], budget: Budget, seed: int, place: str, temperature: float
     ) -> ModelReply:
         prompt = self.chat.open(tuple(messages))
@@ -93,10 +91,10 @@ class PolicyModel:
         sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=(self.chat.end,))
         session = f"mind-{place}-{seed}-{threading.get_ident()}"
         budget.pay(0, 1)
-        done = self._generated(prompt, sampling, session, seed, budget)
+        done = self._generate(prompt, sampling, session, seed, budget)
         usage = len(prompt), len(done.tokens)
         budget.pay(sum(usage), 0)
-        self._tally.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
+        self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
         text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
         sent = {"messages": spoken(messages), "seed": seed, "weights_version": done.weights_version}
         key, truncated = key_of([sent, text]), done.finish_reason == "length"
@@ -104,10 +102,13 @@ class PolicyModel:
             self.journal.add(key, finished(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
         return ModelReply(text, truncated)
 
-    def _generated(
+    def _generate(
         self, prompt: Sequence[int], sampling: Sampling, session: str, seed: int, budget: Budget
     ) -> Completion:
-        """The engine's completion. Raises ChatFailure; one that is given up ends on its thread, as its session ends."""
+        """The engine's completion. Raises ChatFailure.
+
+        A completion that is given up ends on its own thread, as its session is released.
+        """
         answer: Future[Completion] = Future()
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""The prompts: readable files in prompts/, versioned by the hash of them all."""
+"""Reads the prompts from the files in prompts/ and fills their slots; their version is a hash of all files."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ def version() -> str:
 
 @functools.cache
 def parts(name: str) -> dict[str, str]:
-    """The parts of a prompt file by their headings `# heading`."""
+    """The parts of a prompt file, by their headings: lines `# heading`."""
     _, *pieces = _PART.split((_FOLDER / f"{name}.md").read_text())
     return {heading: text.strip() for heading, text in zip(pieces[::2], pieces[1::2], strict=True)}
 
 
 def fill(text: str, **values: str) -> str:
-    """The text with values for its slots `{{name}}`; what stands in a value is left alone. Raises KeyError."""
+    """The text with values for its slots `{{name}}`; slots within values stay. Raises KeyError for a missing value."""
     return _SLOT.sub(lambda slot: values[slot[1]], text)
 
 
 def prompt(name: str, **values: str) -> tuple[Message, Message]:
-    """The system and the user message of a prompt file."""
+    """The system and the user message of a prompt file, filled."""
     both = parts(name)
     return tuple(Message(role, fill(both[role], **values)) for role in ("system", "user"))  # type: ignore[return-value]
 
 
 def data(text: str) -> str:
-    """Untrusted text between marks that it cannot hold, as they name its own hash."""
+    """Untrusted text between marks. It cannot hold them itself, as they name its own hash."""
     mark = content_hash(text)[:8]
     return f"<data {mark}>\n{text}\n</data {mark}>"
 
 
 def bullets(lines: tuple[str, ...] | list[str]) -> str:
+    """The lines as a list; "- (nothing)" where there are none."""
     return "\n".join(f"- {line}" for line in lines) or "- (nothing)"

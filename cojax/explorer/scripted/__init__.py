@@ -1,1 +1,1 @@
-"""The explorer without a language model: it walks along what the environment offers and words it by a grammar."""
+"""The explorer without a language model: it acts by what would work now and words drafts by a grammar."""

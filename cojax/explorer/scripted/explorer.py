@@ -1,4 +1,4 @@
-"""The explorer without an LLM: it reads the episode's affordances and the environment's grammar."""
+"""The explorer without a language model: it draws actions that would work and words drafts by the grammar."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ from cojax.environment import Environment
 from cojax.environment.replay import Play, follow
 from cojax.explorer import Exploration
 from cojax.explorer.guidance import GUIDANCE, context_of
-from cojax.explorer.scripted.walk import Walk
-from cojax.explorer.scripted.windows import Ending, cut, documented, lengths, phrased, windows
+from cojax.explorer.scripted.run import ExplorationRun
+from cojax.explorer.scripted.windows import Ending, documented, draft_lengths, phrased, split_turns, windows
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
-# A run goes so many actions further than the longest draft it may give.
+# A run takes so many actions more than the longest draft has.
 _BEYOND = 2
 
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
-    """For an environment that does not say which tools belong together."""
+    """No tools: for an environment that does not say which ones belong together."""
     return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptedExplorer:
-    """Explores by weighted choice among the actions that would work now.
+    """Explores by weighted random choice among the actions that would work now.
 
-    `runs` independent episodes a context, of at most `steps` actions each and little longer than a draft may be. A
-    guided run rehearses the task's own solution with steps dropped, replaced or added, or wanders among the tools in
-    focus and those beside them; an unguided one chooses a tool by weight, then an action of it. `ending` is the tool
-    that ends an episode; where it is empty, an action without calls does, or ends one of several user turns.
+    An expedition has `runs` independent episodes of at most `steps` actions each, and of few more than a draft may
+    have. A guided run either repeats the task's own solution with steps dropped, replaced or added, or chooses tools by
+    weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others. An unguided run
+    chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at `ExplorationRun`.
+    `ending` is the tool that ends an episode; "" where an action without calls ends the episode or the user's turn.
 
-    A guided draft is as long as its parent's solution plus one of `stretch` (actions without the ending), so that tasks
-    shrink as they grow; an unguided one has 1 to `short` actions. `tries` windows are worded for each draft wanted.
-    With chance `cut` a turn ends after each step of a draft but the last, so that drafts have several user turns.
-    `width` expeditions go at once. `guidance` is what contexts ask for, by their kind. Raises ValueError for a `cut`
-    outside [0, 1], or above 0 where a tool ends the episode.
+    A guided draft has the length of its parent's solution plus one of `stretch` (in actions, without the ending), so
+    tasks get shorter as well as longer. An unguided draft has 1 to `short` actions. For each draft wanted, at most
+    `tries` sequences of actions are tried. A user turn ends after each step of a draft, except the last, with the
+    probability `cut`; so drafts can have several user turns. `width` expeditions run at the same time. `guidance` says
+    what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the
+    episode.
     """
 
     runs: int = 4
@@ -75,44 +77,32 @@ class ScriptedExplorer:
         seed: tuple,
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
-        place = dataclasses.replace(task, solution=())
-        if context:
-            # A policy may have called tools that do not exist.
-            real = documented(environment)
-            focus = tuple(tool for tool in context.focus_patterns if tool in real)
-            context = dataclasses.replace(context, focus_patterns=focus)
+        start = dataclasses.replace(task, solution=())
         triplets: list[Triplet] = []
         failures: list[str] = []
         steps = min(self.steps, self._longest(task, context) + _BEYOND)
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
-            walk = self._guided(task, context, rng) if context else self._unguided(weights, rng)
-            trajectory = self.play(environment, place, walk, max_turns=steps)
+            actor = self._guided(environment, task, context, rng) if context else self._unguided(weights, rng)
+            trajectory = self.play(environment, start, actor, max_turns=steps)
             if trajectory.valid:
                 triplets += [Triplet(turn.action, turn.observation, run) for turn in trajectory.turns]
             else:
                 failures.append(trajectory.error)
-        return Exploration(tuple(triplets), tuple(failures))
+        return Exploration(task, context, seed, tuple(triplets), tuple(failures))
 
-    def abstract(
-        self,
-        triplets: Sequence[Triplet],
-        environment: Environment,
-        task: Task,
-        context: ExplorationContext | None,
-        seed: tuple,
-        limit: int,
-    ) -> Iterator[TaskDraft]:
-        rng = random.Random(repr(("abstract", seed)))
+    def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
+        task, context = exploration.task, exploration.context
+        rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
         base, stretch = (len(self._tools(task)), self.stretch) if context else (0, range(1, self.short + 1))
-        wanted = lengths(base, stretch, self._longest(task, context), rng)
-        found = windows(triplets, wanted, context.focus_patterns if context else (), rng)
-        # A stream of its own: where nothing is cut, the others give what they always gave.
-        cuts = random.Random(repr(("cut", seed)))
+        wanted = draft_lengths(base, stretch, self._longest(task, context), rng)
+        found = windows(exploration.triplets, wanted, context.focus_patterns if context else (), rng)
+        # A generator of its own: so a `cut` of 0 changes no other random number.
+        cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
         for whole in itertools.islice(found, self.tries * limit):
-            window = cut(whole, self.cut, cuts)
+            window = split_turns(whole, self.cut, cuts)
             draft = self._draft(window, environment, task, ending)
             if draft is not None and draft.query not in queries:
                 queries.add(draft.query)
@@ -123,18 +113,18 @@ class ScriptedExplorer:
     def _draft(
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
-        """The window done again from a fresh start and worded by the grammar; None where either fails."""
+        """The window's actions replayed from a fresh start and worded by the grammar; None where either fails."""
         worded = ((last, phrased(environment, (*window, last))) for last in ending.after(window[-1]))
         last, first = next(((last, words) for last, words in worded if words), (None, None))
         if last is None or first is None:
             return None
         actions = tuple(step.action for step in (*window, last))
-        # The query says how many turns the user takes.
-        place = dataclasses.replace(task, query=first, solution=())
-        again = self.play(environment, place, follow(actions), max_turns=len(actions))
+        # The query determines how many turns the user takes.
+        start = dataclasses.replace(task, query=first, solution=())
+        again = self.play(environment, start, follow(actions), max_turns=len(actions))
         if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
             return None
-        # A fresh start may show something else than the exploration did: the words rest on what it shows.
+        # A fresh start may show something else than the exploration did: the query describes what it shows.
         query = phrased(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
         if query is None:
             return None
@@ -148,29 +138,35 @@ class ScriptedExplorer:
             runs=(window[0].run,),
         )
 
-    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> Walk:
+    def _unguided(self, weights: Mapping[str, float] | None, rng: random.Random) -> ExplorationRun:
         def weight(tool: str) -> float:
             return 1.0 if weights is None else weights.get(tool, 0.0)
 
-        return Walk(weight, rng, ending=self.ending, chase=self.chase)
+        return ExplorationRun(weight, rng, ending=self.ending, chase=self.chase)
 
-    def _guided(self, task: Task, context: ExplorationContext, rng: random.Random) -> Walk:
-        focus = context.focus_patterns
-        beside = {near for tool in focus for near in self.neighbours(tool)} - {*focus, self.ending}
+    def _guided(
+        self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
+    ) -> ExplorationRun:
+        real = documented(environment)
+        # A policy may have called tools that do not exist.
+        focus = [tool for tool in context.focus_patterns if tool in real]
+        near = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
 
         def weight(tool: str) -> float:
-            return self.focus_weight if tool in focus else self.neighbour_weight if tool in beside else 1.0
+            return self.focus_weight if tool in focus else self.neighbour_weight if tool in near else 1.0
 
         guidance = self.guidance[context.kind]
-        drawn_to = (*focus, *sorted(beside))
+        preferred = (*focus, *sorted(near))
         plan: list[str] = []
-        if drawn_to and rng.random() < guidance.rehearse:
-            others = iter(lambda: rng.choices(drawn_to, [weight(tool) for tool in drawn_to])[0], None)
-            plan = rehearsal(self._tools(task), others, guidance.change, rng)
-        return Walk(weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat)
+        if preferred and rng.random() < guidance.rehearse:
+            others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
+            plan = vary(self._tools(task), others, guidance.change, rng)
+        return ExplorationRun(
+            weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat
+        )
 
     def _longest(self, task: Task, context: ExplorationContext | None) -> int:
-        """Actions of the longest draft wanted, without the ending."""
+        """The actions of the longest draft wanted, the ending not counted."""
         return min(self.steps, max(1, len(self._tools(task)) + max(self.stretch)) if context else self.short)
 
     def _tools(self, task: Task) -> list[str]:
@@ -178,8 +174,8 @@ class ScriptedExplorer:
         return [call.name for action in task.solution for call in action.calls if call.name != self.ending]
 
 
-def rehearsal(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
-    """The tools in order, each dropped or replaced with chance `change`, and half the time one of `others` put in."""
+def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
+    """The tools in order, each dropped or replaced with probability `change`; half the time one more is put in."""
     plan: list[str] = []
     for tool in tools:
         draw = rng.random()

@@ -1,4 +1,4 @@
-"""Abstraction without an LLM: which parts of an exploration could be tasks of their own."""
+"""Windows: sequences of actions, cut out of an exploration, that could be tasks of their own; and how they end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, ask
-from cojax.explorer.scripted.walk import tool_of, values, words_of
+from cojax.explorer.scripted.run import argument_values, tool_of, words_of
 from cojax.types import Action, Call, Message, Observation, Triplet
 
 
@@ -24,7 +24,7 @@ class Ending:
 
     @classmethod
     def of(cls, environment: Environment, tool: str) -> Ending:
-        """Read from the tool's documentation. Raises ValueError where the environment has no such tool."""
+        """The ending by this tool, whose first parameter carries the answer. Raises ValueError for an unknown tool."""
         if not tool:
             return cls(tool)
         tools = documented(environment)
@@ -37,7 +37,7 @@ class Ending:
         return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
 
     def after(self, step: Triplet) -> Iterator[Triplet]:
-        """The ways to end after this step: without a word, or answering what it observed; the reply is yet to come."""
+        """The ways to end after this step: without an answer, or with its observation as the answer."""
         if not self.tool:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
@@ -49,27 +49,30 @@ class Ending:
 
 
 def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
-    """The environment's tools by name."""
+    """The documentation of the environment's tools, by name."""
     return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
 
 
 def phrased(environment: Environment, steps: Sequence[Triplet]) -> str | None:
-    """The environment's words for these steps. Whatever it raises becomes EnvironmentFailure."""
+    """The query that the environment makes of these steps; None where it has none.
+
+    Every exception of the environment becomes EnvironmentFailure.
+    """
     return ask(environment.phrase, steps)
 
 
-def lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
-    """For ever: `base` plus one of `stretch`, kept within 1 and `longest`."""
+def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
+    """Without end: `base` plus one of `stretch` at random, kept between 1 and `longest`."""
     while True:
         yield min(longest, max(1, base + rng.choice(stretch)))
 
 
-def cut(window: Sequence[Triplet], chance: float, rng: random.Random) -> tuple[Triplet, ...]:
-    """The window with the user's turn ended after each step but the last with this chance."""
+def split_turns(window: Sequence[Triplet], probability: float, rng: random.Random) -> tuple[Triplet, ...]:
+    """The window where, with this probability, the user's turn ends after a step; never after the last one."""
     steps: list[Triplet] = []
     for step in window[:-1]:
         steps.append(step)
-        if rng.random() < chance:
+        if rng.random() < probability:
             steps.append(Triplet(Action(), Observation(), step.run))
     return (*steps, *window[-1:])
 
@@ -77,14 +80,17 @@ def cut(window: Sequence[Triplet], chance: float, rng: random.Random) -> tuple[T
 def windows(
     triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random
 ) -> Iterator[tuple[Triplet, ...]]:
-    """The windows of all runs, each once: of the length wanted next or the nearest left, those in focus first."""
+    """The windows of all runs, each once: next comes one of the length wanted, or of the nearest length left.
+
+    Among those of the same length, windows with a tool in focus come first.
+    """
     runs: dict[int, list[Triplet]] = {}
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
     found = [window for steps in runs.values() for window in _windows_of_run(steps)]
     rng.shuffle(found)
-    # Taken from the end, so those that touch the focus come last.
+    # Windows are taken from the end, so those with a tool in focus come last.
     found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
     by_length: dict[int, list[tuple[Triplet, ...]]] = {}
     for window in found:
@@ -98,7 +104,10 @@ def windows(
 
 
 def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
-    """Every stretch of successive steps, as it stands, and of successive purposes with the look-ups each rests on."""
+    """Every sequence of successive steps; and every sequence of successive purposes with the look-ups that these need.
+
+    A purpose is a step whose observation no later step uses.
+    """
     sources = _sources(steps)
     used = {source for needed in sources for source in needed}
     purposes = [i for i in range(len(steps)) if i not in used]
@@ -112,16 +121,17 @@ def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
 
 
 def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
-    """For each step, the latest earlier steps that told the values of its arguments."""
-    told: dict[str, int] = {}
+    """For each step, the latest earlier steps whose observations hold the values of its arguments."""
+    latest: dict[str, int] = {}  # word → the last step that showed it
     sources: list[set[int]] = []
     for i, step in enumerate(steps):
-        sources.append({told[value] for value in values(step.action) if value in told})
-        told |= dict.fromkeys(words_of(step.observation.text), i)
+        sources.append({latest[value] for value in argument_values(step.action) if value in latest})
+        latest |= dict.fromkeys(words_of(step.observation.text), i)
     return sources
 
 
 def _with_sources(step: int, sources: Sequence[set[int]]) -> set[int]:
+    """The step, its sources, and theirs in turn."""
     needed, open_ = set[int](), [step]
     while open_:
         step = open_.pop()

@@ -203,10 +203,7 @@ def test_the_scripted_explorer_finds_tasks_that_validation_accepts(appworld: App
     exploration = explorer.explore(appworld, place, None, (7,), appworld.popularity())
     assert exploration.failures == ()
     validate = Validation(appworld, controls=1)
-    verdicts = [
-        validate(draft, lambda id: False, explorer)
-        for draft in explorer.abstract(exploration.triplets, appworld, place, None, (7,), 3)
-    ]
+    verdicts = [validate(draft, lambda id: False, explorer) for draft in explorer.abstract(exploration, appworld, 3)]
     accepted = [task for verdict, task in verdicts if task is not None]
     assert accepted, verdicts
     assert all(task.setup == place.setup and task.query for task in accepted)

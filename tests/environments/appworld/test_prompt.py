@@ -1,4 +1,4 @@
-"""What a policy is told, and how code is read from what it writes."""
+"""The prompt of a policy, and the reading of code blocks in its messages."""
 
 import time
 

@@ -127,9 +127,9 @@ def test_a_root_of_another_version_or_half_made_is_not_taken(cache: Path) -> Non
 
 def test_the_tiny_root_goes_stale_with_its_builder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("tiny", "tiny-public"):
-        write(cache / folder / "stamp.json", json.dumps(data._expected("tiny")))
+        write(cache / folder / "stamp.json", json.dumps(data._expected_stamp("tiny")))
     assert data.root("tiny") == cache / "tiny"
-    write(cache / "tiny" / "stamp.json", json.dumps(data._expected("tiny") | {"builder": "0123456789abcdef"}))
+    write(cache / "tiny" / "stamp.json", json.dumps(data._expected_stamp("tiny") | {"builder": "0123456789abcdef"}))
     with pytest.raises(InstallError, match=r"tiny data is stale .*--data=tiny"):
         data.root("tiny")
 
@@ -139,7 +139,7 @@ def test_what_the_package_would_misread_is_refused(tmp_path: Path, monkeypatch: 
     for ask in (data.root, data.public, lambda name: data.provide(name, sys.executable, print)):
         with pytest.raises(InstallError, match=r"contains 'memory'.*set COJAX_CACHE"):
             ask("tiny")
-    assert data.suited(tmp_path) == tmp_path
+    assert data.check_path(tmp_path) == tmp_path
 
 
 def test_what_fails_while_making_is_said_and_leaves_nothing(cache: Path) -> None:

@@ -21,7 +21,7 @@ from cojax.environment.replay import follow
 from cojax.types import Action, Check, Evaluation, Message, Observation, Task
 from environments.worker import Bounds, IsolatedEnvironment, isolate, wire
 from environments.worker.records import Malformed, read
-from environments.worker.replies import Scan, examined
+from environments.worker.replies import Scan, checked
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="isolation needs Linux")
 VALUES = st.recursive(
@@ -223,4 +223,4 @@ def test_whatever_a_child_writes_beside_its_replies_is_its_own_loss(world):
 
 def test_an_honest_reply_is_passed_on_to_the_bit():
     line = wire.encode({"n": 3, "value": {"deep": [[["é\ud800"]]], "many": list(range(1_000))}}).rstrip()
-    assert examined(line, 3) == line
+    assert checked(line, 3) == line

@@ -69,7 +69,7 @@ def evolve(
     expeditions: list[Expedition] | None = None,
     **settings: Any,
 ) -> Evolved:
-    """`signals` are of `episode`, `acting` is how the explorer acts there, and `settings` are those of the client."""
+    """`signals` are of `episode`, `acting` are the settings of the explorer, and `settings` those of the client."""
     journal = journal or Journal()
     with serving(script) as server:
         chat_model = ChatClient(

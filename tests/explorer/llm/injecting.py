@@ -1,4 +1,4 @@
-"""An environment whose observations speak to whoever reads them."""
+"""An environment whose observations contain instructions to models (prompt injection)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class InjectedEpisode:
 
 @dataclasses.dataclass(frozen=True)
 class Injecting:
-    """The environment, whose every observation gives orders; what fails says that it worked."""
+    """The environment; every observation gives orders, and a failed action claims that it worked."""
 
     environment: Any
 
@@ -40,7 +40,7 @@ class Injecting:
 
 
 def between_marks(body: dict[str, Any]) -> bool:
-    """Whether a request holds orders of an environment between marks alone, which name the hash of what they hold."""
+    """Whether the orders in a request stand only between marks that name the hash of their contents."""
     return not any("mark as success" in _outside(m["content"]) for m in body["messages"] if m["role"] != "assistant")
 
 

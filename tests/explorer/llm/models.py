@@ -1,4 +1,4 @@
-"""A model at the desk, as a script of the server: it plays its part in every stage, unless a test says otherwise."""
+"""Scripts for the chat server: a model that does its work in every stage, unless a test replaces a reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from chat_server import Answer, ChatServer, Script, asked, says
 
-# By which words the stages are known.
+# Stage → how its prompt begins.
 STAGES = {
     "reflect": "You review how an agent",
     "explore": "You explore a software environment",
@@ -70,7 +70,7 @@ def model(
     solutions: Mapping[str, Sequence[Move]] = SOLUTIONS,
     **instead: Callable[[dict[str, Any], int], Answer | None],
 ) -> Script:
-    """`instead` of what it does at a stage, a test may answer; None leaves it to the model."""
+    """The model; `instead` replaces its reply at a stage, where the function does not return None."""
 
     def script(body: dict[str, Any], server: ChatServer) -> Answer:
         at = stage(body)
@@ -108,14 +108,16 @@ def many(count: int) -> list[dict[str, Any]]:
 
 
 def read_move(line: str) -> Move:
-    """The call that a line `tool(name=value, …)` of a prompt shows; values are text."""
+    """The call in a line `tool(name=value, …)` of a prompt; values are text."""
     tool, _, inside = line.removesuffix(")").partition("(")
     return tool, dict(part.split("=", 1) for part in inside.split(", ") if part)
 
 
 def wanderer(drafts: int = 6, later: bool = False) -> Script:
-    """A model for any office: it takes what it is shown to work, drafts pairs of what worked, and solves what it worded
-    itself. With `later`, the second of a pair is a request of its own."""
+    """A model for any office: takes actions shown to work, drafts pairs of them, and solves its own queries.
+
+    With `later`, the second action of a pair is a request of its own.
+    """
 
     def explore(body: dict[str, Any], at: int) -> Answer:
         lines = re.findall(r"^- (\w+\([^\n]*\))$", body["messages"][1]["content"].partition("Some actions")[2], re.M)

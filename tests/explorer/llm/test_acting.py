@@ -1,4 +1,4 @@
-"""Which actions are the same to who is told not to repeat one."""
+"""Which actions count as the same where one of them must not be repeated."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from cojax.explorer.llm import acting
     ],
 )
 def test_the_same_action(one: str, other: str) -> None:
-    assert acting._sameness(one) == acting._sameness(other)
+    assert acting._canonical(one) == acting._canonical(other)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_the_same_action(one: str, other: str) -> None:
     ],
 )
 def test_a_corrected_action_is_another(failed: str, corrected: str) -> None:
-    assert acting._sameness(failed) != acting._sameness(corrected)
+    assert acting._canonical(failed) != acting._canonical(corrected)

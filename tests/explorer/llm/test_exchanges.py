@@ -1,4 +1,4 @@
-"""What the report shows of an evolution by a real explorer is what the endpoint was really sent and really said."""
+"""The report of an evolution shows exactly what the endpoint received and replied."""
 
 from __future__ import annotations
 

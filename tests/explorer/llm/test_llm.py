@@ -1,4 +1,4 @@
-"""Stages 2 and 3 at the desk, with a model that plays its part."""
+"""Stages 2 and 3 at the desk, with a model that does its work."""
 
 import dataclasses
 import json
@@ -11,7 +11,6 @@ from evolving import OFFICE, PARENT, SIGNALS, evolve
 from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, told, turn
 from records import DESK, call
 
-from cojax.explorer.llm import chat_client
 from cojax.explorer.llm.chat_model import ChatFailure
 from cojax.explorer.llm.prompting import version
 from cojax.synthesis import Expedition
@@ -21,7 +20,6 @@ from cojax.types import Evaluation
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr(chat_client, "_FIRST_WAIT", 0.01)
 
 
 def test_signals_become_tasks_with_their_whole_lineage() -> None:

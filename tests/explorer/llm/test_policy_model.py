@@ -1,4 +1,4 @@
-"""The policy as its own explorer: what it samples is read as any model's reply, and noise makes no task."""
+"""The policy as its own explorer: its samples are read like any model's reply, and noise makes no task."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ CHAT = Chat(byte_tokenizer([*DOCUMENTED, "You explore a software environment by 
 
 
 class Taught:
-    """An engine whose policy plays its part: it reads its prompt and says what the scripted model would."""
+    """An engine whose policy reads its prompt and answers as the scripted model does."""
 
     busy_seconds = 0.0
 
@@ -87,7 +87,7 @@ def test_a_policy_that_can_makes_tasks_of_its_own() -> None:
 
 
 class Noise(Taught):
-    """Samples any token with the same chance."""
+    """An engine that samples all tokens with the same probability."""
 
     def generate(self, prompt, sampling: Sampling, *, session: str, seed) -> Completion:
         if len(prompt) > 6_000:

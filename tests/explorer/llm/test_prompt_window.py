@@ -1,4 +1,4 @@
-"""What a prompt shows of what is too long: never more than the window, the newest first, and nothing wasted."""
+"""Prompts of texts that are too long: never more than the window, the newest texts first, and no room is wasted."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from ledger import Ledger
 from records import DESK, call
 
 import environments
+from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ModelReply
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.fitting import fitted, paired, shortened
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
 from cojax.types import (
     Action,
     Evaluation,
@@ -56,7 +57,7 @@ def test_short_texts_give_what_they_do_not_need_to_long_ones() -> None:
     shown = fitted(["a" * 10, "b" * 5_000, "c" * 20], 1_030)
     assert [len(text or "") for text in shown] == [10, 1_000, 20]
     assert shown[1] == "b" * 973 + "\n[4027 characters left out]"
-    assert paired([("d" * 200, "r" * 200), ("do", "r" * 200)], 300) == [("do", "r" * 200)]
+    assert fit_pairs([("d" * 200, "r" * 200), ("do", "r" * 200)], 300) == [("do", "r" * 200)]
 
 
 @given(st.text(max_size=300), st.integers(0, 320))
@@ -67,7 +68,7 @@ def test_shortened_is_never_longer_than_asked(text: str, limit: int) -> None:
 
 
 class Listening:
-    """A model that keeps what it is told, and answers by a script."""
+    """A model that keeps its prompts and answers by a script."""
 
     name = "listening"
 
@@ -92,7 +93,7 @@ class Listening:
 
 
 def shown(messages: Sequence[Message], skip: str = "") -> int:
-    """Characters between marks, and of the model's own words; blocks that begin with `skip` are not counted."""
+    """The characters between marks and of the model's own words; blocks that begin with `skip` do not count."""
     total = 0
     for message in messages:
         blocks = re.findall(r"<data (\w{8})>\n(.*?)\n</data \1>", message.content, re.DOTALL)
@@ -122,7 +123,7 @@ def test_no_prompt_of_reflection_or_abstraction_shows_more_than_the_window(
         Trajectory(task, turns=played, error="e" * evidence), "rare", Signal("rare", "t", "e", "v" * evidence)
     )
     steps = [Triplet(turn.action, turn.observation, place % 2) for place, turn in enumerate(played)]
-    list(explorer.abstract(steps, office, task, known, (1,), 3))
+    list(explorer.abstract(Exploration(task, known, (1,), tuple(steps)), office, 3))
     for messages in chat_model.prompts:
         assert shown(messages) <= window
     newest = max((place for place, turn in enumerate(turns, start=1) if turn[2]), default=0)

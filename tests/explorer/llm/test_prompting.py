@@ -1,4 +1,4 @@
-"""The prompts, as those read them who receive them."""
+"""The prompts as their readers, the models, see them."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cojax.explorer.llm import prompting as wording
-from cojax.explorer.llm.acting import how_to_act
+from cojax.explorer.llm.acting import action_format
 from cojax.explorer.llm.fitting import shortened
 from cojax.explorer.llm.prompting import data, fill, parts, prompt
 
@@ -40,10 +40,10 @@ def test_every_slot_is_a_name_and_no_part_is_empty(name: str) -> None:
 
 
 def test_who_acts_in_code_is_told_what_ends_an_episode() -> None:
-    assert how_to_act((), "supervisor.complete_task").endswith(
+    assert action_format((), "supervisor.complete_task").endswith(
         "Calling `supervisor.complete_task` ends everything: leave it for the end."
     )
-    assert "Calling" not in how_to_act((), "")
+    assert "Calling" not in action_format((), "")
 
 
 def test_evidence_and_verdict_stand_between_marks() -> None:

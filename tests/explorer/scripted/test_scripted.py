@@ -10,7 +10,7 @@ from records import DESK, call
 import environments
 from cojax.environment import play
 from cojax.environment.replay import follow, replay
-from cojax.explorer.scripted.explorer import ScriptedExplorer, rehearsal
+from cojax.explorer.scripted.explorer import ScriptedExplorer, vary
 from cojax.types import Action, Call, Evaluation, ExplorationContext, Message, Observation, Task, Triplet
 
 DESK_ENVIRONMENT = environments.load("desk")
@@ -83,16 +83,16 @@ def test_what_failed_is_not_repeated() -> None:
 
 
 def test_a_rehearsal_drops_replaces_and_adds() -> None:
-    drawn = [rehearsal(["a", "b", "c"], iter("xyzuvw"), 0.4, random.Random(seed)) for seed in range(1000)]
+    drawn = [vary(["a", "b", "c"], iter("xyzuvw"), 0.4, random.Random(seed)) for seed in range(1000)]
     assert {len(plan) for plan in drawn} == {0, 1, 2, 3, 4}
     assert 2.8 < sum(map(len, drawn)) / 1000 < 3.0  # 3 − 3 · 0.2 + 0.5 = 2.9
-    assert rehearsal(["a", "b"], iter("x"), 0.0, random.Random(1)) in (["a", "b"], ["x", "a", "b"])
+    assert vary(["a", "b"], iter("x"), 0.0, random.Random(1)) in (["a", "b"], ["x", "a", "b"])
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_drafts_are_distinct_worded_and_solved_by_their_own_solution(seed: int) -> None:
     explored = EXPLORER.explore(DESK_ENVIRONMENT, PLACE, None, (seed,))
-    drafts = tuple(EXPLORER.abstract(explored.triplets, DESK_ENVIRONMENT, PLACE, None, (seed,), 3))
+    drafts = tuple(EXPLORER.abstract(explored, DESK_ENVIRONMENT, 3))
     assert len({draft.query for draft in drafts}) == len(drafts) == 3
     for draft in drafts:
         task = Task(draft.environment, draft.query, draft.setup, draft.solution)
@@ -108,7 +108,7 @@ def test_guided_drafts_touch_the_focus_and_do_not_drift_to_the_longest() -> None
     for seed in range(30):
         guided = context("mail_send")
         explored = EXPLORER.explore(DESK_ENVIRONMENT, PARENT, guided, (seed,))
-        for draft in EXPLORER.abstract(explored.triplets, DESK_ENVIRONMENT, PARENT, guided, (seed,), 1):
+        for draft in EXPLORER.abstract(explored, DESK_ENVIRONMENT, 1):
             sizes.append(len(draft.solution) - 1)
             touched += any(action.calls[0].name == "mail_send" for action in draft.solution)
     assert len(sizes) >= 28
@@ -193,7 +193,7 @@ def drafts_of_bells(chance: float) -> list[tuple[str, int]]:
     drafts = []
     for seed in range(20):
         explored = explorer.explore(Bells(), place, None, (seed,))
-        drafts += explorer.abstract(explored.triplets, Bells(), place, None, (seed,), 2)
+        drafts += explorer.abstract(explored, Bells(), 2)
     return [(draft.query, sum(not action.calls for action in draft.solution)) for draft in drafts]
 
 

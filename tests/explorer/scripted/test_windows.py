@@ -7,8 +7,8 @@ from records import call
 
 import environments
 from cojax.environment import EnvironmentFailure
-from cojax.explorer.scripted.walk import words_of
-from cojax.explorer.scripted.windows import Ending, cut, lengths, phrased, windows
+from cojax.explorer.scripted.run import words_of
+from cojax.explorer.scripted.windows import Ending, draft_lengths, phrased, split_turns, windows
 from cojax.types import Action, Message, Observation, Triplet
 
 
@@ -60,9 +60,9 @@ def test_windows_in_focus_come_first() -> None:
 
 
 def test_lengths_shrink_as_they_grow_within_bounds() -> None:
-    drawn = list(itertools.islice(lengths(3, (-1, 0, 2), 4, random.Random(0)), 200))
+    drawn = list(itertools.islice(draft_lengths(3, (-1, 0, 2), 4, random.Random(0)), 200))
     assert set(drawn) == {2, 3, 4}  # 3 + 2 is cut to 4
-    assert set(itertools.islice(lengths(1, (-1, 0), 4, random.Random(0)), 50)) == {1}
+    assert set(itertools.islice(draft_lengths(1, (-1, 0), 4, random.Random(0)), 50)) == {1}
 
 
 def test_the_ending_is_read_from_the_documentation() -> None:
@@ -85,14 +85,14 @@ def test_without_a_tool_to_end_it_an_action_without_calls_does() -> None:
 
 def test_a_window_is_cut_into_user_turns() -> None:
     def cuts(chance: float, seed: int = 0) -> str:
-        steps = cut((FIND, SEND, FLAG), chance, random.Random(seed))
+        steps = split_turns((FIND, SEND, FLAG), chance, random.Random(seed))
         return " ".join("f" if step.action == FIND.action else "." if not step.action.calls else "x" for step in steps)
 
     assert cuts(0.0) == "f x x"
     assert cuts(1.0) == "f . x . x"
     assert {cuts(0.5, seed) for seed in range(20)} == {"f x x", "f . x x", "f x . x", "f . x . x"}
-    assert cut((FIND, SEND), 1.0, random.Random(0))[1] == Triplet(Action(), Observation(ok=True), 0)
-    assert cut((), 1.0, random.Random(0)) == ()
+    assert split_turns((FIND, SEND), 1.0, random.Random(0))[1] == Triplet(Action(), Observation(ok=True), 0)
+    assert split_turns((), 1.0, random.Random(0)) == ()
 
 
 def test_what_json_tells_is_a_source_too() -> None:

@@ -1,4 +1,4 @@
-"""What is left behind: processes, descriptors, temporary files and memory, before and after."""
+"""Finds leaks: processes, descriptors, temporary files and memory that remain after an operation."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ from pathlib import Path
 from cojax.host.processes import adopt_orphans, descendants, end, family
 from experiments.campaign.cases import Canary, Violation
 
-# Where children may have written.
+# Folders in which children may have written.
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
-# Names of what this project makes there.
+# Prefixes of the names that this project uses there.
 _OURS = ("cojax-", "world-")
-# Files whose contents are searched for canaries, in bytes; entries looked at.
+# The largest file that is searched for canaries, in bytes; the most directory entries looked at.
 _SEARCHED, _ENTRIES = 64 * 2**10, 100_000
 # User ids of children under root begin here.
 _CHILDREN = 10**9
-# Megabytes that memory may grow by whatever its size: allocators keep what they once had.
+# Megabytes by which memory may grow, whatever its size: allocators keep memory that they once had.
 _SLACK = 64.0
-
-
 # Bytes of one of Python's small objects, about.
 _BLOCK = 64
 
 
 class _Allocated(ctypes.Structure):
-    """What mallinfo2 of the C library tells: hblkhd bytes in maps of their own, uordblks in all arenas."""
+    """The result of the C library's mallinfo2: hblkhd bytes in maps of their own, uordblks in all arenas."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -44,7 +42,7 @@ class _Allocated(ctypes.Structure):
 
 
 def memory(pid: int, field: str) -> float:
-    """Megabytes of a process: `Rss`, or `Private_Dirty`, what it shares with no other."""
+    """Megabytes of a process: `Rss`, or `Private_Dirty`, which it shares with no other process."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -52,20 +50,20 @@ def memory(pid: int, field: str) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1_024
 
 
-def held() -> float:
-    """Megabytes that this process has in use; what its allocators keep for later is not counted."""
+def memory_in_use() -> float:
+    """Megabytes that this process uses; memory that its allocators keep for later is not counted."""
     try:
         ask = ctypes.CDLL(None).mallinfo2
     except AttributeError:
         return memory(os.getpid(), "Rss")
     ask.restype = _Allocated
-    told = ask()
+    info = ask()
     # Small objects are Python's own to allocate.
-    return float(told.hblkhd + told.uordblks + sys.getallocatedblocks() * _BLOCK) / 2**20
+    return float(info.hblkhd + info.uordblks + sys.getallocatedblocks() * _BLOCK) / 2**20
 
 
 def peak(pid: int) -> float:
-    """Megabytes that a process has held at most."""
+    """The most megabytes that a process has held."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -80,8 +78,8 @@ def descriptors(pid: int | str = "self") -> int:
         return 0
 
 
-def strangers() -> set[str]:
-    """Paths in shared folders that may be ours: by their name, or by a user id that only children have."""
+def our_paths() -> set[str]:
+    """Paths in shared folders that may be ours, by their name or by a user id that only children have."""
     found = set()
     for folder in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
         with contextlib.suppress(OSError):
@@ -94,13 +92,13 @@ def strangers() -> set[str]:
 
 
 def _of_another(name: str) -> bool:
-    """Whether the name holds the id of a live process that does not descend from us, as scratch folders do."""
+    """Whether the name, as scratch folders' do, holds the id of a live process that does not descend from us."""
     owner = name.removeprefix("cojax-worker-").partition("-")[0]
     return owner.isdigit() and os.path.exists(f"/proc/{owner}") and int(owner) not in family(os.getpid())
 
 
-def marks(canary: Canary, since: float) -> list[str]:
-    """Paths in shared folders whose name, or whose contents written since then, hold a canary."""
+def canary_paths(canary: Canary, since: float) -> list[str]:
+    """Paths in shared folders that hold a canary in their name, or in contents written since `since`."""
     found: list[str] = []
     looked = 0
     for top in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
@@ -123,39 +121,39 @@ def _holds(path: str, canary: Canary, since: float) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Residue:
-    """What there is now: process ids that descend from us, open descriptors, paths, megabytes."""
+class Resources:
+    """The resources in use: ids of descendant processes, open descriptors, paths, megabytes here and in workers."""
 
     processes: frozenset[int]
     descriptors: int
-    of_workers: int
+    worker_descriptors: int
     paths: frozenset[str]
     here: float
     workers: float
 
 
-def measure(supervisors: Sequence[int] = ()) -> Residue:
-    """Everything that may be left behind; of the workers only what stands all the time, no children."""
+def measure(supervisors: Sequence[int] = ()) -> Resources:
+    """The resources in use now; of each worker only its supervisor and fork server, not the children."""
     gc.collect()
     standing = [pid for supervisor in supervisors for pid in family(supervisor)[:2]]
-    return Residue(
+    return Resources(
         frozenset(family(os.getpid())),
         descriptors(),
         sum(descriptors(pid) for pid in standing),
-        frozenset(strangers()),
-        held(),
+        frozenset(our_paths()),
+        memory_in_use(),
         sum(memory(pid, "Rss") for pid in standing),
     )
 
 
-def grown(before: Residue, after: Residue, case: str) -> list[Violation]:
-    """What there is more of, once what is ending had time to."""
+def leaked(before: Resources, after: Resources, case: str) -> list[Violation]:
+    """A violation for each resource other than memory of which there is more after than before."""
     found = []
     if left := after.processes - before.processes:
         found.append(f"{len(left)} processes stay: {', '.join(map(_named, sorted(left)[:5]))}")
     for name, one, other in (
         ("descriptors here", before.descriptors, after.descriptors),
-        ("descriptors of the workers", before.of_workers, after.of_workers),
+        ("descriptors of the workers", before.worker_descriptors, after.worker_descriptors),
     ):
         if other > one:
             found.append(f"{name}: {one} → {other}")
@@ -164,8 +162,8 @@ def grown(before: Residue, after: Residue, case: str) -> list[Violation]:
     return [Violation("leaked", case, reason) for reason in found]
 
 
-def swollen(before: Residue, after: Residue, case: str) -> list[Violation]:
-    """Memory that grew by more than a tenth."""
+def memory_growth(before: Resources, after: Resources, case: str) -> list[Violation]:
+    """Violations where memory grew by more than a tenth and the slack."""
     pairs = (("MB here", before.here, after.here), ("MB of the workers", before.workers, after.workers))
     return [
         Violation("leaked", case, f"{name}: {one:.0f} → {other:.0f}")
@@ -174,19 +172,19 @@ def swollen(before: Residue, after: Residue, case: str) -> list[Violation]:
     ]
 
 
-def settled(before: Residue, supervisors: Sequence[int] = (), seconds: float = 10.0) -> Residue:
-    """What there is once it is no more than before, or after so many seconds."""
+def wait_until_settled(before: Resources, supervisors: Sequence[int] = (), seconds: float = 10.0) -> Resources:
+    """The resources in use as soon as nothing is leaked, or after `seconds`."""
     until = time.monotonic() + seconds
     while True:
         after = measure(supervisors)
-        if not grown(before, after, "") or time.monotonic() > until:
+        if not leaked(before, after, "") or time.monotonic() > until:
             return after
         time.sleep(0.1)
 
 
 @contextlib.contextmanager
-def adopted() -> Iterator[None]:
-    """Orphans become our children, so that whatever descends from us is found; at the end, what is new has ended."""
+def ending_descendants() -> Iterator[None]:
+    """Makes orphans our children, so that every descendant is found; at the end all new ones are ended."""
     before = descendants(os.getpid())
     adopt_orphans()
     try:

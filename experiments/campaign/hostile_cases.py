@@ -1,4 +1,4 @@
-"""Cases of the hostile environment: what a child that runs untrusted code can do to its own episode and to others."""
+"""Cases of the hostile environment: a child running untrusted code attacks its own episode and others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from experiments.campaign.cases import Canary, Case, draw
 
 _MEGABYTE = 2**20
 BOUNDS = Bounds(deadline=3.0, memory=512 * _MEGABYTE, file_size=16 * _MEGABYTE, scratch=16 * _MEGABYTE)
-# What a child may say that it got.
-_HELD = {
+# The most that a child may report of each resource it took.
+_LIMITS = {
     "heap": 512, "memfd": 512, "files": 24, "sockets": 512, "namespaces": 0, "mounts": 0, "folders": 40_000,
     "forks": BOUNDS.processes,
 }  # fmt: skip
@@ -37,7 +37,7 @@ _VALUES = (
 _FAILURES: tuple[Any, ...] = (
     "ENVIRONMENT", "LOST", "LIMIT", "TIMEOUT", "WORKER_DIED", "START", "NO_SUCH", "", 5, None, {}, ["LOST"],
 )  # fmt: skip
-# Ends that are told at once, and those that are waited out.
+# Ways to end that are noticed at once, and those that last until the deadline.
 _QUICK = ("exit", "kill", "close", "hang up", "raise", "leave", "forget", "recur", "chatter")
 _SLOW = ("stop", "sleep", "spin")
 _SHAPES = (
@@ -47,7 +47,7 @@ _REWARDS = (2.0, -1.0, "1.0", True, None, [1.0], {"reward": 1.0}, 10**400)
 
 
 class Judged(Wrapped):
-    """The hostile environment with a verdict of our own: right is who is told, at the end, the word of the task."""
+    """The hostile environment with a verdict of our own: the last action must say the word of the task."""
 
     runs_policy_code = True
 
@@ -56,7 +56,7 @@ class Judged(Wrapped):
 
 
 class JudgedEpisode(WrappedEpisode):
-    """Remembers the last action and what came back: what the child claims of its reward counts for nothing."""
+    """Judges by the last action and its observation; the reward that the child claims counts for nothing."""
 
     def __init__(self, environment: Environment, task: Task) -> None:
         super().__init__(environment.start(task))
@@ -74,11 +74,11 @@ class JudgedEpisode(WrappedEpisode):
         return Evaluation(float(self.last), (Check("said", self.last),))
 
 
-class WildCases:
-    """Episodes of it, a quarter of them honest, which must not suffer from the others."""
+class HostileCases:
+    """A quarter of the cases are honest; they must not suffer from the others."""
 
     def __init__(self, canary: Canary) -> None:
-        self.worker = isolate("experiments.campaign.hostile", bounds=BOUNDS, runs_policy_code=True)
+        self.worker = isolate("experiments.campaign.hostile_environment", bounds=BOUNDS, runs_policy_code=True)
         self.environment, self.canary = Judged(self.worker), canary
 
     def supervisors(self) -> tuple[int, ...]:
@@ -93,30 +93,30 @@ class WildCases:
             word = f"{rng.getrandbits(64):x}"
             actions = [say("nothing")] * rng.randrange(3)
             return Case(id, "honest", task(word), (*actions, say(word)), "full")
-        name = rng.choice(list(_DEEDS))
-        return _DEEDS[name](self, id, rng)
+        name = rng.choice(list(_KINDS))
+        return _KINDS[name](self, id, rng)
 
-    def noted(self, id: str, rng: random.Random) -> Case:
+    def notes(self, id: str, rng: random.Random) -> Case:
         marks = {"mark": self.canary.mark, "word": self.canary.word(id)}
-        deed = rng.choice((do("note", **marks), do("note", **marks), do("plant", **marks)))
-        return _case(id, "notes", (deed,))
+        action = rng.choice((do("note", **marks), do("note", **marks), do("plant", **marks)))
+        return _case(id, "notes", (action,))
 
 
 def task(word: str = "right", **verdict: Any) -> Task:
     return Task("wild", "say the word", {"word": word, "verdict": verdict})
 
 
-def do(deed: str, **arguments: Any) -> Action:
-    return Action(calls=(Call(deed, arguments),))
+def do(name: str, **arguments: Any) -> Action:
+    return Action(calls=(Call(name, arguments),))
 
 
 def say(word: str) -> Action:
     return do("say", word=word)
 
 
-def _case(id: str, trick: str, deeds: tuple[Action, ...], of: Task | None = None) -> Case:
-    """The deeds, then a word that is wrong."""
-    return Case(id, trick, of or task(), (*deeds, say("wrong")), "less", _HELD)
+def _case(id: str, trick: str, actions: tuple[Action, ...], of: Task | None = None) -> Case:
+    """The actions, then a wrong word."""
+    return Case(id, trick, of or task(), (*actions, say("wrong")), "less", _LIMITS)
 
 
 def _lines(rng: random.Random) -> str:
@@ -133,7 +133,7 @@ def _lines(rng: random.Random) -> str:
     return json.dumps(lines)
 
 
-# Replies just below the bound on their size, and lines that are none.
+# Replies just below the bound on their size, and lines that are no replies.
 _BOMBS = (
     '{"n":NUMBER,"value":[' + "{}," * 2_600_000 + "{}]}",
     '{"n":NUMBER,"value":' + "[" * 100_000 + "]" * 100_000 + "}",
@@ -145,25 +145,25 @@ _BOMBS = (
 )
 
 
-def _forged(world: WildCases, id: str, rng: random.Random) -> Case:
+def _forged(world: HostileCases, id: str, rng: random.Random) -> Case:
     ending = rng.choice(("", "", "exit", "hang up", "close", "raise"))
     return _case(id, "forged replies", (do("forge", payload=_lines(rng), ending=ending),))
 
 
-def _ended(world: WildCases, id: str, rng: random.Random) -> Case:
+def _ended(world: HostileCases, id: str, rng: random.Random) -> Case:
     ending = rng.choice(_QUICK if rng.random() < 0.8 else _SLOW)
     return _case(id, f"step ends by {ending}", (say("nothing"),) * rng.randrange(2) + (do("end", ending=ending),))
 
 
-def _between(world: WildCases, id: str, rng: random.Random) -> Case:
-    """Ends soon after it has answered: between two steps, within one, or before the verdict."""
+def _between(world: HostileCases, id: str, rng: random.Random) -> Case:
+    """Ends soon after an answer: between two steps, within one, or before the verdict."""
     ending = rng.choice(("exit", "kill", "hang up", "close"))
     delay = rng.choice((0.0005, 0.002, 0.01, 0.03))
     waits = (do("wait", seconds=0.01),) * rng.randrange(4)
     return _case(id, f"{ending} soon", (do("end", ending=ending, delay=delay), *waits))
 
 
-def _at_verdict(world: WildCases, id: str, rng: random.Random) -> Case:
+def _at_verdict(world: HostileCases, id: str, rng: random.Random) -> Case:
     verdicts: tuple[Callable[[], Mapping[str, Any]], ...] = (
         lambda: {"end": rng.choice(_QUICK if rng.random() < 0.8 else _SLOW)},
         lambda: {"forge": _lines(rng), "end": rng.choice(("", "exit"))},
@@ -174,12 +174,12 @@ def _at_verdict(world: WildCases, id: str, rng: random.Random) -> Case:
     return _case(id, f"verdict by {', '.join(verdict)}", (), task("right", **verdict))
 
 
-def _observed(world: WildCases, id: str, rng: random.Random) -> Case:
+def _observed(world: HostileCases, id: str, rng: random.Random) -> Case:
     kind = rng.choice(_SHAPES)
     return _case(id, f"observation: {kind}", (do("observe", kind=kind),))
 
 
-def _taken(world: WildCases, id: str, rng: random.Random) -> Case:
+def _taken(world: HostileCases, id: str, rng: random.Random) -> Case:
     deed = rng.choice(
         (
             *(do("allocate", way=way) for way in ("heap", "memfd", "files", "sockets")),
@@ -189,8 +189,8 @@ def _taken(world: WildCases, id: str, rng: random.Random) -> Case:
     return _case(id, f"takes by {deed.calls[0].name} {deed.calls[0].arguments.get('way', '')}".strip(), (deed,))
 
 
-_DEEDS: Mapping[str, Callable[[WildCases, str, random.Random], Case]] = {
-    "notes": WildCases.noted,
+_KINDS: Mapping[str, Callable[[HostileCases, str, random.Random], Case]] = {
+    "notes": HostileCases.notes,
     "forged": _forged,
     "ended": _ended,
     "between": _between,

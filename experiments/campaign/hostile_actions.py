@@ -1,4 +1,4 @@
-"""What hostile code does, for real, in the process of an episode: deed → what it tells."""
+"""Hostile actions that really run in the process of an episode; each returns a report of what it achieved."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Folders looked at, and how deep; folders made, megabytes asked for, processes begun: enough to pass a bound that does
-# not hold, and no more than a machine bears.
+# The most folders looked at, and their depth; folders made, megabytes allocated, processes started: enough to exceed a
+# bound that is not enforced, and no more than a machine can stand.
 _LOOKED, _DEEP, _FOLDERS, _MEGABYTES, _FORKS = 1_500, 4, 60_000, 700, 200
 _NEWUSER, _NEWNS = 0x10000000, 0x00020000
 _ADD_KEY = {"x86_64": 248, "aarch64": 217}
-# Sockets that stay open; calls that this child was asked, `reset` among them.
+# Sockets that stay open; the number of calls to this child so far, `reset` included.
 _KEPT: list[Any] = []
 CALLS = [0]
 
 
 def _note(mark: str, word: str) -> str:
-    """Leaves the word wherever something can be written, and tells every word of the mark that is there already."""
+    """Leaves the word wherever something can be written; returns every word with the mark that is there already."""
     seen: set[str] = set()
     for folder in _folders():
         with contextlib.suppress(OSError):
@@ -36,10 +36,10 @@ def _note(mark: str, word: str) -> str:
     with contextlib.suppress(OSError), open("/proc/net/unix") as file:
         seen.update(line.split("@", 1)[1].strip() for line in file if mark in line)
     with contextlib.suppress(OSError):
-        told = socket.socket(socket.AF_UNIX)
-        told.bind("\0" + word)
-        told.listen()
-        _KEPT.append(told)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind("\0" + word)
+        listener.listen()
+        _KEPT.append(listener)
     with contextlib.suppress(OSError), open("/proc/keys") as file:
         seen.update(line for line in file if mark in line)
     _key(word)
@@ -48,7 +48,7 @@ def _note(mark: str, word: str) -> str:
 
 
 def _folders() -> list[str]:
-    """Every folder in sight, but those of the kernel."""
+    """Every folder that can be seen, except the kernel's."""
     found = []
     for top, folders, _ in os.walk("/"):
         folders[:] = [name for name in folders if top != "/" or name not in ("proc", "sys")]
@@ -61,21 +61,21 @@ def _folders() -> list[str]:
 
 
 def _key(word: str) -> None:
-    """A key of the user, which outlives the process."""
+    """Adds a key of the user to the kernel; keys outlive processes."""
     number = _ADD_KEY.get(os.uname().machine)
     if number:
         ctypes.CDLL(None).syscall(number, b"user", word.encode(), b"x", ctypes.c_size_t(1), ctypes.c_int(-4))
 
 
 def _modules(word: str) -> list[str]:
-    """Attributes of modules that every child is forked with; ours is left among them."""
+    """The attributes of modules that every child is forked with; leaves the word among them."""
     seen = [name for module in (os, json, sys) for name in vars(module)]
     setattr(os, word, True)
     return seen
 
 
 def _plant(mark: str, word: str) -> str:
-    """A module where a later episode imports from, and folders moved out of its way."""
+    """Plants a module where a later episode imports from, and moves folders that it needs."""
     for folder in [path for path in sys.path if os.path.isdir(path)]:
         with contextlib.suppress(OSError), open(os.path.join(folder, "sitecustomize.py"), "w") as file:
             file.write(f"raise SystemExit({word!r})")
@@ -86,7 +86,7 @@ def _plant(mark: str, word: str) -> str:
 
 
 def forge(payload: str, ending: str) -> str:
-    """Answers the call under way, by the wire's own rules or near them, before the serving loop can."""
+    """Answers the current call before the serving loop can, in the wire's format or nearly so."""
     number = CALLS[0]
     for line in json.loads(payload):
         text = (line if isinstance(line, str) else json.dumps(line)).replace("NUMBER", str(number))
@@ -96,13 +96,13 @@ def forge(payload: str, ending: str) -> str:
 
 
 def _write(content: bytes) -> None:
-    """All of it, whatever the socket takes at once."""
+    """Writes all of the content, however little the socket takes at once."""
     with socket.socket(fileno=os.dup(3)) as wire:
         wire.sendall(content)
 
 
 def end(ending: str, delay: float = 0.0) -> str:
-    """Ends, hangs or breaks this process; with a `delay`, in seconds, after it may have answered."""
+    """Ends, hangs or breaks this process; after `delay` seconds, when it may have answered already."""
     if delay:
         threading.Timer(delay, end, (ending,)).start()
         return "soon"
@@ -143,7 +143,7 @@ def _wait(seconds: float) -> str:
 
 
 def _chatter() -> None:
-    """Writes replies for ever, for all calls to come."""
+    """Writes replies without end, for all later calls."""
     with contextlib.suppress(OSError):
         while True:
             for number in range(1, 12):
@@ -152,7 +152,7 @@ def _chatter() -> None:
 
 
 def _allocate(way: str) -> str:
-    """Megabytes held at once, in that way."""
+    """Allocates megabytes in the given way; returns how many it held at once."""
     held: list[Any] = []
     count = 0
     with contextlib.suppress(OSError, MemoryError):
@@ -177,7 +177,7 @@ def _allocate(way: str) -> str:
 
 
 def _namespace() -> str:
-    """Whether a user namespace can be made here, and memory mounted in it."""
+    """Tries to make a user namespace and to mount memory in it."""
     libc = ctypes.CDLL(None, use_errno=True)
     made = libc.unshare(_NEWUSER | _NEWNS) == 0
     mounted = made and libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, b"") == 0
@@ -194,7 +194,7 @@ def _inodes() -> str:
 
 
 def _fork() -> str:
-    """Processes that stay, each in a session of its own, as many as there may be."""
+    """Forks as many processes as it can; they stay, each in a session of its own."""
     born = 0
     with contextlib.suppress(OSError):
         while born < _FORKS:
@@ -208,7 +208,7 @@ def _fork() -> str:
     return f"forks={born}"
 
 
-DEEDS: dict[str, Callable[..., str]] = {
+ACTIONS: dict[str, Callable[..., str]] = {
     "say": lambda word: f"said {word}",
     "wait": _wait,
     "note": _note,

@@ -1,7 +1,7 @@
-"""The children of one environment as the supervisor sees them: calls, deadlines, bounds, and whose fault a loss is.
+"""The supervisor's work with the children of one environment: relays calls, enforces bounds, attributes losses.
 
-A loss is the child's own (TIMEOUT, WORKER_DIED, LIMIT, LOST, ENVIRONMENT) where the fork server is alive to say so, and
-HOST otherwise.
+A loss is the child's own (TIMEOUT, WORKER_DIED, LIMIT, LOST, ENVIRONMENT) where a living fork server confirms it, else
+HOST.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from cojax.environment import running
 from environments.worker import wire
 from environments.worker.bounds import Bounds
 from environments.worker.forkserver import PACKET
-from environments.worker.replies import OutOfMemory, Room, Scan, examined, failure, receive, spoken
+from environments.worker.replies import OutOfMemory, Room, Scan, checked, failure, peek, receive
 from environments.worker.timer import Timer
 
-# Seconds between two words to the client that calls are under way.
+# Seconds between two reports of progress to the client.
 BEAT = 0.5
-# A reply about the whole environment, in bytes and values: thousands of tasks.
+# The bounds of a reply about the whole environment, in bytes and values: it may hold thousands of tasks.
 _SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
 # The episode that stands for the environment itself.
 _SERVICE = 0
-# Seconds between two looks at a call that is under way, and before the first.
+# Seconds between two looks at a current call, and before the first look.
 _LOOK, _FIRST_LOOK = 0.25, 0.1
 
 
 @dataclasses.dataclass
 class _Child:
-    """A child by its number: our end of its socket pair, and why it answers no more."""
+    """A child: its number, our end of its socket pair, and the reason why it is gone, "" while it is there."""
 
     number: int
     socket: socket.socket
@@ -55,8 +55,8 @@ class _Child:
             self.socket.close()
 
 
-class Ward:
-    """The children of one environment by episode, and the free slots. `over` ends it."""
+class Children:
+    """The children of one environment by episode, and the free slots. Setting `over` ends the service."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Ward:
     ) -> None:
         self.reader, self.writer, self.control, self.bounds, self.over = reader, writer, control, bounds, over
         self.children: dict[int, _Child] = {}
-        self.known: dict[int, _Child] = {}  # by number, until the fork server has buried them
+        self.known: dict[int, _Child] = {}  # by number, until the fork server has cleaned up after them
         self.free: list[int] = list(range(bounds.children))
         self.tasks: set[asyncio.Task[None]] = set()
         self.timers: dict[int, Timer] = {}  # by request
@@ -77,8 +77,8 @@ class Ward:
         self.room = Room(bounds.output)
 
     async def serve(self) -> None:
-        """Until the client or the fork server is gone, or `over` is set."""
-        works = (self._take_orders(), self._watch(), self._beat(), self.over.wait())
+        """Serves until the client or the fork server is gone, or `over` is set."""
+        works = (self._read_requests(), self._read_fork_server(), self._report_progress(), self.over.wait())
         watches = [asyncio.create_task(work) for work in works]
         await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
         left = [*watches, *self.tasks]
@@ -88,21 +88,21 @@ class Ward:
             if isinstance(ended, Exception) and not isinstance(ended, ConnectionError):
                 traceback.print_exception(ended)
 
-    async def _take_orders(self) -> None:
+    async def _read_requests(self) -> None:
         while line := await self.reader.readline():
             request = wire.decode(line)
             if request["op"] == "close":
-                self._dismiss(request["episode"])
+                self._end_episode(request["episode"])
                 continue
-            self._begin(self._answer(request))
+            self._run(self._answer(request))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _watch(self) -> None:
-        """A slot is free again, and its user id with it, once nothing of the child is left."""
+    async def _read_fork_server(self) -> None:
+        """Notes which children were forked and which are gone. A gone child's slot, with its user id, is free again."""
         loop = asyncio.get_running_loop()
         while packet := await loop.sock_recv(self.control, PACKET):
             message = wire.decode(packet)
@@ -117,11 +117,11 @@ class Ward:
             child.ended.set()
             heapq.heappush(self.free, message["slot"])
 
-    async def _beat(self) -> None:
-        """Tells the client now and then that its calls are under way, and what each has counted."""
+    async def _report_progress(self) -> None:
+        """Tells the client every `BEAT` seconds how much time each of its calls has counted."""
         while True:
             await asyncio.sleep(BEAT)
-            # A client that was stopped reads nothing.
+            # A stopped client reads nothing.
             if self.timers and self.writer.transport.get_write_buffer_size() < PACKET:
                 self.writer.write(wire.encode({"counted": {str(n): t.counted() for n, t in self.timers.items()}}))
 
@@ -137,7 +137,7 @@ class Ward:
                 reply = failure(wire.HOST, f"the supervisor failed: {type(error).__name__}: {error}")
             finally:
                 del self.timers[number]
-            # What the child sent was read here, so that it can be passed on as it is.
+            # The child's reply was checked here, so it can be passed on unchanged.
             self.writer.write(b'{"id":%d,"counted":%.3f,"reply":%b}\n' % (number, timer.total(), reply))
             await self.writer.drain()
 
@@ -156,10 +156,10 @@ class Ward:
                 await child.turn.acquire()
             try:
                 if not child.gone:
-                    self._overheard(child)
+                    self._check_silent(child)
                 if child.gone:
                     if episode == _SERVICE:
-                        # Lost by another call, while this one waited for its turn.
+                        # Another call lost the child while this one waited for its turn.
                         continue
                     return await self._lost(child, wire.LOST, child.gone, timer)
                 return await self._call(child, op, arguments, timer, held)
@@ -168,19 +168,19 @@ class Ward:
                 if child.gone:
                     child.hang_up()
 
-    def _overheard(self, child: _Child) -> None:
-        """Gives up a child that hung up or spoke since its last call."""
-        unasked = spoken(child.socket)
+    def _check_silent(self, child: _Child) -> None:
+        """Gives up a child that hung up or sent something since its last call."""
+        unasked = peek(child.socket)
         if unasked is not None:
-            # That it has ended is not taken on trust.
+            # A closed socket does not prove that the child has ended.
             self._give_up(child, "the child spoke unasked" if unasked else "the child ended between two calls")
 
     async def _child(self, episode: int, op: str) -> _Child | None:
-        """The episode's child, forked for its first call. Raises OSError where none can be."""
+        """The episode's child, forked for its first call; None if the episode is closed. Raises OSError."""
         async with self.birth:
             child = self.children.get(episode)
             if op == "reset" or (episode == _SERVICE and (child is None or child.gone)):
-                child = await self._bear(episode)
+                child = await self._fork_child(episode)
         if child is not None and not child.born.is_set():
             await self._within(child.born, "fork")
         return child
@@ -188,7 +188,7 @@ class Ward:
     async def _call(
         self, child: _Child, op: str, arguments: list[Any], timer: Timer, held: contextlib.AsyncExitStack
     ) -> bytes:
-        """One call of a child, which is trusted with nothing: not to answer, not to stop, not to answer this call."""
+        """One call of a child, which is not trusted: it may not answer, not stop, or not answer this call."""
         child.calls += 1
         deadline = timer.deadline
         service = child is self.children.get(_SERVICE)
@@ -209,10 +209,10 @@ class Ward:
         try:
             if not await self._finished(work, child, timer):
                 return await self._lost(child, wire.TIMEOUT, f"{op} took longer than {deadline:g} s", timer)
-            return examined(work.result(), child.calls)
+            return checked(work.result(), child.calls)
         except OSError:
             return await self._lost(child, wire.WORKER_DIED, f"the child died during {op}", timer)
-        except ValueError as error:  # too much, or no JSON
+        except ValueError as error:  # beyond a bound, or not JSON
             return await self._lost(
                 child, wire.LIMIT, f"the reply to {op} is no reply to this call: {error}"[:300], timer
             )
@@ -220,7 +220,7 @@ class Ward:
             return await self._lost(child, wire.LIMIT, str(error), timer)
         finally:
             work.cancel()
-            # Until it has ended, its descriptor is not to be closed, and be another's.
+            # Its descriptor must stay open until it has ended: the number could be reused for another socket.
             await asyncio.gather(work, return_exceptions=True)
 
     async def _finished(self, work: asyncio.Task[bytes], child: _Child, timer: Timer) -> bool:
@@ -230,21 +230,21 @@ class Ward:
             if wait == _FIRST_LOOK:
                 timer.follow(child.pid)
             left = timer.deadline - timer.counted()
-            # What it has sent and nobody has read yet is not late.
-            if left <= 0 and not spoken(child.socket):
+            # A reply that was sent but not yet read is not late.
+            if left <= 0 and not peek(child.socket):
                 return False
             wait = max(0.01, left) if timer.wall < timer.deadline else _LOOK
         return True
 
     async def _lost(self, child: _Child, code: str, reason: str, timer: Timer) -> bytes:
-        """The failure, once the fork server, which may have taken the child with it, has buried the child."""
+        """The failure, once the fork server has cleaned up after the child; HOST where that does not happen."""
         self._give_up(child, f"the child was given up: {reason}" if code != wire.LOST else reason)
         with timer.excused():
-            buried = await self._within(child.ended, "bury")
-        return failure(code if buried else wire.HOST, reason)
+            gone = await self._within(child.ended, "bury")
+        return failure(code if gone else wire.HOST, reason)
 
     async def _within(self, event: asyncio.Event, what: str) -> bool:
-        """Waits for what the fork server must do; where it does not within `start_deadline`, all ends here."""
+        """Waits for an action of the fork server; ends the service where it takes longer than `start_deadline`."""
         waiting = asyncio.create_task(event.wait())
         until = running() + self.bounds.start_deadline
         while running() < until:
@@ -255,11 +255,11 @@ class Ward:
         self.over.set()
         return False
 
-    async def _bear(self, episode: int) -> _Child:
-        """Has a child forked for the episode. Raises OSError where there is no room."""
+    async def _fork_child(self, episode: int) -> _Child:
+        """Has a child forked for the episode. Raises OSError where no slot is free."""
         if not self.free:
             raise OSError(f"{self.bounds.children} children are alive; raise the bound `children`")
-        self._dismiss(episode)
+        self._end_episode(episode)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         slot, number = heapq.heappop(self.free), next(self.numbers)
@@ -280,9 +280,9 @@ class Ward:
     def _give_up(self, child: _Child, reason: str) -> None:
         if not child.gone:
             child.gone = reason
-            self._begin(self._order({"kill": child.number}, []))
+            self._run(self._order({"kill": child.number}, []))
         child.hang_up()
 
-    def _dismiss(self, episode: int) -> None:
+    def _end_episode(self, episode: int) -> None:
         if child := self.children.pop(episode, None):
             self._give_up(child, "the episode is closed")

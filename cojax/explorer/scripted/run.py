@@ -1,4 +1,4 @@
-"""One exploratory run: choosing among the actions that would work now."""
+"""The scripted actor of one exploratory run: it chooses among the actions that would work now."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from cojax.environment import EnvironmentFailure, Episode, affordances
 from cojax.explorer.guidance import signature
 from cojax.types import Action, Message, Turn
 
-# A planned call takes what the last observation told, if it can, this often.
+# The probability that a planned call takes a value from the last observation, where it can.
 _USES_OBSERVED = 0.9
 
 
-class Walk:
-    """The actor of one run; single-use, like the episode it walks through.
+class ExplorationRun:
+    """The actor of one run; single-use, like its episode.
 
-    It first follows `plan` (tool names), then chooses a tool by `weight` and an action of that tool. `chase` is the
-    chance of acting on what the last observation told; half of it, on what the last action touched. Actions already
-    taken, or whose signature is in `avoided`, come only when nothing else is left, and `ending` calls likewise.
+    It first follows `plan` (tool names), then chooses a tool by `weight` and an action of that tool. With probability
+    `chase` the action has an argument from the last observation; otherwise, with half of that probability, one from
+    the last action. Three kinds of actions are taken only when nothing else is left: those already taken, those whose
+    signature is in `avoided`, and calls of `ending`. Raises EnvironmentFailure where the episode offers no action.
     """
 
     def __init__(
@@ -46,26 +47,26 @@ class Walk:
         # Names are cheap to compare, whole signatures are not.
         names = {line.partition("(")[0] for line in self.avoided}
         options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
-        # The opening words are the task's, not the answer to an action.
-        told = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
-        action = self._choose(options, told)
+        # The opening is the task's text, not the answer to an action.
+        observed = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
+        action = self._choose(options, observed)
         self.avoided.add(signature(action))
-        self.touched = values(action)
+        self.touched = argument_values(action)
         return Turn(action)
 
-    def _choose(self, options: Sequence[Action], told: Collection[str]) -> Action:
+    def _choose(self, options: Sequence[Action], observed: Collection[str]) -> Action:
         while self.plan:
             tool = self.plan.pop(0)
             if planned := [action for action in options if tool_of(action) == tool]:
-                fitting = mentioning(planned, told) if self.rng.random() < _USES_OBSERVED else []
+                fitting = mentioning(planned, observed) if self.rng.random() < _USES_OBSERVED else []
                 return self.rng.choice(fitting or planned)
-        using = mentioning(options, told) if self.rng.random() < self.chase else []
+        using = mentioning(options, observed) if self.rng.random() < self.chase else []
         if not using and self.rng.random() < self.chase / 2:
             using = mentioning(options, self.touched)
-        return self._weighted(using or options)
+        return self._draw(using or options)
 
-    def _weighted(self, options: Sequence[Action]) -> Action:
-        """A tool by its weight, then any action of it: a tool with many arguments is not the likelier for it."""
+    def _draw(self, options: Sequence[Action]) -> Action:
+        """A tool by its weight, then any action of it, so that many possible arguments make no tool more likely."""
         by_tool: dict[str, list[Action]] = {}
         for action in options:
             by_tool.setdefault(tool_of(action), []).append(action)
@@ -76,23 +77,23 @@ class Walk:
 
 
 def tool_of(action: Action) -> str:
-    """The tool of the first call; empty for an action without one."""
+    """The tool of the first call; "" for an action without calls."""
     return action.calls[0].name if action.calls else ""
 
 
-def values(action: Action) -> frozenset[str]:
+def argument_values(action: Action) -> frozenset[str]:
     """The values of the action's arguments, as text."""
     return frozenset(str(value) for call in action.calls for value in call.arguments.values())
 
 
 def words_of(text: str) -> set[str]:
-    """The words of an observation, also without the punctuation that JSON puts around them."""
+    """The words of an observation, both as they stand and without the punctuation that JSON puts around them."""
     words = text.split()
     return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 
 
 def mentioning(actions: Sequence[Action], words: Collection[str]) -> list[Action]:
-    """The actions with one of these words among the values of their arguments."""
+    """The actions that have one of these words as an argument."""
     return [
         action
         for action in actions
