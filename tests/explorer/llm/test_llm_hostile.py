@@ -15,6 +15,7 @@ from records import DESK
 
 from cojax.explorer.llm import acting
 from cojax.explorer.llm.journal import Journal
+from cojax.openai_api import calls
 from cojax.types import Task
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates
@@ -23,6 +24,7 @@ from cojax.validation.similarity import NearDuplicates
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
+    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
 
 
 def test_what_is_known_to_fail_is_not_done_again() -> None:
