@@ -65,7 +65,7 @@ class Journal:
     """Records by key, in one JSONL file; `path` None keeps them in memory. Any thread may use it.
 
     A record holds `key`, `place` (what the call was for), `model`, `sent` (the request as the endpoint took it),
-    `text`, `truncated`, `usage`, `tokens` and `requests` (its cost, lost attempts included). That of a failed call
+    `text`, `truncated`, `usage`, `tokens` and `requests` (its cost, lost attempts included). The record of a failure
     holds `kind` and `reason` of the failure, no usage, and None for its text. Of several records with one key the last
     counts. On disk each record has a checksum of itself.
     """
