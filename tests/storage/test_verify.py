@@ -118,7 +118,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "checkpoints and steps gone": ("checkpoints", lambda p: (shutil.rmtree(p), emptied(p.parent / "metrics.jsonl")),
                                    r"no checkpoint to go on from\. Restore checkpoints/"),
     "a file for a checkpoint": ("checkpoints/99", Path.touch, r"checkpoints/99 is no folder; expected one for a step"),
-    "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is no file, as those of a"),
+    "a folder for episodes": ("episodes/000099.jsonl.gz", Path.mkdir, r"000099.jsonl.gz is no file; expected one"),
 }  # fmt: skip
 
 
