@@ -78,7 +78,7 @@ def test_missing_parts_are_named() -> None:
             return {}
 
     with pytest.raises(
-        ValueError, match="a Half is no signal: it has no colour, guidance, confidence, update; one has"
+        ValueError, match="a Half is no signal: it has no colour, guidance, confidence, update; a signal has"
     ):
         check(Half())
 
@@ -89,7 +89,7 @@ def test_a_signal_of_another_kind_is_refused() -> None:
 
 
 def test_guidance_that_cannot_be_worded_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"an objective may name \{tools\} alone, found 'task'"):
+    with pytest.raises(ValueError, match=r"the only field of an objective is \{tools\}, found 'task'"):
         Guidance(("again {task}",), "", "")
     with pytest.raises(ValueError, match="rehearse is 2; expected a share"):
         Guidance(("again",), "", "", rehearse=2)
