@@ -80,10 +80,10 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
         return asked[-1]
 
     def chosen(there, beside=0):
-        monkeypatch.setattr(memory, "available", lambda: there)
+        monkeypatch.setattr(memory, "available_bytes", lambda: there)
         return fastest_that_fits(learner, state, SIZES, beside).remat
 
-    monkeypatch.setattr(rehearsal, "needed", needed)
+    monkeypatch.setattr(rehearsal, "needed_bytes", needed)
     assert chosen(0) == "layers"  # where nothing fits `rehearse` says so
     none, dots = asked
     assert none > dots
@@ -94,7 +94,7 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
 
 def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
-    monkeypatch.setattr(memory, "available", lambda: None)
+    monkeypatch.setattr(memory, "available_bytes", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
     with pytest.raises(OutOfMemory, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):

@@ -18,6 +18,8 @@ from injecting import Injecting, between_marks
 from models import model, stage, told
 from scenes import SCENES, UNSOLVED, Expected, Scene
 
+from cojax.openai_api import calls
+
 pytestmark = pytest.mark.real
 TOKENS, REQUESTS = 2_000_000, 300
 
