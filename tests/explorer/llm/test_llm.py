@@ -11,7 +11,6 @@ from evolving import OFFICE, PARENT, SIGNALS, evolve
 from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, told, turn
 from records import DESK, call
 
-from cojax.explorer.llm import chat_client
 from cojax.explorer.llm.chat_model import ChatFailure
 from cojax.explorer.llm.prompting import version
 from cojax.synthesis import Expedition
@@ -21,7 +20,7 @@ from cojax.types import Evaluation
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr(chat_client, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
 
 
 def test_signals_become_tasks_with_their_whole_lineage() -> None:

@@ -13,7 +13,7 @@ from injecting import Injecting, between_marks
 from models import MAIL, SOLUTIONS, TOUR, TWO, many, model, move, stage, told, turn
 from records import DESK
 
-from cojax.explorer.llm import acting, chat_client
+from cojax.explorer.llm import acting
 from cojax.explorer.llm.journal import Journal
 from cojax.types import Task
 from cojax.validation import Exclusions
@@ -23,7 +23,7 @@ from cojax.validation.similarity import NearDuplicates
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr(chat_client, "_FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
 
 
 def test_what_is_known_to_fail_is_not_done_again() -> None:
