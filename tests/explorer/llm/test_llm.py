@@ -1,4 +1,4 @@
-"""Stages 2 and 3 at the desk, with a model that does its work."""
+"""Stages 2 and 3 at the desk, with a model that plays its part."""
 
 import dataclasses
 import json
@@ -13,7 +13,6 @@ from records import DESK, call
 
 from cojax.explorer.llm.chat_model import ChatFailure
 from cojax.explorer.llm.prompting import version
-from cojax.openai_api import calls
 from cojax.synthesis import Expedition
 from cojax.types import Evaluation
 
@@ -21,7 +20,7 @@ from cojax.types import Evaluation
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
 
 
 def test_signals_become_tasks_with_their_whole_lineage() -> None:

@@ -1,4 +1,4 @@
-"""Stages 2 and 3 with models and environments that misbehave: each case ends in the right verdict."""
+"""Stages 2 and 3 with models and environments that do not play their part: each case ends in the right verdict."""
 
 import collections
 import dataclasses
@@ -15,7 +15,6 @@ from records import DESK
 
 from cojax.explorer.llm import acting
 from cojax.explorer.llm.journal import Journal
-from cojax.openai_api import calls
 from cojax.types import Task
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates
@@ -24,7 +23,7 @@ from cojax.validation.similarity import NearDuplicates
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-none-of-your-business")
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
 
 
 def test_what_is_known_to_fail_is_not_done_again() -> None:

@@ -18,15 +18,13 @@ from injecting import Injecting, between_marks
 from models import model, stage, told
 from scenes import SCENES, UNSOLVED, Expected, Scene
 
-from cojax.openai_api import calls
-
 pytestmark = pytest.mark.real
 TOKENS, REQUESTS = 2_000_000, 300
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr("cojax.openai_api.calls.FIRST_WAIT", 0.01)
 
 
 @pytest.fixture(scope="module", params=list(SCENES))
