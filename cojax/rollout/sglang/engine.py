@@ -1,4 +1,4 @@
-"""The engine that samples on SGLang servers: token ids in, token ids and log-probs out, weights by way of the disk.
+"""The engine that samples on SGLang servers: token ids in, token ids and log-probs out, weights through a folder.
 
 One thread runs an event loop with open HTTP connections; `generate` may be called from hundreds of others. Every reply
 names the weights that sampled it. A completion from weights that were not asked for is thrown away and sampled anew.

@@ -179,7 +179,7 @@ class ServerClient:
         try:
             return read(answer)
         except (KeyError, TypeError) as error:
-            raise ServerFailed(f"{self.url}/{path} tells no {error}; expected SGLang 0.5.23") from error
+            raise ServerFailed(f"{self.url}/{path} answered without {error}; expected SGLang 0.5.23") from error
 
     async def _get(self, path: str, seconds: float) -> Any:
         return await self.connections.call("GET", self.url, path, None, seconds, {})

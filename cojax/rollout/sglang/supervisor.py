@@ -126,10 +126,11 @@ class Supervisor:
             )
         if self.settings.routes and server.process is None and not await server.client.reports_routes():
             raise RequestRefused(
-                f"{server.name} tells no routes: start it with --enable-return-routed-experts, or unset learner.routes"
+                f"{server.name} cannot report routes: start it with --enable-return-routed-experts, or unset "
+                "learner.routes"
             )
-        current = lambda: self.target is target  # noqa: E731
-        await server.take(target, self.limits.sync, current, follow=self.settings.follow, known=known)
+        limit, follow = self.limits.sync, self.settings.follow
+        await server.take(target, limit, lambda: self.target is target, follow=follow, known=known)
 
     def _describe(self, error: Exception) -> str:
         late = f"did not take new weights within {self.limits.sync:g} s (sglang.sync_deadline)"
