@@ -10,16 +10,6 @@ from cojax.report.page import write_report
 from cojax.report.run import Run, read_run
 
 __all__ = [
-    "Ancestor",
-    "Exchange",
-    "Exchanges",
-    "Lineages",
-    "Run",
-    "Story",
-    "TaskVisit",
-    "about",
-    "lineage",
-    "read_run",
-    "write_evaluation_report",
-    "write_report",
-]
+    "Ancestor", "Exchange", "Exchanges", "Lineages", "Run", "Story", "TaskVisit", "about", "lineage", "read_run",
+    "write_evaluation_report", "write_report",
+]  # fmt: skip

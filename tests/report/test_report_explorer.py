@@ -14,7 +14,7 @@ from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episod
 
 from cojax.explorer.llm.journal import Journal
 from cojax.pool import task_record
-from cojax.report import Exchanges, lineage, read_run, texts, write_report
+from cojax.report import Exchanges, lineage, page_exchanges, read_run, write_report
 from cojax.report.page import contents
 from cojax.report.task_set import conversion, feedback, lengths, quality
 from cojax.storage.episodes import Episodes
@@ -163,7 +163,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     assert [held["texts"][text] for _, text in second["messages"]] == ["move", "moved"]
     assert second["shared"] == 2
     cut = held["texts"][first["messages"][1][1]]
-    assert cut == f"{LONG[: texts.TEXT]} … [{len(LONG) - texts.TEXT:,} characters more]"
+    assert cut == f"{LONG[: page_exchanges.TEXT]} … [{len(LONG) - page_exchanges.TEXT:,} characters more]"
     assert len(held["texts"]) == len(set(held["texts"]))
     assert [row["text"] is None for row in held["tasks"][CHILD.id]] == [False, False, True]
     assert "kind timeout · reason no reply" in held["tasks"][CHILD.id][2]["about"]
@@ -172,10 +172,10 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
 def test_the_page_has_a_bound_and_holds_what_fits_evenly(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = contents(read_run(run))["tasks"]
     assert len(stories) == 1
-    monkeypatch.setattr(texts, "CHARACTERS", 0)
+    monkeypatch.setattr(page_exchanges, "CHARACTERS", 0)
     data = contents(read_run(run))["exchanges"]
     assert data == {"texts": [], "expeditions": {}, "tasks": {}}
-    order = texts._spread(list(range(8)))  # type: ignore[arg-type]
+    order = page_exchanges._spread(list(range(8)))  # type: ignore[arg-type]
     assert order == [0, 4, 2, 6, 1, 5, 3, 7]
 
 
