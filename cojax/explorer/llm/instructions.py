@@ -53,7 +53,7 @@ def exploration_instructions(
     ending: str,
     window: int,
 ) -> Instructions:
-    """The instructions of an expedition: guided by the context, or unguided where it is None; `purpose` says its aim."""
+    """The instructions of an expedition: guided by the context, unguided where it is None; `purpose` says its aim."""
     words, untrusted = parts("explore"), 0
     if context is None:
         # Without weights no tool is popular: the explorer prefers none.

@@ -31,10 +31,11 @@ class ScriptedExplorer:
     """Explores by weighted random choice among the actions that would work now.
 
     An expedition has `runs` independent episodes. Each has at most `steps` actions, and at most two more than the
-    longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or chooses tools by
-    weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others. An unguided run
-    chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at `ExplorationRun`.
-    `ending` is the tool that ends an episode; "" where an action without calls ends the episode or the user's turn.
+    longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or
+    chooses tools by weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others.
+    An unguided run chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at
+    `ExplorationRun`. `ending` is the tool that ends an episode; "" where an action without calls ends the episode or
+    the user's turn.
 
     A guided draft has the length of its parent's solution plus one of `stretch` (in actions, without the ending), so
     tasks get shorter as well as longer. An unguided draft has 1 to `short` actions. For each draft wanted, at most
