@@ -66,12 +66,8 @@ def written(steps: Sequence[Triplet], ending: str, parameter: str | None) -> lis
 
 def holds(text: str, value: Any) -> bool:
     """Whether a text contains a value: as whole words, in any case and width; a number by its value."""
-    said = str(value).strip()
-    return 0 < len(said) <= _LONGEST_ANSWER and _Text(_folded(text)).shows(_folded(said))
-
-
-def _folded(text: str) -> str:
-    return normal_form("NFKC", text).casefold()
+    said, folded = str(value).strip(), normal_form("NFKC", text).casefold()
+    return 0 < len(said) <= _LONGEST_ANSWER and _Text(folded).shows(normal_form("NFKC", said).casefold())
 
 
 def _answers(
@@ -135,10 +131,7 @@ class _Text:
 
 
 def _mark_edges(text: str) -> str:
-    """The text with one mark at each edge of a word, another where no word is.
-
-    A marked text contains another marked one only as whole words.
-    """
+    """The text with marks at the edges of words and where no word is: it contains a marked text only as whole words."""
     return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
@@ -199,10 +192,7 @@ def _calls(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Names) -> Iterator[Any]:
-    """The written values that a call gives as an answer.
-
-    The call gives one if it calls `name`, or if it stands in the `last` step and has the argument `parameter`.
-    """
+    """The written values that a call gives as an answer: a call of `name`, or one with `parameter` in the last step."""
     func = call.func
     called = func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else ""
     ends = bool(name) and called == name

@@ -145,17 +145,17 @@ _BOMBS = (
 )
 
 
-def _forged(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _forged(cases: HostileCases, id: str, rng: random.Random) -> Case:
     ending = rng.choice(("", "", "exit", "hang up", "close", "raise"))
     return _case(id, "forged replies", (do("forge", payload=_lines(rng), ending=ending),))
 
 
-def _ended(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _ended(cases: HostileCases, id: str, rng: random.Random) -> Case:
     ending = rng.choice(_QUICK if rng.random() < 0.8 else _SLOW)
     return _case(id, f"step ends by {ending}", (say("nothing"),) * rng.randrange(2) + (do("end", ending=ending),))
 
 
-def _between(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _between(cases: HostileCases, id: str, rng: random.Random) -> Case:
     """Ends soon after an answer: between two steps, within one, or before the verdict."""
     ending = rng.choice(("exit", "kill", "hang up", "close"))
     delay = rng.choice((0.0005, 0.002, 0.01, 0.03))
@@ -163,7 +163,7 @@ def _between(world: HostileCases, id: str, rng: random.Random) -> Case:
     return _case(id, f"{ending} soon", (do("end", ending=ending, delay=delay), *waits))
 
 
-def _at_verdict(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _at_verdict(cases: HostileCases, id: str, rng: random.Random) -> Case:
     verdicts: tuple[Callable[[], Mapping[str, Any]], ...] = (
         lambda: {"end": rng.choice(_QUICK if rng.random() < 0.8 else _SLOW)},
         lambda: {"forge": _lines(rng), "end": rng.choice(("", "exit"))},
@@ -174,12 +174,12 @@ def _at_verdict(world: HostileCases, id: str, rng: random.Random) -> Case:
     return _case(id, f"verdict by {', '.join(verdict)}", (), task("right", **verdict))
 
 
-def _observed(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _observed(cases: HostileCases, id: str, rng: random.Random) -> Case:
     kind = rng.choice(_SHAPES)
     return _case(id, f"observation: {kind}", (do("observe", kind=kind),))
 
 
-def _taken(world: HostileCases, id: str, rng: random.Random) -> Case:
+def _taken(cases: HostileCases, id: str, rng: random.Random) -> Case:
     deed = rng.choice(
         (
             *(do("allocate", way=way) for way in ("heap", "memfd", "files", "sockets")),

@@ -29,7 +29,7 @@ class Instructions:
 
     The actor is shown at most `window` characters besides our own words, the tools' documentation and the newest
     exchange; the untrusted text that `first_messages` adds itself takes `untrusted` of them. It is shown at most
-    `hints` actions that would work, and refused the actions in `avoided`.
+    `hints` actions that would work. Actions in `avoided` are refused.
     """
 
     first_messages: Callable[[str, str, str], tuple[Message, Message]]
@@ -53,7 +53,7 @@ def exploration_instructions(
     ending: str,
     window: int,
 ) -> Instructions:
-    """For an expedition: guided by the context, or unguided where it is None. `purpose` is what guides it, in words."""
+    """The instructions of an expedition: guided by the context, unguided where it is None; `purpose` says its aim."""
     words, untrusted = parts("explore"), 0
     if context is None:
         # Without weights no tool is popular: the explorer prefers none.
@@ -77,7 +77,7 @@ def exploration_instructions(
 
 
 def attempt_instructions(*, steps: int, ending: str, window: int) -> Instructions:
-    """For an attempt that sees a task's query alone, as validation asks for."""
+    """The instructions of an attempt that sees a task's query alone, as validation makes it."""
     words = parts("solve")
 
     def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:

@@ -17,7 +17,7 @@ from cojax.explorer.scripted.windows import Ending, documented, draft_lengths, p
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
-# A run takes so many actions more than the longest draft has.
+# A run has at most so many actions more than the longest draft wanted.
 _BEYOND = 2
 
 
@@ -30,15 +30,16 @@ def no_neighbours(tool: str) -> tuple[str, ...]:
 class ScriptedExplorer:
     """Explores by weighted random choice among the actions that would work now.
 
-    An expedition has `runs` independent episodes of at most `steps` actions each, and of few more than a draft may
-    have. A guided run either repeats the task's own solution with steps dropped, replaced or added, or chooses tools by
-    weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others. An unguided run
-    chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at `ExplorationRun`.
-    `ending` is the tool that ends an episode; "" where an action without calls ends the episode or the user's turn.
+    An expedition has `runs` independent episodes. Each has at most `steps` actions, and at most two more than the
+    longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or
+    chooses tools by weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others.
+    An unguided run chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at
+    `ExplorationRun`. `ending` is the tool that ends an episode; "" where an action without calls ends the episode or
+    the user's turn.
 
     A guided draft has the length of its parent's solution plus one of `stretch` (in actions, without the ending), so
     tasks get shorter as well as longer. An unguided draft has 1 to `short` actions. For each draft wanted, at most
-    `tries` sequences of actions are tried. A user turn ends after each step of a draft, except the last, with the
+    `tries` sequences of actions are worded. A user turn ends after each step of a draft, except the last, with the
     probability `cut`; so drafts can have several user turns. `width` expeditions run at the same time. `guidance` says
     what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the
     episode.

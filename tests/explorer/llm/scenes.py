@@ -1,5 +1,4 @@
-"""Evolutions on real benchmarks: a trajectory with a signal, a model's actions, the outcome of each draft and
-solver."""
+"""Evolutions on real benchmarks: a trajectory with a signal, the replies of a model, and the outcome of each draft."""
 
 from __future__ import annotations
 
