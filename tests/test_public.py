@@ -37,7 +37,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "SIGNALS", "Guidance", "SignalKind", "Visit", "above", "distinguishing_tools", "focus", "tools_called",
         "tools_of",
     ),
-    "cojax.synthesis": ("EVOLUTIONS", "SELECTIONS", "EvolutionInputs", "Expedition", "select"),
+    "cojax.synthesis": ("EVOLUTIONS", "SELECTIONS", "EvolutionInputs", "Expedition"),
     "cojax.explorer": ("Exploration", "Explorer", "Metered"),
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
     "cojax.policy.config": ("ModelConfig",),

@@ -15,10 +15,9 @@ from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.guidance import signature
 from cojax.explorer.scripted.windows import documented, phrased
 from cojax.host.deadlines import PATIENCE, within
-from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict
+from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
 from cojax.validation import necessity, query, safety
 from cojax.validation.answer_check import check_answer
 from cojax.validation.attempts import Attempts

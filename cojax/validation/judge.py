@@ -6,11 +6,10 @@ import dataclasses
 
 from pydantic import BaseModel
 
-from cojax.explorer.guidance import signature
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
 from cojax.explorer.llm.fitting import shortened
 from cojax.explorer.llm.prompting import bullets, data, parts, prompt
-from cojax.types import Task, TaskDraft
+from cojax.types import Task, TaskDraft, signature
 
 
 class Judgement(BaseModel):

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment.replay import Replay
-from cojax.explorer.guidance import signature
-from cojax.types import Action, Triplet, content_hash, normalise
+from cojax.types import Action, Triplet, content_hash, normalise, signature
 from cojax.validation.code import names_and_literals, syntax_tree
 from cojax.validation.consistency import shown_text
 from cojax.validation.mention import COMMON, Mentions, fold, number_of, words

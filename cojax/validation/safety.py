@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cojax.explorer.guidance import signature
-from cojax.types import TaskDraft
+from cojax.types import TaskDraft, signature
 from cojax.validation.confusables import plain
 from cojax.validation.decodings import decodings
 from cojax.validation.safety_rules import ACTION_RULES, QUERY_RULES

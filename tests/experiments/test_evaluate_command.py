@@ -192,7 +192,7 @@ def test_an_endpoint_that_knows_the_solutions_scores_all_and_lost_episodes_are_p
     # Finished: the result comes from the folder alone.
     third = of(settings, server.url, out=tmp_path / "out", kind="endpoint")["splits"]["eval"]
     assert third == second
-    with pytest.raises(RolloutError, match="Connection error"):
+    with pytest.raises(RolloutError, match="APIConnectionError"):
         of(config(limits__engine_deadline=3.0), server.url, out=tmp_path / "elsewhere", kind="endpoint")
 
 

@@ -76,7 +76,7 @@ def test_a_learner_of_bfloat16_parameters_learns_at_the_papers_rate():
 
 def test_float32_parameters_have_no_part_in_it():
     learner = make_learner(optimizer=adamw(1e-6))
-    assert learner.whole_optimizer is learner.optimizer
+    assert learner.compensated_optimizer is learner.optimizer
     state = learner.init(PARAMS)
     assert jax.tree.structure(state.opt_state) == jax.tree.structure(learner.optimizer.init(PARAMS))
 

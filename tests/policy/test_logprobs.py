@@ -152,5 +152,5 @@ def test_refuses_an_unknown_kind_of_entropy() -> None:
 
 def test_refuses_temperature_zero() -> None:
     config, params, values = reference("qwen3")
-    with pytest.raises(ValueError, match="temperature 0"):
+    with pytest.raises(ValueError, match="temperature is 0"):
         token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0)

@@ -11,11 +11,10 @@ from pydantic import BaseModel, Field
 from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.answers import unfounded
-from cojax.explorer.guidance import signature
 from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
 from cojax.explorer.llm.prompting import bullets, data, fill, parts, prompt
 from cojax.explorer.scripted.windows import Ending
-from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise
+from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
 
 # Characters of the headings of an action and its result.
 _HEADINGS = 24

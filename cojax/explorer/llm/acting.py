@@ -11,14 +11,13 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from cojax.environment import Episode
-from cojax.explorer.guidance import signature
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
 from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
 from cojax.explorer.llm.instructions import Instructions
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.host.deadlines import PATIENCE as _PATIENCE
 from cojax.host.deadlines import within
-from cojax.types import Action, Call, Message, Turn
+from cojax.types import Action, Call, Message, Turn, signature
 
 # How often in one turn a model may insist on an action that is known to fail.
 _INSISTS = 2

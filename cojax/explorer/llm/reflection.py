@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from cojax.explorer.guidance import signature
 from cojax.explorer.llm.fitting import fit_pairs, shortened
 from cojax.explorer.llm.prompting import data, fill, parts, prompt
-from cojax.types import ExplorationContext, Message, Signal, Trajectory
+from cojax.types import ExplorationContext, Message, Signal, Trajectory, signature
 
 # The most characters of a line that is taken from a reflection, and the most lines of one of its lists.
 _LINE, _LINES = 600, 8

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from cojax.environment import EnvironmentFailure, Episode, affordances
-from cojax.explorer.guidance import signature
-from cojax.types import Action, Message, Turn
+from cojax.types import Action, Message, Turn, signature
 
 # The probability that a planned call takes a value from the last observation, where it can.
 _USES_OBSERVED = 0.9
