@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -24,10 +24,8 @@ from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
 from experiments.careless import CarelessExplorer
+from experiments.parts import Parts
 from experiments.settings import JUDGES, attempts, choose, settings
-
-if TYPE_CHECKING:
-    from experiments.assemble import Parts
 
 # Expeditions of a model that go at once where explorer.width does not say: what it is, decides which tasks result, so
 # that no setting which a run may change on its way has a part in it.

@@ -26,7 +26,7 @@ from cojax.storage.files import explain, sync_folder, write_json
 from experiments import trained
 
 
-def export(policy: trained.Trained, folder: Path) -> None:
+def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     """Writes the policy, its parameters as `model.param_dtype`; the folder appears whole or not at all.
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.

@@ -31,7 +31,8 @@ from cojax.rollout.export import load_params
 from cojax.rollout.sglang.sleep import NOTES
 from cojax.storage.files import write_json
 from cojax.types import Group, Message
-from experiments import assemble, policies, scores
+from experiments import assemble, checks, policies, scores
+from experiments.parts import Parts
 
 _SENT = 3  # versions of the weights on disk while a server takes a new one
 _LOGS = 200 * 2**20  # bytes
@@ -95,11 +96,12 @@ def _carry(source: Path, target: Path) -> None:
         write_json(target / NOTES, json.loads((source / NOTES).read_text()))
 
 
-def _parts(state: dict[str, Any]) -> assemble.Parts:
+def _parts(state: dict[str, Any]) -> Parts:
     return state["parts"]
 
 
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
+    checks.check_run(config)
     made = state["parts"] = assemble.parts(config)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     policy = f"preset {config.policy}, " if config.policy else ""

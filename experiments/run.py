@@ -48,16 +48,19 @@ from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
 from experiments import assemble, kept, preflight
-from experiments.checks import check
-from experiments.entries import described
+from experiments.checks import check_run
+from experiments.compatibility import in_todays_keys
+from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
+from experiments.parts import Parts
 from experiments.process import keep_compiled, log_to
 from experiments.scores import HeldOut, held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
 
 _LOG = logging.getLogger("cojax")
+flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 # What a reader of the figures must know of the tools' documentation.
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
@@ -94,10 +97,11 @@ class Stop:
 
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
-    check(config)
+    check_run(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
+    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
     verified = directory.claim(
         plain, {**facts(), "code": described(config)}, accept_changed_code=config.accept_changed_code
@@ -154,7 +158,7 @@ def run(config: ConfigDict) -> int:
 
 
 def _zero_shot(
-    config: ConfigDict, made: assemble.Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
+    config: ConfigDict, made: Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
 ) -> float:
     """Held-out success before training, measured once a run."""
     path = directory.folder / "zero_shot.json"
@@ -289,5 +293,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
     app.run(main, flags_parser=parse)

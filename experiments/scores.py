@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
@@ -15,10 +14,8 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.collect import collect
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
+from experiments.parts import Parts
 from experiments.reflexion import Trial, retried
-
-if TYPE_CHECKING:
-    from experiments.assemble import Parts
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:

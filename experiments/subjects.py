@@ -29,7 +29,7 @@ class Subject:
 
     name: str
     identity: Mapping[str, Any]
-    policy: trained.Trained | None = None
+    policy: trained.TrainedPolicy | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -30,13 +30,15 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import write_json
+from experiments import base
+from experiments.compatibility import in_todays_keys
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _PIECE = 2**24  # bytes of a file that are read at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
+class TrainedPolicy:
     """A policy; `step` is 0 for one that no run of ours made, `content` names what it holds. Parameters are stored as
     `model.param_dtype`, but matrices that adapters were summed into as `model.dtype`."""
 
@@ -63,10 +65,10 @@ def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str,
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
-    """The settings of a run. Raises CheckpointError where there is none."""
+    """The settings of a run, with today's keys. Raises CheckpointError where there is none."""
     path = workdir / "config.json"
     try:
-        settings = json.loads(path.read_text())["config"]
+        settings = in_todays_keys(json.loads(path.read_text())["config"], base.get_config().to_dict())
         if not isinstance(settings["model"], dict) or not isinstance(settings["learner"]["lora"], dict):
             raise TypeError("model and learner.lora must be sections")
         return settings
@@ -75,11 +77,11 @@ def settings_of(workdir: Path) -> dict[str, Any]:
             f"{workdir} is no run directory ({path.name}: {error.strerror}); expected the workdir of "
             "python -m experiments.run, such as runs/desk"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds no settings of a run: {type(error).__name__}: {error}") from error
 
 
-def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Trained:
+def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
     """The policy of a checkpoint of a run: `step`, or the newest sound one. Adapters are summed into their base, which
     is read from the folder `base` where it is no longer where the run found it.
 
@@ -94,22 +96,22 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
         _check(part.arrays, wanted, workdir)
         stored = str(next(iter(_leaves(part.arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=stored)
-        return Trained(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
+        return TrainedPolicy(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
     lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
     fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
     _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
     frozen = computed(model, _base(workdir, config, model, base))
     merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
-    return Trained(model, tokenizer, merged, part.step, part.content)
+    return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
 
 
-def of_folder(folder: Path, model: ModelConfig) -> Trained:
+def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
-    return Trained(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+    return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
 
 
-def cast(policy: Trained, dtype: str) -> Trained:
+def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
     """The same policy with all its parameters stored as `dtype`."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
     return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)

@@ -14,7 +14,7 @@ from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, assemble, bfcl, desk, explorers
 from experiments.careless import CarelessExplorer
-from experiments.checks import check
+from experiments.checks import check, check_run
 from experiments.settings import spelled_out
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +75,7 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
 ) -> None:
     apply(config, change)
     with pytest.raises(ValueError, match=re.escape(message)):
+        check_run(config)
         assemble.parts(config)
 
 
