@@ -36,7 +36,7 @@ def is_open(name: str) -> bool:
 
 
 def unknown(name: str) -> str:
-    """The error for a setting that there is not: first suggests those of the same last name, then those spelled alike."""
+    """The error for an unknown setting. Suggests those with the same last name first, then those spelled alike."""
     known = [*RANGES, *OPEN]
     last = name.rpartition(".")[2]
     near = [one for one in known if one.rpartition(".")[2] == last]

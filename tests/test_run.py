@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from desk_runs import Runs, flags
+from desk_runs import SMALL, Runs, flags
 
 ROOT = Path(__file__).parents[1]
 

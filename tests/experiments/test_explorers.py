@@ -74,9 +74,13 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
     config: ConfigDict, change: dict, message: str
 ) -> None:
     apply(config, change)
-    with pytest.raises(ValueError, match=re.escape(message)):
+
+    def begin() -> None:
         check_run(config)
         assemble.parts(config)
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        begin()
 
 
 @pytest.mark.parametrize(
