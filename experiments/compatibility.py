@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments.base import RENAMED, at, put
+from experiments.base import RENAMED, at, get_config, put
 
 _LOG = logging.getLogger("cojax")
 
@@ -25,6 +25,11 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
             value, place = above.pop(last), _section(settings, new.rpartition(".")[0])
             place.setdefault(new.rpartition(".")[2], value)
     return _filled(settings, json.loads(json.dumps(defaults)))
+
+
+def todays_defaults() -> dict[str, Any]:
+    """The default of every setting, in sections."""
+    return without_old_names(get_config()).to_dict()
 
 
 def flag_in_todays_name(argument: str) -> str:

@@ -25,6 +25,7 @@ from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import EVOLUTIONS
 from experiments import base
 from experiments.base import OPEN, PAPER, at, put
+from experiments.compatibility import without_old_names
 from experiments.engines import ENGINES
 from experiments.explorers import EXPLORERS
 from experiments.ranges import is_open, leaves
@@ -209,7 +210,7 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
 
 def defaults(config: ConfigDict) -> dict[str, Any]:
     """Today's default of every setting, and of the settings of entries that the configuration overrides."""
-    whole = base.get_config()
+    whole = without_old_names(base.get_config())
     with whole.unlocked(), whole.ignore_type():
         for name, _ in leaves(config.to_dict()):
             if is_free_form(name) and name not in CHOICES:

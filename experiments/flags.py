@@ -143,9 +143,11 @@ def _in_file(error: BaseException, argv: Sequence[str]) -> str:
             return f"{path}:{one.lineno}: {one.msg}"
         lines = [frame.lineno for frame in traceback.extract_tb(one.__traceback__) if _same(frame.filename, path)]
         if lines:
-            told = str(one.args[0]) if one.args else str(one)
+            inner: object = one
+            while isinstance(inner, BaseException) and inner.args:
+                inner = inner.args[0]
             unknown_key = " is not a setting." if isinstance(one, (AttributeError, KeyError)) else ""
-            name, *hint = told.splitlines() or [""]
+            name, *hint = str(inner).splitlines() or [""]
             return " ".join(f"{path}:{lines[-1]}: {name}{unknown_key} {' '.join(hint)}".split())
         one = one.__context__
     return ""
@@ -164,8 +166,8 @@ def _plainly(message: str) -> str:
         return f"{setting[1]} is {setting[2]!r}; expected {expected(RANGES[setting[1]])}"
     if strange := re.match(r"Unknown command line flag '([\w.]+)'", message):
         near = difflib.get_close_matches(strange[1], RANGES, n=1)
-        message += f". Did you mean --config.{near[0]}" if near and "Did you mean" not in message else ""
-    return f"{' '.join(message.split())}. --help lists the flags"
+        message += f". Did you mean --config.{near[0]}?" if near and "Did you mean" not in message else ""
+    return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 
 def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:

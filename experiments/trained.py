@@ -1,6 +1,6 @@
-"""A policy that was trained, or is to be evaluated: its shape, tokenizer and parameters, read back from disk.
+"""Reads a policy from disk: the shape, tokenizer and parameters of a checkpoint or of a model folder.
 
-A run keeps beside its checkpoints what these do not hold:
+Beside its checkpoints, a run keeps what they do not hold:
 
     WORKDIR/tokenizer/     tokenizer and chat template
     WORKDIR/model.json     the decoder's shape, the dtype it computes in, and a name for the base of adapters
@@ -30,8 +30,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import write_json
-from experiments import base
-from experiments.compatibility import in_todays_keys
+from experiments.compatibility import in_todays_keys, todays_defaults
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _PIECE = 2**24  # bytes of a file that are read at a time
@@ -39,8 +38,10 @@ _PIECE = 2**24  # bytes of a file that are read at a time
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedPolicy:
-    """A policy; `step` is 0 for one that no run of ours made, `content` names what it holds. Parameters are stored as
-    `model.param_dtype`, but matrices that adapters were summed into as `model.dtype`."""
+    """A policy read from disk; `step` is 0 for one that no run of ours made, `content` is a checksum.
+
+    Parameters are stored as `model.param_dtype`, except matrices that adapters were summed into, as `model.dtype`.
+    """
 
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
@@ -54,7 +55,7 @@ class TrainedPolicy:
 
 
 def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
-    """Writes what a run's checkpoints need to be read without it; a run that has `begun` keeps what is there."""
+    """Writes what is needed, besides a checkpoint, to read the policy. A run that has `begun` keeps its files."""
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
@@ -68,7 +69,7 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError where there is none."""
     path = workdir / "config.json"
     try:
-        settings = in_todays_keys(json.loads(path.read_text())["config"], base.get_config().to_dict())
+        settings = in_todays_keys(json.loads(path.read_text())["config"], todays_defaults())
         if not isinstance(settings["model"], dict) or not isinstance(settings["learner"]["lora"], dict):
             raise TypeError("model and learner.lora must be sections")
         return settings
@@ -82,10 +83,10 @@ def settings_of(workdir: Path) -> dict[str, Any]:
 
 
 def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
-    """The policy of a checkpoint of a run: `step`, or the newest sound one. Adapters are summed into their base, which
-    is read from the folder `base` where it is no longer where the run found it.
+    """The policy of a checkpoint of a run: of `step`, or of the newest sound one.
 
-    Reads only. Raises CheckpointError for what is not there, damaged or does not fit.
+    Adapters are summed into their base; the folder `base` stands in for the run's, where that has moved. Changes no
+    file. Raises CheckpointError for files that are missing, damaged or do not fit.
     """
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
@@ -136,7 +137,7 @@ def shape_of(
             return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the shape of the policy of {workdir} cannot be told: {error}") from error
+        raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
 
 
 def kept_shape(workdir: Path) -> ModelConfig:
@@ -166,7 +167,7 @@ def content_of(folder: Path) -> str:
 
 
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
-    """What the adapters of a run were added to, proved to be that where the run says how to tell."""
+    """The base that the adapters of a run were trained beside, verified where the run kept a fingerprint."""
     started = config["model"]["path"]
     folder = _moved(workdir, started, base) if started or base else workdir / _BASE
     if not folder.is_dir():
@@ -189,7 +190,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
 
 
 def _moved(workdir: Path, started: str, base: str | Path) -> Path:
-    """The model folder that a run began from, at `base` where that is given. Raises CheckpointError for none."""
+    """The model folder that a run began from, or `base` where given. Raises CheckpointError where it is missing."""
     folder = Path(base or started)
     if not folder.is_dir():
         raise CheckpointError(
@@ -220,7 +221,7 @@ def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) ->
 
 
 def _host() -> jax.Device:
-    """The CPU, where that is a device: masters of a policy that was trained on many need not fit on one."""
+    """The CPU, where it is a device: float32 parameters that were trained on many devices may not fit on one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -35,7 +35,7 @@ def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
     defaults = entries.defaults(desk.get_config())
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}
     assert defaults["environment"] == {"name": "", "isolated": False}
-    assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 10.0}
+    assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 5.0}
 
 
 def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
