@@ -137,8 +137,8 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
     ]
     name = next(name for name in names if here[name] != there[name])
     raise ValueError(
-        f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its config.json, "
-        f"{here[name]!r} here. Add {' '.join(flags)}"
+        f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its "
+        f"config.json, {here[name]!r} here. Add {' '.join(flags)}"
     )
 
 
