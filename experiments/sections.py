@@ -78,8 +78,8 @@ def warm_start() -> Section:
         "target": Leaf(1.0, AtLeast0, "success on the development split at which it stops"),
         "check_tasks": Leaf(200, Count, "development tasks scored"),
         "demonstrations": Leaf(8000, Count, "that are learned from"),
-        "noise_low": Leaf(0.10, Share, "of wrong actions in the demonstrator's episodes, at least"),
-        "noise_high": Leaf(0.85, Share, "of wrong actions in the demonstrator's episodes, at most"),
+        "noise_low": Leaf(0.10, Share, "of wrong actions of the demonstrator at the most popular skill"),
+        "noise_high": Leaf(0.85, Share, "of wrong actions of the demonstrator at the least popular skill"),
         "learning_rate": Leaf(3e-3, AtLeast0, "falls linearly to a twentieth"),
     }  # fmt: skip
 
