@@ -74,7 +74,11 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path
     longer = preset("steps=2")
     assert longer.returncode == 0, longer.stdout + longer.stderr
     assert "resumed at step 1" in longer.stdout
-    other = preset("steps=3", "model.tools=brief")
+    alone = runs.continued(workdir, "steps=3")
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert "resumed at step 2" in alone.stdout
+    assert json.loads((workdir / "config.json").read_text())["config"] == {**stored, "steps": 3}
+    other = preset("steps=4", "model.tools=brief")
     assert other.returncode == 1
     assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout
 
