@@ -1,8 +1,7 @@
-"""Configuration → objects. Nothing below this file sees a ConfigDict."""
+"""Configuration → objects. No ConfigDict goes into cojax or environments."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,57 +24,38 @@ from cojax.loop import Loop
 from cojax.loop.groups import Played
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
-from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.registry import find
 from cojax.rollout.chat import SHOWN, Chat
 from cojax.rollout.collect import Limits
-from cojax.rollout.engine import Engine
-from cojax.signals import SignalKind
 from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates
 from experiments import explorers, policies
-from experiments.checks import check
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals
+from experiments.parts import Parts
 from experiments.quality import quality
 from experiments.scores import dev_score, sampling
 from experiments.settings import settings
 
 _LOG = logging.getLogger(__name__)
-# More tasks than any split has that has an end.
+# More tasks than any finite split has.
 _ALL = 100_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-    """The objects of one run that need no parameters yet."""
-
-    environment: Environment
-    chat: Chat
-    model: ModelConfig
-    mesh: Mesh | None
-    engine: Engine
-    limits: Limits
-    evaluation: tuple[Task, ...]
-    development: tuple[Task, ...]
-    challenge: tuple[Task, ...]
-    signals: Mapping[str, SignalKind]
-
-
 def parts(config: ConfigDict) -> Parts:
-    """Environment, tokenizer, model shape and engine. Raises ValueError or OSError with the fix."""
-    check(config)
-    explorers.check(config, {config.explorer.name, initial_explorer(config)})
+    """Environment, tokenizer, model shape and engine, of a configuration that was checked (experiments/checks.py).
+
+    Raises ValueError or OSError with the fix.
+    """
     environment = entry(config, "environment.name").bound()()
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, SHOWN[config.model.tools])
     mesh = mesh_of(config)
-    _check_rows(config, mesh)
     shape_read(config.learner.routes, model, config.learner.loss, learned_by(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
@@ -100,8 +80,8 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
 
 
-def _check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
-    """Raises ValueError for rows that the mesh cannot split evenly: before anything is trained for it."""
+def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
+    """Raises ValueError for rows that the mesh cannot split evenly."""
     shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     if config.learner.micro_rows % shards:
         raise ValueError(
@@ -111,7 +91,7 @@ def _check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
 
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
-    """The learner of a policy that begins at `params`; where `learner.remat` is "auto", `fitted` decides it."""
+    """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
     return Learner(
@@ -131,8 +111,10 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
 
 
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
-    """The learner that keeps as much for its backward pass as fits beside an engine's copy of the weights, where
-    `learner.remat` is "auto"; else the same one."""
+    """The same learner; where `learner.remat` is "auto", one that recomputes as little in its backward pass as fits.
+
+    An engine's copy of the weights must fit beside it.
+    """
     if config.learner.remat != AUTO:
         return made
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(made.reference if made.lora else state.params))
@@ -142,7 +124,7 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
 
 
 def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> Params:
-    """π_θ before the first step; `found` gives D_0, from whose solutions it may learn."""
+    """π_θ before the first step. `found` finds D_0, from whose solutions the policy may learn."""
 
     def score(step: int) -> float:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
@@ -160,7 +142,7 @@ def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
-    """D_0 by unguided exploration; the same for the same settings and, where there is a model, the same replies."""
+    """D_0 by unguided exploration. Deterministic: the same settings, and replies of a model, give the same tasks."""
     explores = explorer(config, made, initial_explorer(config))
     try:
         return initial_tasks(
@@ -174,7 +156,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
             near_duplicates=NearDuplicates(config.validation.pool_similarity),
         )
     except ValueError:
-        # The same command tries again what failed: it may have been the endpoint's bad hour.
+        # The same command asks again for the replies that failed: the endpoint may work by then.
         if isinstance(explores, LLMExplorer):
             explores.chat_model.reopen()
         raise
@@ -186,17 +168,18 @@ def initial_explorer(config: ConfigDict) -> str:
 
 
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
-    """The explorer of that name, config.explorer.name where it is empty, with the run's journal or another one."""
+    """The explorer of that name, or else of config.explorer.name; `journal` stands in for the run's."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
     return make(config, made, journal or explorers.journal(config))
 
 
 def validation(config: ConfigDict, made: Parts, explores: Explorer) -> Validation:
-    """What the drafts of this explorer go through."""
+    """What examines the drafts of this explorer."""
     return explorers.validation(config, made, explores, reserved(config, made))
 
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
+    """How often each tool is used by the environment's own account; None where it gives none."""
     return environment.popularity() if isinstance(environment, Charted) else None
 
 
@@ -253,10 +236,11 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
-    """Tasks that must never be trained on: those that the run evaluates and, where splits have an end, all others of
-    their splits and of those that the environment keeps for evaluations, so that the pool suits any of them.
+    """Tasks that must never be trained on.
 
-    Of splits that are generated without end, the desk's, only what the run evaluates.
+    These are all tasks of the splits that the run evaluates, and of those that the environment keeps for evaluations,
+    so that the policy may be evaluated on any of them. Of splits that are generated without end, the desk's, they are
+    only the tasks that the run evaluates.
     """
     loaded = (*made.evaluation, *made.development, *made.challenge)
     splits: tuple[str, ...] = environments.reserved(config.environment.name)

@@ -1,4 +1,4 @@
-"""What a configuration may not say: found before anything of it is built."""
+"""Checks a whole configuration, once, before anything of it is built."""
 
 from __future__ import annotations
 
@@ -13,73 +13,41 @@ from ml_collections import ConfigDict
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from cojax.rollout.chat import SHOWN
-from cojax.synthesis import SELECTIONS
-from experiments import entries
+from experiments import assemble, entries, explorers
 from experiments.ranges import check_ranges
-from experiments.settings import JUDGES, attempts, choose
+from experiments.settings import attempts
 
 _LAST_PORT = 65_535
-# Who attempts a draft on its query alone.
-_ATTEMPTERS = ("explorer", "policy")
-# Explorers that have a mind.
-_MINDS = {"llm", "policy"}
-# What entries that take numbers alone are tried with: scores of visits, and learned tokens of trajectories.
+# Explorers that are models.
+_MODELS = {"llm", "policy"}
+# Entries that take numbers alone are tried on these: scores of visits, and learned tokens of trajectories.
 _SCORES = ((), (0.0,), (1.0, 0.5))
 _LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
-# Settings that are addresses of servers.
+# Settings that hold addresses of servers.
 _ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router")
 
 
+def check_run(config: ConfigDict) -> None:
+    """Raises ValueError for a configuration that no run can have. Finds the devices, and builds nothing."""
+    check(config)
+    explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
+    assemble.check_rows(config, assemble.mesh_of(config))
+
+
 def check(config: ConfigDict) -> None:
-    """Settings that only make sense together or within bounds. Raises ValueError."""
+    """Raises ValueError for settings out of their ranges, and for settings that exclude each other."""
     check_ranges(config)
-    for _ in entries.chosen(config):
-        pass
-    entries.learned_by(config)
-    entries.made_signals(config)
-    _try_entries(config)
-    choose(SELECTIONS, config.synthesis.select, "synthesis.select")
-    choose(SHOWN, config.model.tools, "model.tools")
-    choose(EMBEDDINGS, config.quality.embedding, "quality.embedding")(
-        config.quality.base_url, config.quality.model, None
-    )
-    _check_servers(config.sglang)
-    for name in _ADDRESSES:
-        section, _, leaf = name.partition(".")
-        if any("@" in address or "?" in address for address in str(config[section][leaf]).split(",")):
-            # Whether it is used or not: the configuration is written down, shown and sent on.
-            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
+    _check_entries(config)
+    EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
+    _check_servers(config)
+    _check_addresses(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
-    if config.staleness and config.sglang.release_memory:
-        raise ValueError(
-            "sglang.release_memory gives memory back while the learner works, when with staleness=1 servers sample; "
-            "set one of the two back"
-        )
-    if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
-        raise ValueError(
-            f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
-            "episodes: an advantage is relative to the others of a group"
-        )
+    _check_groups(config)
     _check_dynamic_sampling(config)
     _check_episodes(config)
-    if config.learner.row_length < config.engine.max_length:
-        raise ValueError(
-            f"learner.row_length is {config.learner.row_length}, engine.max_length {config.engine.max_length}; "
-            "a row must hold the longest episode, so make row_length at least max_length"
-        )
-    _check_units(config)
-    if config.warm_start.noise_low > config.warm_start.noise_high:
-        raise ValueError(
-            f"warm_start.noise_low is {config.warm_start.noise_low}, above noise_high, {config.warm_start.noise_high}; "
-            "expected shares of wrong actions from the lowest to the highest"
-        )
-    if config.warm_start.steps and config.warm_start.demonstrations < config.warm_start.batch_size:
-        raise ValueError(
-            f"warm_start.demonstrations is {config.warm_start.demonstrations}; expected at least a batch of "
-            f"{config.warm_start.batch_size}"
-        )
+    _check_rows_hold(config)
+    _check_warm_start(config)
     if config.evaluation.reflect and config.evaluation.trials == 1:
         raise ValueError(
             "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
@@ -94,8 +62,47 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def _check_entries(config: ConfigDict) -> None:
+    """Raises ValueError for an entry that there is not, that cannot be set so, or that fails when it is tried."""
+    for _ in entries.chosen(config):
+        pass
+    entries.learned_by(config)
+    entries.made_signals(config)
+    _try_entries(config)
+
+
+def _check_addresses(config: ConfigDict) -> None:
+    """Raises ValueError for an address that holds a key, used or not: the configuration is stored, shown and sent."""
+    for name in _ADDRESSES:
+        if any("@" in address or "?" in address for address in str(entries.at(config, name)).split(",")):
+            raise ValueError(f"{name} holds credentials or a query; leave them out: keys come from the environment")
+
+
+def _check_groups(config: ConfigDict) -> None:
+    """Raises ValueError where an update would wait for fewer than two episodes of a group."""
+    if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
+        raise ValueError(
+            f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
+            "episodes: an advantage is relative to the others of a group"
+        )
+
+
+def _check_warm_start(config: ConfigDict) -> None:
+    """Raises ValueError for noise without a range, and for fewer demonstrations than a batch."""
+    section = config.warm_start
+    if section.noise_low > section.noise_high:
+        raise ValueError(
+            f"warm_start.noise_low is {section.noise_low}, above noise_high, {section.noise_high}; expected shares of "
+            "wrong actions from the lowest to the highest"
+        )
+    if section.steps and section.demonstrations < section.batch_size:
+        raise ValueError(
+            f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"
+        )
+
+
 def _try_entries(config: ConfigDict) -> None:
-    """That a curriculum and a weighting from outside, which take numbers alone, do with some. Raises ValueError."""
+    """Tries the curriculum and the weighting, which take numbers alone, on some. Raises ValueError if one fails."""
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
         "curriculum": lambda wants: [curriculum.weighed(wants, scores) for scores in _SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
@@ -105,13 +112,18 @@ def _try_entries(config: ConfigDict) -> None:
         try:
             attempt(one.bound())
         except Exception as error:  # whatever a function does when it is called
-            told = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {told}") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ValueError(f"{one.kind} {one.name!r} was tried and failed: {reason}") from error
 
 
-def _check_units(config: ConfigDict) -> None:
-    """That whatever a loss compares fits a micro-batch, however long it is. Raises ValueError."""
+def _check_rows_hold(config: ConfigDict) -> None:
+    """Raises ValueError where a row cannot hold the longest episode, or a micro-batch what the loss compares."""
     loss, section = entries.learned_by(config).loss, config.learner
+    if section.row_length < config.engine.max_length:
+        raise ValueError(
+            f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
+            "hold the longest episode, so make row_length at least max_length"
+        )
     size = 2 if loss.pairs else config.group_size if loss.together else 1
     if section.micro_rows * (section.row_length // config.engine.max_length) < size:
         raise ValueError(
@@ -122,7 +134,7 @@ def _check_units(config: ConfigDict) -> None:
 
 
 def _check_dynamic_sampling(config: ConfigDict) -> None:
-    """That going on until enough groups are live makes sense. Raises ValueError."""
+    """Raises ValueError where sampling until enough groups are live cannot work."""
     if not (cap := config.dynamic_sampling):
         return
     if cap < config.batch_size:
@@ -144,7 +156,7 @@ def _check_dynamic_sampling(config: ConfigDict) -> None:
 
 
 def _check_episodes(config: ConfigDict) -> None:
-    """That the episodes of a run can be counted, and are some. Raises ValueError."""
+    """Raises ValueError where the episodes of a run cannot be counted, or are too few for a group."""
     if config.episodes and (config.staleness or config.episodes < config.group_size):
         raise ValueError(
             f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
@@ -152,12 +164,18 @@ def _check_episodes(config: ConfigDict) -> None:
         )
 
 
-def _check_servers(section: ConfigDict) -> None:
-    """What servers are launched with. Raises ValueError."""
+def _check_servers(config: ConfigDict) -> None:
+    """Raises ValueError for servers that cannot be launched, or cannot do what the loop needs."""
+    section = config.sglang
+    if config.staleness and section.release_memory:
+        raise ValueError(
+            "sglang.release_memory gives memory back while the learner works, when with staleness=1 servers sample; "
+            "set one of the two back"
+        )
     if section.port > (last := _LAST_PORT - section.servers + 1):
         raise ValueError(
-            f"sglang.port is {section.port}; {section.servers} servers take as many ports from it on, so it may be at "
-            f"most {last}"
+            f"sglang.port is {section.port}; {section.servers} servers take as many ports from there on, so it may be "
+            f"at most {last}"
         )
     try:
         shlex.split(section.flags)
@@ -166,18 +184,16 @@ def _check_servers(section: ConfigDict) -> None:
 
 
 def _check_validation(config: ConfigDict) -> None:
-    """That whatever a draft is to go through can happen. Raises ValueError."""
+    """Raises ValueError for checks of drafts that none of the run's drafts can go through."""
     section = config.validation
-    choose(JUDGES, section.judge, "validation.judge")
-    choose(dict.fromkeys(_ATTEMPTERS), section.attempter, "validation.attempter")
     asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
     asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if asked and not any(map(_has_mind, (config.explorer.name, config.initial_explorer or config.explorer.name))):
+    if asked and not any(map(_words_by_model, (config.explorer.name, assemble.initial_explorer(config)))):
         raise ValueError(
-            f"{asked[0]}, but that is for queries that a mind words, and both D_0 and what follows are of the explorer "
-            f"{config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
-            f"{', '.join(sorted(_MINDS))}, or take it back"
+            f"{asked[0]}, but that is for queries that a model words, and both D_0 and what follows are of the "
+            f"explorer {config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
+            f"{', '.join(sorted(_MODELS))}, or take it back"
         )
     if section.attempter != "explorer" and not attempts(config):
         raise ValueError(
@@ -186,14 +202,14 @@ def _check_validation(config: ConfigDict) -> None:
         )
 
 
-def _has_mind(explorer: str) -> bool:
-    """Whether an explorer words tasks by a model; of one from outside it is not known."""
-    return explorer in _MINDS or ":" in explorer
+def _words_by_model(explorer: str) -> bool:
+    """Whether a model words an explorer's tasks; one from outside may have one."""
+    return explorer in _MODELS or ":" in explorer
 
 
 def _check_explorers(config: ConfigDict) -> None:
-    """That explorers can find anything. Raises ValueError."""
-    section, first = config.explorer, config.initial_explorer or config.explorer.name
+    """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
+    section, first = config.explorer, assemble.initial_explorer(config)
     if section.separator and not section.separator.strip():
         raise ValueError(
             f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "
@@ -201,7 +217,7 @@ def _check_explorers(config: ConfigDict) -> None:
         )
     if not section.stretch:
         raise ValueError("explorer.stretch is (); expected how many actions a draft may have more than its parent")
-    # What ends an episode by a call comes after the steps of an exploration.
+    # A call that ends the episode comes after the steps of an exploration.
     if section.shortest > (longest := section.steps + bool(section.ending)):
         raise ValueError(
             f"explorer.shortest is {section.shortest}, but drafts have at most {longest} actions, as explorer.steps is "
@@ -214,7 +230,7 @@ def _check_explorers(config: ConfigDict) -> None:
             "warm_start.split is 'initial', but the policy that it is to teach would have to find those tasks itself; "
             "set --config.initial_explorer=scripted"
         )
-    if _has_mind(first) and config.validation.attempter == "policy":
+    if _words_by_model(first) and config.validation.attempter == "policy":
         raise ValueError(
             "warm_start.split is 'initial', but the policy that it is to teach would have to attempt those tasks "
             "before (validation.attempter is 'policy'); set --config.initial_explorer=scripted or "

@@ -1,17 +1,17 @@
-"""Explorers, and what examines their drafts, from a configuration."""
+"""Explorers and the validation of their drafts, from a configuration."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from cojax.environment import Actor, Charted, EngineError, Environment, Episode
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, check_limits
+from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
@@ -24,18 +24,16 @@ from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
 from experiments.careless import CarelessExplorer
+from experiments.parts import Parts
 from experiments.settings import JUDGES, attempts, choose, settings
 
-if TYPE_CHECKING:
-    from experiments.assemble import Parts
-
-# Expeditions of a model that go at once where explorer.width does not say: what it is, decides which tasks result, so
-# that no setting which a run may change on its way has a part in it.
+# Expeditions of a model that go at once, where explorer.width is None. The number decides which tasks result, so it
+# must not depend on a setting that may change during a run.
 _WIDTH = 2
 
 
 def check(config: ConfigDict, names: Collection[str]) -> None:
-    """The settings of explorers of these names. Raises ValueError for what cannot work."""
+    """Raises ValueError where the explorers of these names cannot work with their settings."""
     if "llm" in names:
         chat_settings(config)
     if "policy" in names:
@@ -43,12 +41,12 @@ def check(config: ConfigDict, names: Collection[str]) -> None:
 
 
 def check_ending(config: ConfigDict, environment: Environment) -> None:
-    """Raises ValueError where the environment has no such tool to end an episode: else it is found once paid for."""
+    """Raises ValueError where the environment has no tool explorer.ending: before any expedition is paid for."""
     Ending.of(environment, config.explorer.ending)
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
-    """Affordances and grammar, no model."""
+    """The explorer that uses the environment's affordances and its grammar, and no model."""
     section = config.explorer
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
@@ -60,19 +58,19 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 
 def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The scripted one, which errs at the rate explorer.mistakes: for experiments on validation."""
+    """The scripted explorer, erring with chance explorer.mistakes: for experiments on validation."""
     return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
 
 
 def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The model of llm.model at llm.base_url."""
+    """The explorer that asks the model llm.model at llm.base_url."""
     from cojax.explorer.llm.chat_client import ChatClient
 
-    return _by_mind(config, made, "llm", ChatClient(chat_settings(config), journal))
+    return _llm_explorer(config, made, "llm", ChatClient(chat_settings(config), journal))
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The policy that is being trained, on the engine that its rollouts come from."""
+    """The explorer that asks the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.policy_model import PolicyModel
 
     section = settings(config.llm)
@@ -89,18 +87,15 @@ def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
         deadline=section["deadline"],
         engine_deadline=made.limits.engine_deadline,
     )
-    return _by_mind(config, made, "policy", chat_model)
+    return _llm_explorer(config, made, "policy", chat_model)
 
 
-def chat_settings(config: ConfigDict) -> Any:
-    """The section `llm` as `ChatSettings`. Raises ValueError for what cannot work."""
-    # The client's package takes most of a second to import, and most runs have none.
-    from cojax.explorer.llm.chat_settings import ChatSettings
-
+def chat_settings(config: ConfigDict) -> ChatSettings:
+    """The section `llm` as `ChatSettings`. Raises ValueError for settings that cannot work."""
     return ChatSettings(**settings(config.llm))
 
 
-def _by_mind(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
+def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) -> LLMExplorer:
     section = config.explorer
     return LLMExplorer(
         chat_model,
@@ -111,7 +106,7 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) 
         shortest=section.shortest,
         window=section.window,
         width=_WIDTH if section.width is None else section.width,
-        # A model has deadlines of its own, and waits for its turn and between attempts.
+        # A model has its own deadlines; it may wait for a free request and between attempts.
         play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
@@ -120,9 +115,9 @@ def _by_mind(config: ConfigDict, made: Parts, kind: str, chat_model: ChatModel) 
 
 
 def samples_policy(config: ConfigDict) -> bool:
-    """Whether an evolution asks the policy itself, so that its weights must stay as they are meanwhile."""
+    """Whether an evolution samples the policy, whose weights must then not change before it ends."""
     attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
-    # What one from outside asks is not known.
+    # An explorer from outside may sample it.
     unknown = ":" in config.explorer.name
     return unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
 
@@ -133,8 +128,10 @@ def journal(config: ConfigDict) -> Journal:
 
 
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
-    """What the explorer's drafts go through. A grammar's queries say all there is to know: attempts and opinions are
-    for queries that a model wrote."""
+    """The validation of the explorer's drafts. No task of `reserved` passes.
+
+    Attempts and a judge are for queries that a model wrote: those of a grammar are complete by construction.
+    """
     section = config.validation
     attempted, judge = None, None
     play = Watched(made.limits.environment_deadline)
@@ -171,11 +168,11 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
 
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
-        # Two expeditions may examine the same task at once.
+        # Two expeditions may examine one task at the same time: the explorer's place tells their sessions apart.
         sessions = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
         try:
             yield [
-                _timely(
+                _within_budget(
                     PolicyActor(
                         made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
                     ),
@@ -190,15 +187,15 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     return attempters
 
 
-def _timely(act: Actor, budget: Budget) -> Actor:
-    """The actor, as long as the evolution it acts for goes on; it costs nothing but time."""
+def _within_budget(act: Actor, budget: Budget) -> Actor:
+    """The actor, which raises EngineError once the evolution's budget is closed or its time is over."""
 
-    def timely(episode: Episode, messages: tuple[Message, ...]) -> Turn:
+    def within_budget(episode: Episode, messages: tuple[Message, ...]) -> Turn:
         if budget.closed or budget.seconds <= 0:
             raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
         return act(episode, messages)
 
-    return timely
+    return within_budget
 
 
 ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}

@@ -4,7 +4,7 @@ python -m experiments.export --workdir=runs/desk models/desk            # the ne
 python -m experiments.export --workdir=runs/desk --step=80 models/desk-80 --dtype=bfloat16
 
 `transformers` and SGLang load the folder as it is, and so do --config.model.path and `experiments.evaluate --model`.
-Adapters are summed into their base. The run may go on meanwhile: nothing in its directory is touched.
+Adapters are summed into their base. The run may go on at the same time: nothing in its directory is changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cojax.storage.files import explain, sync_folder, write_json
 from experiments import trained
 
 
-def export(policy: trained.Trained, folder: Path) -> None:
+def export(policy: trained.TrainedPolicy, folder: Path) -> None:
     """Writes the policy, its parameters as `model.param_dtype`; the folder appears whole or not at all.
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
@@ -38,7 +38,7 @@ def export(policy: trained.Trained, folder: Path) -> None:
     try:
         part.mkdir(parents=True)
         save_model(part, policy.model, policy.params, policy.tokenizer)
-        # What ends a turn, for a server or a generate() that does not look at the template.
+        # The tokens that end a turn, for a server or a generate() that does not read the template.
         tokens = {"eos_token_id": policy.tokenizer.eos_token_id, "pad_token_id": policy.tokenizer.pad_token_id}
         write_json(
             part / "generation_config.json", {name: token for name, token in tokens.items() if token is not None}
@@ -47,7 +47,7 @@ def export(policy: trained.Trained, folder: Path) -> None:
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
         sync_folder(part)
-        # In place of an empty folder; a full one that came meanwhile is refused by the system.
+        # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
         part.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
@@ -57,7 +57,7 @@ def export(policy: trained.Trained, folder: Path) -> None:
 
 
 def refuse_full(folder: Path) -> None:
-    """Raises FileExistsError unless the folder can be made or is empty."""
+    """Raises FileExistsError unless the folder is missing or empty."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():

@@ -1,4 +1,4 @@
-"""Versions, commit and hardware: what config.json says beside the settings."""
+"""Versions, commit and hardware, which config.json holds beside the settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 
 
 def facts() -> dict[str, Any]:
-    """What config.json says beside the settings, so that one folder is a bug report."""
+    """Versions, commit and hardware, so that the run directory alone suffices as a bug report."""
     names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
     versions = {"python": platform.python_version()}
     for name in names:
@@ -33,7 +33,7 @@ def facts() -> dict[str, Any]:
     }
 
 
-# What of a checkout runs.
+# The code of a checkout that a run executes.
 _CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
 
 

@@ -1,68 +1,183 @@
-"""Flags of the commands that take a configuration."""
+"""Flags of the commands that take a configuration: --config=FILE, --config.KEY=VALUE and, of a run, --workdir=W."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
-from typing import Any
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
-from experiments import entries, presets
+from cojax.storage.checkpoint import CheckpointError
+from experiments import compatibility, continued, entries, presets, trained
+from experiments.ranges import RANGES, is_open, unknown
 from experiments.settings import spelled_out
 
 # One flag for all commands: a process may import several.
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
-
-
-# What flags say of entries and their settings, which are no settings before an entry is chosen: name → text.
+_CONTINUED = str(Path(continued.__file__).resolve())
+# Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
 _OF_ENTRIES: dict[str, str] = {}
 
 
+class FlagError(ValueError):
+    """What is wrong with the command line, in one line with the fix."""
+
+
 def configuration() -> ConfigDict:
-    """The configuration that the flags give, its preset written in. Raises ValueError for an unknown preset, and for an
-    entry that is not there."""
-    typed = config_flags.get_override_values(flags.FLAGS["config"])
-    return entries.overridden(presets.resolve(_CONFIG.value, (*typed, *_OF_ENTRIES)), _OF_ENTRIES)
+    """The configuration that the flags give, its preset written in.
+
+    Raises ValueError for an unknown preset, and RegistryError for an unknown entry.
+    """
+    flag = flags.FLAGS["config"]
+    typed = (*config_flags.get_override_values(flag), *_OF_ENTRIES)
+    config = compatibility.without_old_names(_CONFIG.value, typed)
+    file, _, workdir = config_flags.get_config_filename(flag).partition(":")
+    # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
+    if file != _CONTINUED or config.policy != trained.settings_of(Path(workdir))["policy"]:
+        config = presets.resolve(config, typed)
+    return entries.overridden(config, _OF_ENTRIES)
 
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags; what is wrong with one is said in a line, and ends the command with status 1."""
-    # In place: the configuration's flags are read from this very list.
-    argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
-    argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
     try:
+        # In place: the configuration's flags are read from this very list.
+        argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
+        argv[1:] = map(compatibility.flag_in_todays_name, argv[1:])
+        if "workdir" in flags.FLAGS:
+            argv[1:] = _with_config(argv[1:])
+        _check_file(_value("config", argv[1:]) or "")
+        argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
+        _check_names(argv[1:])
         return flags.FLAGS(argv)
-    except (AttributeError, KeyError) as error:
-        reason: Any = error
-        while isinstance(reason, BaseException):
-            reason = reason.args[0]
-        name, *hint = str(reason).splitlines()
-        told = f"{name} is not a setting of this experiment; experiments/base.py lists them all. {' '.join(hint)}"
+    except (FlagError, CheckpointError) as error:
+        reason = str(error)
     except flags.Error as error:
-        told = _plainly(str(error))
-    CONSOLE.print(f"error: {told}", style="bold red", markup=False, soft_wrap=True)
+        reason = _in_file(error, argv) or _plainly(str(error))
+    except (AttributeError, KeyError, SyntaxError) as error:
+        found = _in_file(error, argv)
+        if not found:
+            raise
+        reason = found
+    CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
     sys.exit(1)
 
 
+def _with_config(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a run, with --config.workdir for --workdir; without --config, with the configuration of the run
+    in that folder. Raises FlagError where neither flag is given, or the folder holds no run."""
+    workdir = _value("workdir", arguments)
+    if workdir is None:
+        if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
+            raise FlagError(
+                "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
+                "go on with, --workdir=runs/desk"
+            )
+        return list(arguments)
+    rest, following = [], iter(arguments)
+    for argument in following:
+        if argument in ("--workdir", "-workdir"):
+            next(following, "")
+        elif not re.match(r"--?workdir=", argument):
+            rest.append(argument)
+    first = []
+    if _value("config", arguments) is None:
+        if not (Path(workdir) / "config.json").exists():
+            raise FlagError(
+                f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
+                f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
+            )
+        trained.settings_of(Path(workdir))
+        first = [f"--config={_CONTINUED}:{workdir}"]
+    # After --config, before anything that follows --.
+    place = next((at for at, one in enumerate(rest) if one == "--"), len(rest))
+    return [*first, *rest[:place], f"--config.workdir={workdir}", *rest[place:]]
+
+
+def _value(name: str, arguments: Sequence[str]) -> str | None:
+    """What a flag is given, the last time; None where it is not."""
+    found = None
+    for at, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        if matched := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
+            found = matched[1] if matched[1] is not None else "".join(arguments[at + 1 : at + 2])
+    return found
+
+
+def _check_file(config: str) -> None:
+    """Raises FlagError for a --config that names no file."""
+    path = Path(config.partition(":")[0])
+    if not config or path.is_file():
+        return
+    files = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(str(path), files, n=1)
+    meant = f"did you mean {near[0]}?" if near else "expected a file with get_config(), such as experiments/desk.py"
+    raise FlagError(f"--config={config}: there is no such file; {meant}")
+
+
+def _check_names(arguments: Sequence[str]) -> None:
+    """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
+    sections = {name.rpartition(".")[0] for name in RANGES} | {"model", "learner"}
+    for argument in arguments:
+        if argument == "--":
+            break
+        matched = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        if matched and matched[1] not in RANGES and matched[1] not in sections and not is_open(matched[1]):
+            raise FlagError(unknown(matched[1]))
+
+
+def _in_file(error: BaseException, argv: Sequence[str]) -> str:
+    """The mistake in the file that --config names, with its line; empty where the error came from elsewhere."""
+    path = (_value("config", argv[1:]) or "").partition(":")[0]
+    one: BaseException | None = error
+    while one is not None:
+        if isinstance(one, SyntaxError) and _same(one.filename or "", path):
+            return f"{path}:{one.lineno}: {one.msg}"
+        lines = [frame.lineno for frame in traceback.extract_tb(one.__traceback__) if _same(frame.filename, path)]
+        if lines:
+            inner: object = one
+            while isinstance(inner, BaseException) and inner.args:
+                inner = inner.args[0]
+            unknown_key = " is not a setting." if isinstance(one, (AttributeError, KeyError)) else ""
+            name, *hint = str(inner).splitlines() or [""]
+            return " ".join(f"{path}:{lines[-1]}: {name}{unknown_key} {' '.join(hint)}".split())
+        one = one.__context__
+    return ""
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
+
+
 def _plainly(message: str) -> str:
-    """What absl says of a flag; where a section was given a value, how it is set."""
+    """What absl says of a flag, in the words of this project where it is about a setting."""
     if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
         name, value = section.groups()
         return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
-    return f"{' '.join(message.split())}. --help lists the flags"
+    if (setting := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and setting[1] in RANGES:
+        return f"{setting[1]} is {setting[2]!r}; expected {description(RANGES[setting[1]])}"
+    if strange := re.match(r"Unknown command line flag '([\w.]+)'", message):
+        near = difflib.get_close_matches(strange[1], RANGES, n=1)
+        message += f". Did you mean --config.{near[0]}?" if near and "Did you mean" not in message else ""
+    return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 
-def _without_entries(arguments: list[str], found: dict[str, str]) -> list[str]:
+def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:
     """The arguments without the flags of entries, which are `found`: --config.NAME=VALUE, or with VALUE after it."""
     found.clear()
     rest: list[str] = []
     following = iter(arguments)
     for argument in following:
         matched = re.match(r"--?config\.([^=]+)(?:=(.*))?$", argument, re.DOTALL)
-        if argument == "--" or not matched or not entries.is_open(matched[1]):
+        if argument == "--" or not matched or not entries.is_free_form(matched[1]):
             rest += [argument, *following] if argument == "--" else [argument]
         else:
             found[matched[1]] = next(following, "") if matched[2] is None else matched[2]

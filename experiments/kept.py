@@ -1,4 +1,4 @@
-"""What stands beside a run's checkpoints and every start can make: made again where it is gone, and then proved."""
+"""Tokenizer, shape and base model beside a run's checkpoints: written again where they are lost, and then verified."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from experiments import policies, trained
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
-    """Saves the tokenizer of a run, of one that goes on from what was `found` where that noted none, or it is gone.
+    """Saves the tokenizer of a run. A run that goes on from `found` saves it only where it is lost or was never noted.
 
-    Raises ValueError where that run learned with another one, StorageError where a file comes out different.
+    Raises ValueError where the run began with another tokenizer, StorageError where a file comes out different.
     """
     folder = directory.folder / "tokenizer"
     lost = found is None or not found.checked or directory.files.lacks(folder.name)
@@ -29,7 +29,7 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
 def keep_model(
     model: ModelConfig, params: Params, config: Mapping[str, Any], directory: RunDirectory, found: Verified | None
 ) -> None:
-    """Writes model.json and base/ of a run as `keep_tokenizer` does; a base that was never noted stays as it is."""
+    """Writes model.json and base/ of a run as `keep_tokenizer` does. A base that was never noted stays as it is."""
     places = ("model.json", "base")
     noted = found is not None and (found.checked or bool(config["learner"]["lora"]["rank"]))
     begun = noted and not any(map(directory.files.lacks, places))

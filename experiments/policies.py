@@ -1,4 +1,4 @@
-"""The policy before the first step: its tokenizer, its shape, its parameters."""
+"""The policy before the first step: tokenizer, shape, parameters."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from experiments.trained import from_scratch
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
-# The warm_start.split that stands for the run's own initial tasks.
+# The value of warm_start.split that stands for the run's own initial tasks.
 INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 
 
 def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
-    """Those of the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
+    """From the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
     if config.model.path:
         folder = Path(config.model.path)
         if not folder.is_dir():
@@ -60,7 +60,7 @@ def stored_shape(config: ConfigDict, folder: Path) -> ModelConfig:
     """The shape of a model folder, with the dtypes of the configuration."""
     own = ModelConfig.from_hf(folder)
     dtype = config.model.dtype or own.dtype
-    # What adapters leave frozen is only ever computed with.
+    # Adapters leave the model frozen: it is only computed with.
     stored = dtype if config.learner.lora.rank else config.model.param_dtype or own.param_dtype
     return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
 
@@ -86,12 +86,14 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
     tasks = [task for task in development if not held_out.why(task)]
     with bar("tokenizer: replays", len(tasks)) as advance:
-        return byte_tokenizer(said(environment, tasks, advance), config.model.vocabulary)
+        return byte_tokenizer(texts(environment, tasks, advance), config.model.vocabulary)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:
-    """Saves the tokenizer of a run; of one that has `begun` where it is `lost`. Raises ValueError where that one
-    learned with another one."""
+    """Saves the tokenizer of a run. A run that has `begun` saves it only where it is `lost`.
+
+    Raises ValueError where such a run learned with another tokenizer.
+    """
     saved = folder / "tokenizer.json"
     if begun and saved.exists():
         try:
@@ -113,10 +115,10 @@ TOKENIZERS: dict[str, Callable[[ConfigDict, Environment], PreTrainedTokenizerBas
 }
 
 
-def said(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """What is said in an environment: its tools' documentation, full and brief, and these tasks as they are solved.
+def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """All texts of an environment: its tools' documentation, full and brief, and the episodes that solve these tasks.
 
-    A task without a solution gives its query alone. Raises EnvironmentFailure for an episode that is lost.
+    A task without a solution gives only its query. Raises EnvironmentFailure for an episode that is lost.
     """
     for tool in environment.tools():
         yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (full, brief))
@@ -144,7 +146,7 @@ def initial_params(
 ) -> Params:
     """π_θ before the first step: read from model.path, drawn at random, or warm-started once and cached.
 
-    `score(step)` is the success on the development split of the policy that `engine` holds; `initial` finds D_0.
+    `score(step)` is the success, on the development split, of the policy that `engine` holds. `initial` finds D_0.
     """
     if config.model.path:
         return load_params(Path(config.model.path), model, mesh)
@@ -186,10 +188,10 @@ def demonstrations(
     noise: tuple[float, float],
     initial: Callable[[], Sequence[Task]] = tuple,
 ) -> Demonstrations:
-    """What a warm start learns: the reference solutions of the split warm_start.split; where that is "initial", those
-    of D_0, which no evaluation task is in; where it is "", what the environment's own demonstrator does.
+    """The tasks and actions that a warm start learns: the reference solutions of the split warm_start.split.
 
-    Raises ValueError where there is none, and for a split that shares a task with the evaluation.
+    "initial" stands for D_0, which holds no evaluation task, and "" for the environment's own demonstrator. Raises
+    ValueError where there is no solution, and for a split that shares a task with the evaluation.
     """
     section = config.warm_start
     if section.split == INITIAL:
@@ -219,9 +221,9 @@ def demonstrations(
 
 
 def _held_out(config: ConfigDict, environment: Environment) -> Exclusions:
-    """The evaluation tasks, whose words and solutions nothing may learn before they are asked.
+    """The evaluation tasks, whose queries and solutions must not be learned.
 
-    What is part of a task may be part of another: both are the benchmark's.
+    A query within another one is allowed: both are the benchmark's.
     """
     held_out = config.evaluation
     return Exclusions.of(environment.tasks(held_out.split, held_out.tasks, held_out.seed), words=0)
@@ -255,7 +257,7 @@ def _train(
         for demonstration in warm_start.demonstrate(environment, chat, pairs):
             played.append(demonstration)
             advance()
-    # A longer one could neither be packed nor played by the policy.
+    # A longer demonstration could neither be packed nor played by the policy.
     room = config.engine.max_length
     fitting = [demonstration for demonstration in played if len(demonstration[0]) <= room]
     if len(fitting) < schedule.batch_size:

@@ -31,10 +31,11 @@ from cojax.rollout.export import load_params
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message
-from experiments import assemble, policies, scores
+from experiments import assemble, checks, policies, scores
+from experiments.parts import Parts
 
-_SENT = 3  # versions of the weights on disk while a server takes a new one
-_LOGS = 200 * 2**20  # bytes
+_VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
+_LOG_BYTES = 200 * 2**20
 
 
 def check(config: ConfigDict) -> int:
@@ -79,9 +80,9 @@ def check(config: ConfigDict) -> int:
 
 
 def _scratch(config: ConfigDict) -> Path | None:
-    """A folder of their own for a server's weights and logs: the workdir may hold a run.
+    """A temporary folder for a server's weights and logs, since the workdir may hold a run.
 
-    None where servers follow: they look nowhere but in the one that they were given.
+    None where servers follow: they only read the folder that they were started with.
     """
     if config.sglang.follow:
         return None
@@ -89,17 +90,18 @@ def _scratch(config: ConfigDict) -> Path | None:
 
 
 def _carry(source: Path, target: Path) -> None:
-    """Which servers a killed run left asleep: the check wakes them, and must neither miss nor hide that."""
-    # What cannot be read or written is told by the examination that needs it.
+    """Copies the notes of servers that a killed run left asleep: the check wakes them, and updates the notes."""
+    # The examination that needs the file reports one that cannot be read or written.
     with contextlib.suppress(OSError, ValueError):
         write_json(target / RELEASED_MEMORY, json.loads((source / RELEASED_MEMORY).read_text()))
 
 
-def _parts(state: dict[str, Any]) -> assemble.Parts:
+def _parts(state: dict[str, Any]) -> Parts:
     return state["parts"]
 
 
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
+    checks.check_run(config)
     made = state["parts"] = assemble.parts(config)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     policy = f"preset {config.policy}, " if config.policy else ""
@@ -178,10 +180,9 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
-    """The group is one of the same episode, every second time with reward 1.
+    """Makes the batch of a group that repeats one episode, every second time with reward 1.
 
-    Its micro-batch is no larger than the group needs: whether a full one fits is asked by `memory`, which allocates
-    nothing.
+    Its micro-batch is no larger than the group needs. Whether a full one fits is for `_memory` to find.
     """
     if "episode" not in state:
         raise ValueError("not tried, as there is no episode")
@@ -190,8 +191,8 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
     try:
         spread(learner.objective.advantage(episodes), episodes)
     except Exception as error:  # whatever a function does when it is called
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {told}") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error
     group = Group(episode.task, episodes)
     tokens = sum(len(turn.prompt_tokens) + len(turn.action_tokens) for turn in episode.turns)
     row_length = min(learner.row_length, tokens * config.group_size)
@@ -204,7 +205,7 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
-    # A journal of its own: the workdir's is the run's.
+    # Not the journal in the workdir: that is the run's.
     explorer = assemble.explorer(config, _parts(state), journal=Journal())
     assemble.validation(config, _parts(state), explorer)
     if not isinstance(explorer, LLMExplorer):
@@ -234,21 +235,21 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
     workdir = Path(config.workdir).absolute()
     _writable(workdir)
     _writable(warm_start.cache())
-    # One more checkpoint is written before the oldest goes.
-    needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOGS}
+    # A new checkpoint is written before the oldest is deleted.
+    needs = {workdir: state.get("saved", 0) * (config.checkpoints_kept + 1) + _LOG_BYTES}
     if config.engine.name == "sglang":
-        # Told apart by the file system they lie on: a folder on the workdir's own adds to what the workdir needs.
+        # A folder on the workdir's own file system adds to the need of the workdir.
         folder = Path(config.sglang.folder or config.workdir).absolute()
         _writable(folder)
         place = workdir if _existing(folder).stat().st_dev == _existing(workdir).stat().st_dev else folder
         size = np.dtype(config.sglang.dtype or _parts(state).model.dtype).itemsize
-        needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _SENT
+        needs[place] = needs.get(place, 0) + state.get("count", 0) * size * _VERSIONS_ON_DISK
     found = [_room(folder, need) for folder, need in needs.items()]
     return "; ".join(found)
 
 
 def _room(folder: Path, need: int) -> str:
-    """What is free and needed where `folder` lies. Raises OSError where it does not suffice."""
+    """The free and the needed space of the folder's file system. Raises OSError where it does not suffice."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

@@ -1,4 +1,4 @@
-"""Presets: `--config.policy=NAME` sets what belongs to one size of policy; a flag of its own wins over it."""
+"""Presets: `--config.policy=NAME` makes the settings of one size of policy; a flag wins over its preset."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ml_collections import ConfigDict
 
 from experiments.settings import choose
 
-# A policy from scratch that two CPU cores can carry through every part of the loop. It first learns the solutions of
-# its own initial tasks, so that it makes calls at all; no official task is among them.
+# A policy from scratch that runs through every part of the loop on two CPU cores. It first learns the solutions of its
+# own initial tasks, so that it makes calls at all; none of them is an official task.
 _TINY: dict[str, Any] = {
     "model.path": "",
     "model.tools": "brief",
@@ -45,14 +45,14 @@ _TINY: dict[str, Any] = {
     "optimizer.learning_rate": 1e-4,
 }
 
-# Name → dotted setting → value. No tuples: absl does not say which of those a flag has set.
+# Name → dotted setting → value. No tuples: absl does not report which of them a flag has set.
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
     "qwen2.5-7b": {"model.path": "models/Qwen2.5-7B", "model.tools": "full"},
     "qwen3-30b-a3b": {"model.path": "models/Qwen3-30B-A3B", "model.tools": "full"},
     "tiny": _TINY,
-    # The same policy, which has learned the solutions of the development part by heart instead. It solves nothing else,
-    # so that hardly a signal points anywhere: the trajectories themselves guide the explorer.
+    # The same policy, after learning the solutions of the development part by heart instead. It solves nothing else, so
+    # hardly any signal is raised: the trajectories themselves guide the explorer.
     "tiny-warm": {
         **_TINY,
         "evolve": "trajectory",
@@ -66,7 +66,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
-    """The configuration with the settings of its preset `policy` written in, but for those that `flags` name.
+    """The configuration with the settings of its preset `policy`, except those that `flags` name.
 
     Raises ValueError for an unknown preset and for one that names a setting this experiment does not have.
     """

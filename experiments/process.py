@@ -1,4 +1,4 @@
-"""What a command does to its own process: compiled programs are kept, and everything is logged to a file."""
+"""Set-up of a command's process: a cache of compiled programs, and a log file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cojax import warm_start
 
 
 def keep_compiled() -> None:
-    """Compiled programs are kept in the cache: a second start needs seconds where the first took half a minute."""
+    """Keeps compiled programs on disk: a second start needs seconds where the first took half a minute."""
     jax.config.update("jax_compilation_cache_dir", str(warm_start.cache() / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def log_to(path: Path) -> None:
-    """Everything to the file at `path`, warnings to the terminal as well."""
+    """Logs everything to the file at `path`, and warnings to the terminal as well."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""What is measured of the pool after an evolution, from a configuration."""
+"""The measure of the pool after each evolution, from a configuration."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Quality = Callable[[Iterable[Task]], dict[str, Any]]
 
 
 def quality(config: ConfigDict, targets: Sequence[Task]) -> Quality:
-    """Pool → its quality beside these evaluation tasks, of which only numbers are kept.
+    """A function from the pool to its quality, beside these evaluation tasks, of which only numbers are kept.
 
-    An embedding that fails costs the figures that need it, and says so; it never ends the run. What an endpoint gave
-    stands in embeddings.jsonl of the run, without the texts.
+    Where the embedding fails, the figures that need it are left out, with a warning; the run goes on. The vectors of an
+    endpoint are kept in embeddings.jsonl of the run, without the texts.
     """
     section = config.quality
     kept = Log(Path(config.workdir) / "embeddings.jsonl")
@@ -35,7 +35,7 @@ def quality(config: ConfigDict, targets: Sequence[Task]) -> Quality:
         try:
             return describe_pool(tasks, targets, embed, section.k)
         except (EmbeddingError, OSError) as error:
-            message = f"the pool's diversity and its distance to the evaluation tasks are not told: {error}"
+            message = f"the pool's diversity and its distance to the evaluation tasks are left out: {error}"
             _LOG.warning(message)
             CONSOLE.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
             return describe_pool(tasks, targets, None, section.k)

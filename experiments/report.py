@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
     except (TypeError, AttributeError, ValueError, IndexError, OSError) as error:
-        # The page is drawn from records as a run writes them.
+        # The page can only be made from records as a run writes them.
         print(
             f"error: {chosen.workdir} holds a record that no run wrote ({plain(f'{type(error).__name__}: {error}')}). "
             "The same command of the run names the file and the line; restore it from a copy.",
@@ -69,7 +69,7 @@ def _show(lines: Iterable[Text]) -> None:
 def _of_task(workdir: str, id: str) -> Iterator[Text]:
     """The story of a task, its expedition, and what was sent and received."""
     story, run = lineage(workdir, id), read_run(workdir)
-    yield from told(story)
+    yield from story_lines(story)
     yield from _expedition(run, story.expedition)
     yield from _exchanges(run, story.expedition, story.id)
 
@@ -116,7 +116,7 @@ def _draft(run: Run, name: str, draft: Json) -> Iterator[Text]:
 
 
 def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
-    """What the explorer was told, and what came of its runs, as far as the run noted it."""
+    """The explorer's context and the results of its runs, as far as the run noted them."""
     record = run.expeditions.get(key) if key else None
     if record is None:
         return
@@ -131,7 +131,7 @@ def _expedition(run: Run, key: tuple[int, int] | None) -> Iterator[Text]:
 
 
 def _exchanges(run: Run, expedition: tuple[int, int] | None, task: str) -> Iterator[Text]:
-    """Every text that went to a model for an expedition and a validation, and came back, in full."""
+    """Every text sent to a model for an expedition and a validation, and received from it, in full."""
     exchanges = Exchanges(run.folder / "journal.jsonl")
     if not exchanges:
         return
@@ -166,23 +166,23 @@ def _heading(title: str, text: str) -> Text:
 
 
 def plain(text: str) -> str:
-    """The text with what a terminal would obey written out: a model's text may try to move the cursor, say."""
+    """The text with control characters escaped: a model's text may try to move the terminal's cursor, say."""
     return "".join(
-        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _written(char)
+        char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else _escaped(char)
         for char in text
     )
 
 
 def _indented(text: str, depth: int) -> str:
-    """The text with each line set in: none of them can pass for one of ours."""
+    """The text with each line indented, so that none can be mistaken for one of ours."""
     return "\n".join(" " * depth + line for line in plain(text).split("\n"))
 
 
-def _written(char: str) -> str:
+def _escaped(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def told(story: Story) -> Iterator[Text]:
+def story_lines(story: Story) -> Iterator[Text]:
     """A story as lines for the terminal, from the oldest ancestor to the visits since."""
     yield _line("task", f"{story.id}  {story.query}")
     for depth, action in enumerate(story.solution, 1):

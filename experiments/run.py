@@ -1,7 +1,8 @@
 """One run: python -m experiments.run --config=experiments/desk.py [--config.KEY=VALUE …] [--check]
 
 The same command goes on with a run that was stopped, prints the table of a finished one, and extends it where
-`--config.steps` is larger. `--check` is a preflight: it builds and tries everything, and trains nothing.
+`--config.steps` is larger. So does `--workdir=W` without --config, with the settings of the run in W. `--check` is a
+preflight: it builds and tries everything, and trains nothing.
 """
 
 from __future__ import annotations
@@ -51,18 +52,21 @@ from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
 from experiments import assemble, kept, preflight
-from experiments.checks import check
-from experiments.entries import described
+from experiments.checks import check_run
+from experiments.compatibility import in_todays_keys
+from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
+from experiments.parts import Parts
 from experiments.process import keep_compiled, log_to
 from experiments.scores import HeldOut, held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
 
 _LOG = logging.getLogger("cojax")
+flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
-# What a reader of the figures must know of the tools' documentation.
+# What is printed of shortened documentation, since it changes the figures.
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
@@ -71,9 +75,9 @@ EXPECTED = (
 
 
 class Stop:
-    """Turns true at the first SIGINT or SIGTERM of the loop, which then ends with its step and a checkpoint.
+    """True from the first SIGINT or SIGTERM during the loop, which then finishes its step and saves a checkpoint.
 
-    Outside the loop there is nothing to finish: the process ends at once, as it does at a second signal.
+    A second signal ends the process at once. So does the first one outside the loop, where there is nothing to finish.
     """
 
     def __init__(self) -> None:
@@ -97,10 +101,11 @@ class Stop:
 
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
-    check(config)
+    check_run(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
+    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
     verified = directory.claim(
         plain, {**facts(), "code": described(config)}, accept_changed_code=config.accept_changed_code
@@ -117,7 +122,7 @@ def run(config: ConfigDict) -> int:
     stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
         made = assemble.parts(config)
-    # Found once: exploring may take minutes.
+    # D_0 is found only once: exploring may take minutes.
     found = functools.cache(functools.partial(assemble.initial, config, made))
     try:
         with clock("warm_start"):
@@ -131,21 +136,21 @@ def run(config: ConfigDict) -> int:
             learned = learner.init(params, config.seed)
             learner = assemble.fitted(config, learner, learned)
             loop = assemble.loop(config, made, learner, clock)
-            del params  # copied: what the learner needs of them it has
+            del params  # the learner has copied what it needs
         learned = learned if begun else _rehearsed(config, loop, learned)
         zero_shot = _zero_shot(config, made, learner, learned, clock, directory)
         if begun:
-            # What is restored needs the room.
+            # The restored arrays need their memory.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
         state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
-            # A model's call under way is paid for: its reply goes into the journal.
+            # A call to a model that is under way is paid for: its reply must reach the journal.
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        write_json(directory.folder / "final.json", signed(_told(final)))
+        write_json(directory.folder / "final.json", signed(_held_out_record(final)))
         summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
         if final.trials:
             summary["trials"] = [trial.success for trial in final.trials]
@@ -157,7 +162,7 @@ def run(config: ConfigDict) -> int:
 
 
 def _zero_shot(
-    config: ConfigDict, made: assemble.Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
+    config: ConfigDict, made: Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
 ) -> float:
     """Held-out success before training, measured once a run."""
     path = directory.folder / "zero_shot.json"
@@ -169,14 +174,14 @@ def _zero_shot(
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
         found = held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, _told(found))
+    write_json(path, _held_out_record(found))
     score = found.score
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success
 
 
-def _told(found: HeldOut) -> dict[str, Any]:
-    """zero_shot.json and final.json: so that one can tell which tasks were kept, recovered and lost."""
+def _held_out_record(found: HeldOut) -> dict[str, Any]:
+    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost."""
     score = found.score
     record = {
         "success": score.success,
@@ -192,10 +197,10 @@ def _told(found: HeldOut) -> dict[str, Any]:
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
-    """Step 0: D_0, which `found` gives, and the first checkpoint."""
+    """The state at step 0, with D_0 from `found`, after the first checkpoint."""
     directory.begin()
     with loop.clock("sync"):
-        # An explorer may ask the policy, whose engine rests since the rehearsal.
+        # An explorer may sample the policy, whose engine has no weights since the rehearsal.
         loop.engine.load(loop.learner.weights(learned, 0))
     with loop.clock("feedback"):
         initial = found()
@@ -210,7 +215,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
 
 
 def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
-    """The same state, once a step's largest batch has proved to fit beside the engine and its weights."""
+    """The same state, after a rehearsal that a step's largest batch fits beside the engine and its weights."""
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(learned, int(learned.step)))
         if not loop.staleness:
@@ -220,7 +225,7 @@ def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainStat
 
 
 def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
-    """The state of the newest checkpoint, of the shapes of `learned`, or None where there is none."""
+    """The state of the newest checkpoint, or None where there is none; `learned` gives its shapes."""
     with loop.clock("checkpoint"):
         found = directory.resume(learned, signals.init(loop.detectors))
     if found is None:
@@ -292,5 +297,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.mark_flag_as_required("config")
     app.run(main, flags_parser=parse)

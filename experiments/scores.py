@@ -1,10 +1,9 @@
-"""How the policy that the engine holds does: on the development split, and on the held-out one."""
+"""Success of the policy that the engine holds, on the development split and on the held-out one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
@@ -15,14 +14,12 @@ from cojax.rollout.chat import Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
+from experiments.parts import Parts
 from experiments.reflexion import Trial, retried
-
-if TYPE_CHECKING:
-    from experiments.assemble import Parts
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
-    """Success on the development split of the policy that the engine holds, in all and by evaluation.by."""
+    """Success of the engine's policy on the development split, overall and for each value of evaluation.by."""
     collector = _collector(config, made, config.evaluation.temperature)
     groups = collector.collect(made.development[:tasks], seed=(config.seed, step), label=f"dev{step}")
     return score(groups), _by(config, groups)
@@ -30,11 +27,10 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[S
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """Success on the evaluation split: in all, by evaluation.by, and of each task by its id, those without a valid
-    episode left out.
+    """Success on the evaluation split: overall, for each value of evaluation.by, and of each task, by its id.
 
-    These are of the first trial. Where a task may be tried again, `trials` tell what each came to, and `tasks_at_last`
-    the score of each task's last one.
+    Tasks without a valid episode have no score. All of this is of the first trial. Where failed tasks are tried again,
+    `trials` holds the result of each trial, and `tasks_at_last` the score of each task's last one.
     """
 
     score: Score
@@ -45,14 +41,14 @@ class HeldOut:
 
 
 def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
-    """How the policy that the engine holds does on the evaluation split, where a task may be tried `trials` times."""
+    """Success on the evaluation split. A failed task is tried up to `trials` times."""
     section, count = config.evaluation, 0
 
     def play(environment: Environment, tasks: Sequence[Task], label: str) -> list[Group]:
         nonlocal count
-        # Another trial at temperature 0 would be the same episode.
+        # At temperature 0 a second trial would repeat the first.
         temperature = config.sampling.temperature if count else section.temperature
-        # As many may be lost to the machinery as of all tasks.
+        # As many episodes may be lost to the machinery as when all tasks are played.
         rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
@@ -69,7 +65,7 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
     first = HeldOut(score(groups), _by(config, groups), _scores(groups))
     if trials == 1:
         return first
-    # A token is at least a character or two, and half of the context is left for the note.
+    # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
     last, told = retried(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
 

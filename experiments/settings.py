@@ -1,4 +1,4 @@
-"""Reading a configuration: entries of tables, sections as keywords, short names of flags."""
+"""Reading a configuration: names of tables, sections as keywords, short names of flags."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-# How a judge's word counts: not asked for, noted, or enough to refuse a draft.
+# Who attempts a draft on its query alone.
+ATTEMPTERS = ("explorer", "policy")
+# What a judge's opinion of a draft does: it is not asked for, noted, or can refuse the draft.
 JUDGES = {"off": None, "note": False, "veto": True}
-# How often a draft is attempted on its query alone where validation.attempts does not say.
+# Attempts at a draft on its query alone, where validation.attempts is None.
 _ATTEMPTS = 2
 
-# What may be said for short on the command line: a leaf by its section, or by itself.
+# Flags with a short form → the setting that each one sets.
 SHORT = {
     "engine": "engine.name", "explorer": "explorer.name", "environment": "environment.name", "data": "environment.data",
 }  # fmt: skip
@@ -37,5 +39,5 @@ def settings(config: ConfigDict, *without: str) -> dict[str, Any]:
 
 
 def attempts(config: ConfigDict) -> int:
-    """At each draft of a mind, on its query alone."""
+    """How often each draft of a model is attempted on its query alone."""
     return _ATTEMPTS if config.validation.attempts is None else config.validation.attempts

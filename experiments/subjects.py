@@ -1,4 +1,4 @@
-"""Whom an evaluation asks: a checkpoint of a run, a model folder, or a chat endpoint."""
+"""The policy that an evaluation plays: a checkpoint of a run, a model folder, or a chat endpoint."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from experiments import policies, scores, trained
 from experiments.entries import entry
 from experiments.presets import PRESETS
 
-# What decides which arrays a policy from scratch has.
+# Settings that decide the arrays of a policy from scratch.
 _SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
-    """`identity` tells it from every other, in words and numbers for config.json; `name` is fit for a folder's name.
-    `policy` is None behind an endpoint."""
+    """A policy to evaluate; `policy` is None behind an endpoint.
+
+    `identity` holds, for config.json, what distinguishes it from every other. `name` can name a folder.
+    """
 
     name: str
     identity: Mapping[str, Any]
-    policy: trained.Trained | None = None
+    policy: trained.TrainedPolicy | None = None
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -39,14 +41,14 @@ class Subject:
 def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
     """The policy of WORKDIR or WORKDIR/checkpoints/STEP.
 
-    Raises CheckpointError where it cannot be read, ValueError where `config` says another policy than the run's.
+    Raises CheckpointError where it cannot be read, ValueError where `config` describes another policy than the run's.
     """
     workdir, step = place, None
     if place.parent.name == "checkpoints" and place.name.isdigit():
         workdir, step = place.parent.parent, int(place.name)
     run = trained.settings_of(workdir)
     _same_model(config, run, workdir)
-    # What the run began from may lie elsewhere by now.
+    # The model folder that the run began from may have moved since.
     gone = run["model"]["path"] and not Path(run["model"]["path"]).is_dir()
     policy = trained.of_run(workdir, step, config.model.path if gone and Path(config.model.path).is_dir() else "")
     if config.model.dtype:
@@ -77,8 +79,10 @@ def of_endpoint(url: str, model: str) -> Subject:
 
 @contextlib.contextmanager
 def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
-    """The actors of a subject, with an engine of its own that is closed at the end. Servers log into `folder`, and read
-    the weights there unless sglang.folder says where."""
+    """The actors of a subject, with its own engine, which is closed at the end.
+
+    Servers log into `folder`, and read the weights there unless sglang.folder names another one.
+    """
     sampling = config.evaluation.temperature
     if subject.policy is None:
         # Imported here: without an endpoint no client is needed.
@@ -91,7 +95,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
                 subject.identity["model"],
                 temperature=sampling,
                 max_tokens=config.sampling.max_tokens,
-                # Before whoever watches the episode gives it up.
+                # It must end before the watch over the episode gives up.
                 deadline=0.9 * config.limits.engine_deadline,
             )
         )
@@ -111,11 +115,11 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:
-    """Raises ValueError, which names the flags, where a configuration says another policy than the run's."""
+    """Raises ValueError, which names the flags, where a configuration describes another policy than the run's."""
     section, trained_as = config.model.to_dict(), run["model"]
     names = [*_SHAPED, *(f"model.shape.{name}" for name in section["shape"])]
     if section["path"] and trained_as["path"]:
-        # The same model may lie elsewhere here.
+        # The same model may be in another folder on this machine.
         _same_shape(Path(section["path"]), Path(trained_as["path"]), workdir)
         return
     if _at(trained_as, "model.tokenizer") != "bytes":
@@ -133,13 +137,13 @@ def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> No
     ]
     name = next(name for name in names if here[name] != there[name])
     raise ValueError(
-        f"{workdir} was trained with another policy than --config says: {name} is {there[name]!r} in its config.json, "
-        f"{here[name]!r} here. Add {' '.join(flags)}"
+        f"{workdir} was trained with another policy than --config describes: {name} is {there[name]!r} in its "
+        f"config.json, {here[name]!r} here. Add {' '.join(flags)}"
     )
 
 
 def _same_shape(here: Path, there: Path, workdir: Path) -> None:
-    """Raises ValueError where two model folders that are both there, or the run's record of one, differ in shape."""
+    """Raises ValueError where two model folders differ in shape; the run's record of its own stands for it."""
     kept = workdir / "model.json"
     if not here.is_dir() or not (kept.exists() or there.is_dir()):
         return

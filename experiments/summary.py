@@ -1,4 +1,4 @@
-"""What summary.json says of a finished run, from its logs."""
+"""summary.json of a finished run, from its logs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cojax.storage.run_directory import RunDirectory
 def summarise(
     steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Stopwatch
 ) -> dict[str, Any]:
-    """summary.json: the result, what happened on the way, and where the time went.
+    """summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `final_by` is the final success by kind of task, where the experiment names a key to tell kinds by.
+    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -48,19 +48,19 @@ def summarise(
 
 
 def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How often each kind was raised: our own, and whichever else the records tell of."""
+    """How often each kind of signal was raised: our own kinds, and all others in the records."""
     kinds = dict.fromkeys((*signals.SIGNALS, *(kind for record in records for kind in record["signals"])))
     return {kind: sum(record["signals"].get(kind, 0) for record in records) for kind in kinds}
 
 
 def _initial(directory: RunDirectory) -> dict[str, Any]:
-    """What finding D_0 came to: counts, and what it cost where a model explored."""
+    """initial.json: the counts of finding D_0, and its cost where a model explored."""
     path = directory.folder / "initial.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the evolutions' expeditions came to, and what their explorer cost where a model explored."""
+    """The totals of the evolutions' expeditions, and their cost where a model explored."""
     figures = [evolution["explorer"] for evolution in evolutions if "explorer" in evolution]
     costs = {name for found in figures for name in found if name != "failures"}
     return {

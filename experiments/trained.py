@@ -1,6 +1,6 @@
-"""A policy that was trained, or is to be evaluated: its shape, tokenizer and parameters, read back from disk.
+"""Reads a policy from disk: the shape, tokenizer and parameters of a checkpoint or of a model folder.
 
-A run keeps beside its checkpoints what these do not hold:
+Beside its checkpoints, a run keeps what they do not hold:
 
     WORKDIR/tokenizer/     tokenizer and chat template
     WORKDIR/model.json     the decoder's shape, the dtype it computes in, and a name for the base of adapters
@@ -30,15 +30,18 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import write_json
+from experiments.compatibility import in_todays_keys, todays_defaults
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _PIECE = 2**24  # bytes of a file that are read at a time
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Trained:
-    """A policy; `step` is 0 for one that no run of ours made, `content` names what it holds. Parameters are stored as
-    `model.param_dtype`, but matrices that adapters were summed into as `model.dtype`."""
+class TrainedPolicy:
+    """A policy read from disk; `step` is 0 for one that no run of ours made, `content` is a checksum.
+
+    Parameters are stored as `model.param_dtype`, except matrices that adapters were summed into, as `model.dtype`.
+    """
 
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
@@ -52,7 +55,7 @@ class Trained:
 
 
 def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
-    """Writes what a run's checkpoints need to be read without it; a run that has `begun` keeps what is there."""
+    """Writes what is needed, besides a checkpoint, to read the policy. A run that has `begun` keeps its files."""
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
@@ -63,10 +66,10 @@ def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str,
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
-    """The settings of a run. Raises CheckpointError where there is none."""
+    """The settings of a run, with today's keys. Raises CheckpointError where there is none."""
     path = workdir / "config.json"
     try:
-        settings = json.loads(path.read_text())["config"]
+        settings = in_todays_keys(json.loads(path.read_text())["config"], todays_defaults())
         if not isinstance(settings["model"], dict) or not isinstance(settings["learner"]["lora"], dict):
             raise TypeError("model and learner.lora must be sections")
         return settings
@@ -75,15 +78,15 @@ def settings_of(workdir: Path) -> dict[str, Any]:
             f"{workdir} is no run directory ({path.name}: {error.strerror}); expected the workdir of "
             "python -m experiments.run, such as runs/desk"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds no settings of a run: {type(error).__name__}: {error}") from error
 
 
-def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Trained:
-    """The policy of a checkpoint of a run: `step`, or the newest sound one. Adapters are summed into their base, which
-    is read from the folder `base` where it is no longer where the run found it.
+def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
+    """The policy of a checkpoint of a run: of `step`, or of the newest sound one.
 
-    Reads only. Raises CheckpointError for what is not there, damaged or does not fit.
+    Adapters are summed into their base; the folder `base` stands in for the run's, where that has moved. Changes no
+    file. Raises CheckpointError for files that are missing, damaged or do not fit.
     """
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
@@ -94,22 +97,22 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
         _check(part.arrays, wanted, workdir)
         stored = str(next(iter(_leaves(part.arrays).values())).dtype)
         model = dataclasses.replace(model, param_dtype=stored)
-        return Trained(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
+        return TrainedPolicy(model, tokenizer, jax.device_put(part.arrays, _host()), part.step, part.content)
     lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
     fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
     _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
     frozen = computed(model, _base(workdir, config, model, base))
     merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
-    return Trained(model, tokenizer, merged, part.step, part.content)
+    return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
 
 
-def of_folder(folder: Path, model: ModelConfig) -> Trained:
+def of_folder(folder: Path, model: ModelConfig) -> TrainedPolicy:
     """The policy of a model folder in HF format, tokenizer and template included. Raises ValueError or OSError."""
     tokenizer = _tokenizer(folder, "must hold its tokenizer and chat template too")
-    return Trained(model, tokenizer, load_params(folder, model), 0, content_of(folder))
+    return TrainedPolicy(model, tokenizer, load_params(folder, model), 0, content_of(folder))
 
 
-def cast(policy: Trained, dtype: str) -> Trained:
+def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
     """The same policy with all its parameters stored as `dtype`."""
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.dtype(dtype)), policy.params)
     return dataclasses.replace(policy, model=dataclasses.replace(policy.model, param_dtype=dtype), params=params)
@@ -134,7 +137,7 @@ def shape_of(
             return dataclasses.replace(own, dtype=dtype, param_dtype=stored)
         return from_scratch(section, tokenizer)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"the shape of the policy of {workdir} cannot be told: {error}") from error
+        raise CheckpointError(f"the shape of the policy of {workdir} cannot be read: {error}") from error
 
 
 def kept_shape(workdir: Path) -> ModelConfig:
@@ -164,7 +167,7 @@ def content_of(folder: Path) -> str:
 
 
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
-    """What the adapters of a run were added to, proved to be that where the run says how to tell."""
+    """The base that the adapters of a run were trained beside, verified where the run kept a fingerprint."""
     started = config["model"]["path"]
     folder = _moved(workdir, started, base) if started or base else workdir / _BASE
     if not folder.is_dir():
@@ -187,7 +190,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
 
 
 def _moved(workdir: Path, started: str, base: str | Path) -> Path:
-    """The model folder that a run began from, at `base` where that is given. Raises CheckpointError for none."""
+    """The model folder that a run began from, or `base` where given. Raises CheckpointError where it is missing."""
     folder = Path(base or started)
     if not folder.is_dir():
         raise CheckpointError(
@@ -218,7 +221,7 @@ def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) ->
 
 
 def _host() -> jax.Device:
-    """The CPU, where that is a device: masters of a policy that was trained on many need not fit on one."""
+    """The CPU, where it is a device: float32 parameters that were trained on many devices may not fit on one."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -21,7 +21,8 @@ import gc, json, os, runpy, signal, sys
 from absl import flags
 import experiments.run
 # The command defines its flags anew, as the main program.
-delattr(flags.FLAGS, "check")
+for name in ("check", "workdir"):
+    delattr(flags.FLAGS, name)
 del sys.modules["experiments.run"]
 gc.collect()
 gc.freeze()

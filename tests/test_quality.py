@@ -378,7 +378,7 @@ def test_a_run_goes_on_without_what_an_endpoint_does_not_give(
         found = quality(config, (task("left"),))(POOL)
     assert found == describe_pool(POOL, (), None, 5)
     said = " ".join(capsys.readouterr().out.split())
-    assert "warning: the pool's diversity and its distance to the evaluation tasks are not told: e gave no" in said
+    assert "warning: the pool's diversity and its distance to the evaluation tasks are left out: e gave no" in said
 
 
 def test_k_must_be_a_number_of_neighbours() -> None:

@@ -4,66 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from commands import Command, Commands
+from desk_runs import SMALL, Runs, flags
 
 ROOT = Path(__file__).parents[1]
-SMALL = (
-    "steps=6", "evolve_every=2", "checkpoint_every=2", "batch_size=4", "group_size=4", "initial_tasks=12",
-    "model.shape.hidden_size=64", "model.shape.intermediate_size=128", "model.shape.num_hidden_layers=2",
-    "warm_start.steps=200", "warm_start.check_every=100", "warm_start.demonstrations=2000",
-    "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
-    "warm_start.check_tasks=40", "warm_start.learning_rate=0.005",
-    "evaluation.tasks=24", "evaluation.dev_tasks=40", "evaluation.every=3", "engine.slots=16", "limits.concurrency=16",
-    "learner.updates_per_batch=1", "synthesis.contexts=6", "synthesis.budget=6", 
-    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
-)  # fmt: skip
-
-
-class Runs:
-    """Desks at SMALL with one cache, so that they warm-start and compile once."""
-
-    def __init__(self, commands: Commands, cache: Path):
-        self.commands = commands
-        self.environment = {**os.environ, "COJAX_CACHE": str(cache), "PYTHONUNBUFFERED": "1"}
-
-    def __call__(self, workdir: Path, *settings: str) -> subprocess.CompletedProcess[str]:
-        return self.start(workdir, *settings).wait(timeout=300)
-
-    def command(self, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.commands.run(module, *arguments, environment=self.environment)
-
-    def start(self, workdir: Path, *settings: str) -> Command:
-        return self.commands.start("experiments.run", *flags(workdir, *settings), environment=self.environment)
-
-    def signalled(self, workdir: Path, moment: Callable[[], bool], number: int, *settings: str) -> tuple[int, str]:
-        """Starts a run and sends the signal at the moment; exit status and what was printed."""
-        command = self.start(workdir, *settings)
-        deadline = time.monotonic() + 200
-        while not moment():
-            assert command.poll() is None, command.printed()
-            assert time.monotonic() < deadline, "the moment never came"
-            time.sleep(0.0005)
-        command.send_signal(number)
-        ended = command.wait(timeout=120)
-        return ended.returncode, ended.stdout
-
-
-def flags(workdir: Path, *settings: str) -> list[str]:
-    given = (f"--config.{setting}" for setting in (*SMALL, f"workdir={workdir}", *settings))
-    return ["--config=experiments/desk.py", *given]
 
 
 @pytest.fixture(scope="module")
@@ -304,7 +258,7 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, run
     status, output = runs.signalled(workdir, lambda: in_rollout(workdir), number)
     assert status == 128 + number
     assert "run the same command again to go on" in output
-    done = runs(workdir)
+    done = runs.continued(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(workdir, reference)
 
@@ -312,17 +266,35 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, run
 def test_a_finished_run_prints_its_table_and_a_larger_one_extends_it(reference, runs, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(reference, workdir)
-    again = runs(workdir)
-    assert again.returncode == 0
-    assert "zero-shot" in again.stdout
-    assert "step " not in again.stdout
-    longer = runs(workdir, "steps=8")
+    for again in (runs(workdir), runs.continued(workdir)):
+        assert again.returncode == 0, again.stdout + again.stderr
+        assert "zero-shot" in again.stdout
+        assert "step " not in again.stdout
+    refused = runs.continued(workdir, "seed=5")
+    assert refused.returncode == 1
+    assert "holds a run with other settings: seed (seed was 0, now 5)" in refused.stdout
+    longer = runs.continued(workdir, "steps=8")
     assert longer.returncode == 0, longer.stdout + longer.stderr
     assert "resumed at step 6" in longer.stdout
     assert json.loads((workdir / "summary.json").read_text())["steps"] == 8
     straight = runs(tmp_path / "straight", "steps=8")
     assert straight.returncode == 0, straight.stdout + straight.stderr
     assert_same_run(workdir, tmp_path / "straight")
+
+
+def test_a_run_of_before_some_settings_goes_on(reference, runs, tmp_path):
+    """A key that config.json lacks means its default of today, by flags and from the folder alone."""
+    workdir = tmp_path / "run"
+    shutil.copytree(reference, workdir)
+    record = json.loads((workdir / "config.json").read_text())
+    del record["checksum"], record["config"]["quality"], record["config"]["validation"]["safe"]
+    del record["config"]["llm"]["timeout"], record["config"]["staleness"], record["config"]["environment"]["isolated"]
+    (workdir / "config.json").write_text(json.dumps(record))
+    for again in (runs.continued(workdir), runs(workdir)):
+        assert again.returncode == 0, again.stdout + again.stderr
+    (workdir / "config.json").write_text(json.dumps(record))
+    other = runs(workdir, "quality.k=7", "staleness=1")
+    assert "other settings: quality.k, staleness (quality.k was 5, now 7)" in other.stdout
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(reference, runs, tmp_path):
@@ -369,76 +341,6 @@ def test_every_task_has_its_lineage(reference):
         assert lineage["verdict"] == "accepted"
         assert lineage["signal"]
         assert lineage["step"] in (2, 4, 6)
-
-
-# Settings that are refused, and what is said of them.
-REFUSED = (
-    (("nonsense=1",), "'nonsense' is not a setting"),
-    (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
-    (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
-    (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk"),
-    (("engine.name=warp",), "engine 'warp' not found; available: local"),
-    (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
-    (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
-    (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
-    (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
-    (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
-    (("group_size=1",), "group_size is 1; expected a whole number at least 2"),
-    (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
-    (("limits.concurrency=0",), "limits.concurrency is 0; expected a whole number at least 1"),
-    (("staleness=2",), "staleness is 2; expected one of 0, 1"),
-    (("sampling.temperature=0.0",), "sampling.temperature is 0.0; expected a number above 0"),
-    (("batch_size=0",), "batch_size is 0"),
-    (("warm_start.noise_low=0.5",), "warm_start.noise_low is 0.5, above noise_high, 0.3"),
-    (("learner.row_length=100",), "a row must hold the longest episode"),
-    (("workdir=/proc/cojax",), "Choose another --config.workdir"),
-    (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),
-    (("mesh.data=x",), "flag --config.mesh.data=x: invalid literal"),
-)
-
-
-@pytest.mark.parametrize(("settings", "said"), REFUSED)
-def test_bad_settings_are_named_with_the_fix(settings, said, runs, tmp_path):
-    done = runs(tmp_path / "run", *settings)
-    assert done.returncode == 1
-    assert said in done.stdout
-    assert "Traceback" not in done.stdout + done.stderr
-
-
-def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path):
-    """A policy from scratch, bytes for tokens, random at the start: nothing in it needs a demonstrator."""
-    workdir = tmp_path / "run"
-    chosen = (
-        "policy=tiny", "model.tools=none", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1",
-        "model.vocabulary=300", "engine.max_length=320", "learner.row_length=320", "sampling.max_tokens=16",
-        "limits.max_turns=3", "evaluation.tasks=8", "evaluation.dev_tasks=20", "warm_start.steps=0",
-        f"workdir={workdir}",
-    )  # fmt: skip
-
-    def preset(*settings: str) -> subprocess.CompletedProcess[str]:
-        given = [f"--config.{setting}" for setting in (*chosen, *settings)]
-        return runs.command("experiments.run", "--config=experiments/desk.py", *given)
-
-    first = preset("steps=1")
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert "tools: the policy is shown no documentation" in first.stdout
-    assert "policy: random parameters" in first.stdout
-    stored = json.loads((workdir / "config.json").read_text())["config"]
-    assert (stored["policy"], stored["group_size"], stored["model"]["tokenizer"]) == ("tiny", 4, "bytes")
-    assert (stored["model"]["tools"], stored["model"]["shape"]["hidden_size"]) == ("none", 32)  # flags win
-    longer = preset("steps=2")
-    assert longer.returncode == 0, longer.stdout + longer.stderr
-    assert "resumed at step 1" in longer.stdout
-    other = preset("steps=3", "model.tools=brief")
-    assert other.returncode == 1
-    assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout
-
-
-def test_a_missing_config_file_is_named(runs):
-    done = runs.command("experiments.run", "--config=experiments/nowhere.py")
-    assert done.returncode == 1
-    assert "experiments/nowhere.py" in done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_workdir_of_another_config_is_refused_and_untouched(reference, runs, tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -52,6 +52,8 @@ class RunDirectory:
 
     def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
         self.folder = folder
+        # A stored configuration → the same one with the keys that `claim` is given, where a release has new ones.
+        self.in_todays_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
         self._lock = locked(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept=checkpoints_kept, episodes_kept=episodes_kept)
         self.metrics, self.tasks, self.memory = (self.files.logs[name] for name in ("metrics", "tasks", "memory"))
@@ -118,6 +120,7 @@ class RunDirectory:
             if not isinstance(record["config"], dict):
                 raise ValueError("it holds no settings")
             is_signed(record)
+            record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise RunDirectoryError(
                 f"{path} cannot be read ({error}). Restore it from a copy, or choose another --config.workdir."

@@ -176,7 +176,7 @@ def test_what_an_entry_may_not_be_set_to_is_told_in_one_line(mine: None, given: 
 def test_settings_of_no_signal_and_two_signals_of_one_name(mine: None) -> None:
     config = desk.get_config()
     config.signal_settings.rair = ConfigDict({"percent": 1.0})
-    assert refusal(config) == "signal_settings.rair is of no signal; there are forgetting, boundary, rare"
+    assert refusal(config) == "signal_settings.rair belongs to no signal; there are forgetting, boundary, rare"
     config = desk.get_config()
     config.signals = "mine_of_entries:unlike,other_of_entries:unlike"
     assert "'other_of_entries:unlike' have one name" in refusal(config)
@@ -186,7 +186,7 @@ def test_settings_of_no_signal_and_two_signals_of_one_name(mine: None) -> None:
 def test_an_empty_name_is_refused(leaf: str) -> None:
     """All of these were found wanting after the warm start."""
     config = desk.get_config()
-    entries._put(config, leaf, "")
+    base.put(config, leaf, "")
     assert "'' not found; available: " in refusal(config)
 
 
@@ -226,11 +226,11 @@ def test_flags_of_entries_are_told_from_the_others() -> None:
     }  # fmt: skip
 
 
-def test_every_place_names_what_there_is() -> None:
+def test_every_choice_names_an_entry() -> None:
     for experiment in (desk, bfcl):
-        for leaf, place in entries.PLACES.items():
-            name = entries.at(experiment.get_config(), leaf)
-            assert not name or callable(place.find(name))
+        for leaf, choice in entries.CHOICES.items():
+            name = base.at(experiment.get_config(), leaf)
+            assert not name or callable(choice.find(name))
 
 
 def test_a_loss_chosen_by_a_flag_just_works(commands: Commands, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_another_evaluation_in_the_same_folder_is_refused_with_what_differs(work
 
 
 def test_another_shape_than_the_runs_is_an_error_that_names_the_flags(workdir):
-    with pytest.raises(ValueError, match="was trained with another policy than --config says") as caught:
+    with pytest.raises(ValueError, match="was trained with another policy than --config describes") as caught:
         subject_of(config(model__shape__hidden_size=32, model__tokenizer="bytes"), str(workdir), None, None, None)
     assert "model.tokenizer is 'words' in its config.json, 'bytes' here" in str(caught.value)
     assert "Add --config.model.tokenizer=words --config.model.shape.hidden_size=16" in str(caught.value)
@@ -140,7 +140,7 @@ def test_another_shape_than_the_runs_is_an_error_that_names_the_flags(workdir):
 def test_the_preset_of_a_run_is_named_and_what_it_does_not_set(tmp_path):
     run = resolve(config(policy="tiny"), ["model.tokenizer", "model.shape.hidden_size"])
     write_json(tmp_path / "config.json", {"config": json.loads(json.dumps(run.to_dict()))})
-    with pytest.raises(ValueError, match="was trained with another policy than --config says") as caught:
+    with pytest.raises(ValueError, match="was trained with another policy than --config describes") as caught:
         subject_of(config(model__path="models/Q"), str(tmp_path), None, None, None)
     assert str(caught.value).endswith(
         "model.path is '' in its config.json, 'models/Q' here. "

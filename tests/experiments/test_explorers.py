@@ -14,7 +14,7 @@ from cojax.types import TaskDraft
 from environments.bfcl.episode import SEPARATOR
 from experiments import appworld, assemble, bfcl, desk, explorers
 from experiments.careless import CarelessExplorer
-from experiments.checks import check
+from experiments.checks import check, check_run
 from experiments.settings import spelled_out
 
 ROOT = Path(__file__).parents[2]
@@ -74,8 +74,13 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
     config: ConfigDict, change: dict, message: str
 ) -> None:
     apply(config, change)
-    with pytest.raises(ValueError, match=re.escape(message)):
+
+    def begin() -> None:
+        check_run(config)
         assemble.parts(config)
+
+    with pytest.raises(ValueError, match=re.escape(message)):
+        begin()
 
 
 @pytest.mark.parametrize(
@@ -100,9 +105,9 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"explorer.shortest": 10}, "explorer.shortest is 10, but drafts have at most 9 actions"),
         ({"explorer.shortest": 9, "explorer.ending": ""}, "drafts have at most 8 actions, as explorer.steps is 8"),
         # What would silently not happen.
-        ({"validation.judge": "veto"}, "validation.judge is 'veto', but that is for queries that a mind words"),
-        ({"validation.attempts": 3}, "validation.attempts is 3, but that is for queries that a mind words"),
-        ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but that is for queries that a mind"),
+        ({"validation.judge": "veto"}, "validation.judge is 'veto', but that is for queries that a model words"),
+        ({"validation.attempts": 3}, "validation.attempts is 3, but that is for queries that a model words"),
+        ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but that is for queries that a model"),
         ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0},
          "validation.attempter is 'policy', but validation.attempts is 0: none is made"),
         ({"validation.judge": "maybe"}, "validation.judge 'maybe' not found; available: off, note, veto"),

@@ -19,7 +19,7 @@ from experiments.policies import (
     initial_params,
     keep_tokenizer,
     open_world,
-    said,
+    texts,
     tokenizer_and_shape,
 )
 from experiments.presets import resolve
@@ -53,16 +53,16 @@ def config(**warm_start) -> ConfigDict:
 
 
 def test_what_is_said_is_documentation_and_solved_tasks():
-    texts = list(said(Splits(), Splits().tasks("dev", 2)))
-    assert texts[1] == '{"name": "add", "arguments": []}'
-    assert texts[4:] == [
+    found = list(texts(Splits(), Splits().tasks("dev", 2)))
+    assert found[1] == '{"name": "add", "arguments": []}'
+    assert found[4:] == [
         "count to dev 1", '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "1",
         '<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>', "ok",
         "count to dev 2", '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "1",
         '<tool_call>\n{"name": "add", "arguments": {"by": 1}}\n</tool_call>', "2",
         '<tool_call>\n{"name": "finish", "arguments": {}}\n</tool_call>', "ok",
     ]  # fmt: skip
-    assert list(said(Splits(), Splits().tasks("bare", 2)))[4:] == ["count to bare 6"]
+    assert list(texts(Splits(), Splits().tasks("bare", 2)))[4:] == ["count to bare 6"]
 
 
 def test_no_held_out_query_reaches_the_trainer(monkeypatch):

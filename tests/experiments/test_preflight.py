@@ -64,6 +64,7 @@ def test_servers_that_follow_are_checked_in_the_folder_that_they_follow(config, 
         seen.append(Path(config.sglang.folder))
         raise ValueError("no further")
 
+    monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
     monkeypatch.setattr(preflight.assemble, "parts", parts)
     assert preflight.check(config) == 1
     assert (seen == [tmp_path / "shared"]) == follow
@@ -82,6 +83,7 @@ def test_servers_that_a_killed_run_left_asleep_are_known_to_the_check_and_awake_
         known.write("http://127.0.0.1:1", "born", [])
         raise ValueError("no further")
 
+    monkeypatch.setattr(preflight.checks, "check_run", lambda config: None)
     monkeypatch.setattr(preflight.assemble, "parts", parts)
     assert preflight.check(config) == 1
     assert found == [("born", ["weights"])]

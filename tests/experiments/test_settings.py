@@ -1,14 +1,17 @@
-"""What a configuration may not say, before anything of it is written down."""
+"""Ranges of settings, what is refused before anything is written, and the reference of all settings."""
 
+import inspect
 import re
 import typing
+from pathlib import Path
 
 import pytest
 
 from cojax.registry.annotations import Range
-from experiments import appworld, base, bfcl, desk
+from experiments import appworld, base, bfcl, desk, reference
+from experiments.base import LEAVES, OPEN
 from experiments.checks import check
-from experiments.ranges import OPEN, RANGES, leaves
+from experiments.ranges import RANGES, leaves
 
 
 def low(kind):
@@ -37,8 +40,8 @@ def test_plain_addresses_are_fine():
 @pytest.mark.parametrize("experiment", [base, desk, bfcl, appworld])
 def test_every_setting_has_a_range(experiment):
     found = {name for name, _ in leaves(experiment.get_config().to_dict())}
-    of_entries = {name for name in found - RANGES.keys() if name.startswith(OPEN)}
-    assert found - of_entries == RANGES.keys()
+    of_entries = {name for name in found - RANGES.keys() if name.startswith(tuple(OPEN))}
+    assert found - of_entries == RANGES.keys() == LEAVES.keys()
     assert {name.rpartition(".")[0] for name in of_entries} <= {"environment", *OPEN, "signal_settings.rare"}
 
 
@@ -76,7 +79,7 @@ def test_of_every_fraction_what_is_no_number_is_refused(name):
         ("learner.lora.targets", ("queri",), "learner.lora.targets is ('queri',); expected a tuple, each of it one of"),
         ("explorer.stretch", (), "explorer.stretch is (); expected how many actions a draft may have more than its"),
         ("mesh.data", 0, "mesh.data is 0; expected a whole number at least 1 or -1"),
-        ("learner.speed", 3, "learner.speed is not a setting; experiments/base.py lists them all"),
+        ("learner.xyz", 3, "learner.xyz is not a setting; docs/settings.md lists them all"),
     ],
 )
 def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):
@@ -89,3 +92,17 @@ def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):
         place[leaf] = value
     with pytest.raises(ValueError, match=re.escape(said)):
         check(config)
+
+
+def test_the_reference_lists_every_setting_and_is_current():
+    kept = (Path(__file__).parents[2] / "docs/settings.md").read_text()
+    assert kept == "\n".join(reference.lines()) + "\n", "run python -m experiments.reference > docs/settings.md"
+    listed = re.findall(r"^\| `([^`]+)` \| `([^`]*)` \| (.+) \| (.+) \|$", kept, re.MULTILINE)
+    assert {name for name, _, _, _ in listed} == RANGES.keys()
+    assert all(bounds and meaning for _, _, bounds, meaning in listed)
+    assert ("learner.lora.alpha", "16.0") in {(name, default) for name, default, _, _ in listed}
+
+
+def test_every_section_fits_on_a_screen():
+    for _, section in base.SECTIONS:
+        assert len(inspect.getsource(section).splitlines()) <= 40, section.__name__

@@ -108,7 +108,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     assert [name for name, _ in ended] == ["wrong-1", "worse-1"]
     assert refused == [tmp_path / "wrong-1"]
     assert ended[0][1].startswith("exit status 1: error: batch_size is 0; expected a whole number at least 1 (see ")
-    assert "'nosuch' is not a setting" in (tmp_path / "worse-1.log").read_text()
+    assert "nosuch is not a setting" in (tmp_path / "worse-1.log").read_text()
 
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):

@@ -1,0 +1,32 @@
+"""The objects of one run that need no parameters yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from jax.sharding import Mesh
+
+from cojax.environment import Environment
+from cojax.policy.config import ModelConfig
+from cojax.rollout.chat import Chat
+from cojax.rollout.collect import Limits
+from cojax.rollout.engine import Engine
+from cojax.signals import SignalKind
+from cojax.types import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits."""
+
+    environment: Environment
+    chat: Chat
+    model: ModelConfig
+    mesh: Mesh | None
+    engine: Engine
+    limits: Limits
+    evaluation: tuple[Task, ...]
+    development: tuple[Task, ...]
+    challenge: tuple[Task, ...]
+    signals: Mapping[str, SignalKind]

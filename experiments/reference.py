@@ -1,0 +1,78 @@
+"""Prints docs/settings.md, every setting with its default, range and meaning.
+
+python -m experiments.reference > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Iterator, Sequence
+
+from cojax.registry.annotations import description
+from cojax.signals import SIGNALS
+from experiments.base import LEAVES, OPEN, SECTIONS
+from experiments.entries import CHOICES
+from experiments.leaf import Leaf, Names
+from experiments.presets import PRESETS
+
+_HEAD = """# Settings
+
+Written by `python -m experiments.reference > docs/settings.md`; do not edit.
+
+A setting is given as `--config.NAME=VALUE`. An experiment (`experiments/desk.py`, say) sets some of these anew, a
+preset (`--config.policy=NAME`) others; a flag wins over both. Where a range lists names, `package.module:name` may
+name one of your own, if the range says so.
+"""
+_FROM_OUTSIDE = "or `package.module:name`"
+
+
+def lines() -> Iterator[str]:
+    """The lines of docs/settings.md."""
+    yield _HEAD
+    for prefix, section in SECTIONS:
+        title = f"`{prefix}`" if prefix else f"{section.__name__.replace('_', ' ').capitalize()} (without a section)"
+        yield f"## {title}\n"
+        yield f"{inspect.getdoc(section)}\n"
+        if prefix in OPEN:
+            yield f"Also the settings of {OPEN[prefix]}.\n"
+        yield "| setting | default | range | meaning |\n|---|---|---|---|"
+        for name in section():
+            whole = f"{prefix}.{name}".lstrip(".")
+            yield _row(whole, LEAVES[whole])
+        yield ""
+    yield "## Settings of entries\n"
+    yield "These sections hold keywords of the entry that is named beside them; its signature says what they may be.\n"
+    yield "| section | keywords of |\n|---|---|"
+    for name, whose in OPEN.items():
+        yield f"| `{name}` | {_cell(whose)} |"
+
+
+def _row(name: str, leaf: Leaf) -> str:
+    default = '""' if leaf.default == "" else str(leaf.default)
+    return f"| `{name}` | `{default}` | {_cell(_range(name, leaf))} | {_cell(leaf.meaning)} |"
+
+
+def _range(name: str, leaf: Leaf) -> str:
+    if name in CHOICES:
+        return f"{_listed(CHOICES[name].names())}, {_FROM_OUTSIDE}"
+    if name == "signals":
+        return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, parted by commas"
+    if name == "policy":
+        return f'{_listed(list(PRESETS))}, or ""'
+    for one in typing.get_args(leaf.range):
+        if isinstance(one, Names):
+            return f"one of {_listed(one.names)}"
+    return description(leaf.range)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print("\n".join(lines()))

@@ -1,0 +1,77 @@
+"""Settings that were renamed, and settings that an older run lacks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from experiments import base, compatibility, continued, desk, entries, trained
+from experiments.checks import check
+from experiments.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
+
+
+@pytest.fixture
+def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if optimizer.clip_norm had been called learner.clip, and steps train_steps."""
+    monkeypatch.setitem(base.RENAMED, "learner.clip", "optimizer.clip_norm")
+    monkeypatch.setitem(base.RENAMED, "train_steps", "steps")
+
+
+def test_an_absent_key_is_its_default_of_today() -> None:
+    stored = {"steps": 3, "llm": {"timeout": 5.0}, "signal_settings": {"rare": {"percent": 1.0}}}
+    filled = in_todays_keys(stored, base.get_config().to_dict())
+    assert filled["steps"] == 3
+    assert filled["llm"]["timeout"] == 5.0
+    assert filled["llm"]["attempts"] == 4
+    assert filled["explorer"]["stretch"] == [-1, 0, 1, 2]  # as JSON holds it
+    assert filled["signal_settings"] == {"rare": {"percent": 1.0}}
+    assert stored == {"steps": 3, "llm": {"timeout": 5.0}, "signal_settings": {"rare": {"percent": 1.0}}}
+
+
+def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
+    defaults = entries.defaults(desk.get_config())
+    assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}
+    assert defaults["environment"] == {"name": "", "isolated": False}
+    assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 5.0}
+
+
+def test_a_run_goes_on_with_its_own_settings(tmp_path: Path) -> None:
+    config = desk.get_config()
+    config.explorer.stretch, config.learner.skip_steps, config.seed = (0, 1), (3,), 7
+    stored = json.loads(json.dumps(config.to_dict()))
+    del stored["quality"], stored["llm"]["timeout"]
+    (tmp_path / "config.json").write_text(json.dumps({"config": stored}))
+    again = continued.get_config(str(tmp_path))
+    assert again.to_dict() == config.to_dict()
+    check(again)
+
+
+def test_an_old_name_in_a_stored_configuration(renamed: None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"learner": {"clip": 3.0}, "train_steps": 2}}))
+    found = trained.settings_of(tmp_path)
+    assert (found["optimizer"]["clip_norm"], found["steps"]) == (3.0, 2)
+    assert "clip" not in found["learner"]
+    assert "train_steps" not in found
+
+
+def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCaptureFixture) -> None:
+    config = desk.get_config()
+    config.learner.clip = 3.0
+    with caplog.at_level(logging.WARNING):
+        moved = without_old_names(config)
+        assert moved.optimizer.clip_norm == 3.0
+        assert without_old_names(config, ["optimizer.clip_norm"]).optimizer.clip_norm == 1.0  # the flag wins
+        check(moved)
+        assert flag_in_todays_name("--config.train_steps=3") == "--config.steps=3"
+        assert flag_in_todays_name("--config.train_steps") == "--config.steps"
+        assert flag_in_todays_name("--config.steps=3") == "--config.steps=3"
+    assert "learner.clip is now called optimizer.clip_norm; the old name still works" in caplog.text
+    assert "train_steps is now called steps" in caplog.text
+
+
+def test_today_no_old_name_is_a_setting() -> None:
+    assert not compatibility.RENAMED.keys() & base.LEAVES.keys()
+    assert set(compatibility.RENAMED.values()) <= base.LEAVES.keys()

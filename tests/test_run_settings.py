@@ -1,0 +1,102 @@
+"""The command on settings that it refuses, on presets, and on configurations that are not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+from desk_runs import Runs
+
+
+@pytest.fixture(scope="module")
+def runs(commands, tmp_path_factory) -> Runs:
+    return Runs(commands, tmp_path_factory.mktemp("cache"))
+
+
+# Settings that are refused, and what is said of them.
+REFUSED = (
+    (("nonsense=1",), "nonsense is not a setting; docs/settings.md lists them all"),
+    (("step=3",), "step is not a setting; did you mean steps or "),
+    (("learner.batch_size=3",), "learner.batch_size is not a setting; did you mean batch_size or "),
+    (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
+    (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
+    (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk"),
+    (("engine.name=warp",), "engine 'warp' not found; available: local"),
+    (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
+    (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
+    (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
+    (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
+    (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
+    (("group_size=1",), "group_size is 1; expected a whole number at least 2"),
+    (("quorum=0.25",), "quorum is 0.25 of a group of 4; expected a share, at most 1, of at least 2 episodes"),
+    (("limits.concurrency=0",), "limits.concurrency is 0; expected a whole number at least 1"),
+    (("staleness=2",), "staleness is 2; expected one of 0, 1"),
+    (("sampling.temperature=0.0",), "sampling.temperature is 0.0; expected a number above 0"),
+    (("batch_size=0",), "batch_size is 0"),
+    (("warm_start.noise_low=0.5",), "warm_start.noise_low is 0.5, above noise_high, 0.3"),
+    (("learner.row_length=100",), "a row must hold the longest episode"),
+    (("workdir=/proc/cojax",), "Choose another --config.workdir"),
+    (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),
+    (("mesh.data=x",), "mesh.data is 'x'; expected a whole number at least 1 or -1"),
+)
+
+
+@pytest.mark.parametrize(("settings", "said"), REFUSED)
+def test_bad_settings_are_named_with_the_fix(settings, said, runs, tmp_path):
+    done = runs(tmp_path / "run", *settings)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path):
+    """A policy from scratch, bytes for tokens, random at the start: nothing in it needs a demonstrator."""
+    workdir = tmp_path / "run"
+    chosen = (
+        "policy=tiny", "model.tools=none", "model.shape.hidden_size=32", "model.shape.num_hidden_layers=1",
+        "model.vocabulary=300", "engine.max_length=320", "learner.row_length=320", "sampling.max_tokens=16",
+        "limits.max_turns=3", "evaluation.tasks=8", "evaluation.dev_tasks=20", "warm_start.steps=0",
+        f"workdir={workdir}",
+    )  # fmt: skip
+
+    def preset(*settings: str) -> subprocess.CompletedProcess[str]:
+        given = [f"--config.{setting}" for setting in (*chosen, *settings)]
+        return runs.command("experiments.run", "--config=experiments/desk.py", *given)
+
+    first = preset("steps=1")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "tools: the policy is shown no documentation" in first.stdout
+    assert "policy: random parameters" in first.stdout
+    stored = json.loads((workdir / "config.json").read_text())["config"]
+    assert (stored["policy"], stored["group_size"], stored["model"]["tokenizer"]) == ("tiny", 4, "bytes")
+    assert (stored["model"]["tools"], stored["model"]["shape"]["hidden_size"]) == ("none", 32)  # flags win
+    longer = preset("steps=2")
+    assert longer.returncode == 0, longer.stdout + longer.stderr
+    assert "resumed at step 1" in longer.stdout
+    alone = runs.continued(workdir, "steps=3")
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert "resumed at step 2" in alone.stdout
+    assert json.loads((workdir / "config.json").read_text())["config"] == {**stored, "steps": 3}
+    other = preset("steps=4", "model.tools=brief")
+    assert other.returncode == 1
+    assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout
+
+
+@pytest.mark.parametrize("override", [(), ("--config.steps=3",)])
+def test_a_missing_config_file_is_named(override, runs):
+    done = runs.command("experiments.run", "--config=experiments/deks.py", *override)
+    assert done.returncode == 1
+    said = "error: --config=experiments/deks.py: there is no such file; did you mean experiments/desk.py?\n"
+    assert done.stdout == said
+    assert "Traceback" not in done.stderr
+
+
+def test_without_an_experiment_or_a_run_the_fix_is_named(runs, tmp_path):
+    neither = runs.command("experiments.run", "--config.steps=3")
+    assert neither.returncode == 1
+    assert "name an experiment, --config=experiments/desk.py, or the folder of a run" in neither.stdout
+    empty = runs.continued(tmp_path)
+    assert empty.returncode == 1
+    assert f"{tmp_path} holds no run to go on with (no config.json there); to begin one" in empty.stdout
+    assert len(empty.stdout.splitlines()) == 1
