@@ -44,7 +44,7 @@ def unmastered(
 CURRICULA: dict[str, Curriculum] = {"uniform": uniform, "learnability": learnability, "unmastered": unmastered}
 
 
-def weighed(curriculum: Curriculum, scores: Sequence[float]) -> float:
+def task_weight(curriculum: Curriculum, scores: Sequence[float]) -> float:
     """The weight of a task with these scores. Raises ValueError for a weight that is not finite and above 0."""
     weight = float(curriculum(scores))
     if not 0.0 < weight < math.inf:
@@ -54,7 +54,7 @@ def weighed(curriculum: Curriculum, scores: Sequence[float]) -> float:
     return weight
 
 
-class Visits:
+class RecentScores:
     """A detector that raises no signals: it remembers the mean reward of each task's last ten visits.
 
     Its window is apart from the one of `signals.Forgetting`: either may be used without the other, and both are stored

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
-from cojax.curriculum import Visits
+from cojax.curriculum import RecentScores
 from cojax.environment import Charted, Environment
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
@@ -18,16 +18,16 @@ from cojax.explorer.llm.journal import Journal
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
-from cojax.learner.routing import shape_read
+from cojax.learner.routing import required_route_shape
 from cojax.learner.train_state import TrainState
 from cojax.loop import Loop
-from cojax.loop.groups import Played
+from cojax.loop.groups import EpisodeCount
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.registry import find
-from cojax.rollout.chat import SHOWN, Chat
+from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.rollout.collect import Limits
 from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
@@ -54,9 +54,9 @@ def parts(config: ConfigDict) -> Parts:
     environment = entry(config, "environment.name").bound()()
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
-    chat = Chat(tokenizer, SHOWN[config.model.tools])
+    chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = mesh_of(config)
-    shape_read(config.learner.routes, model, config.learner.loss, learned_by(config).loss.routes)
+    required_route_shape(config.learner.routes, model, config.learner.loss, learned_by(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
     held_out = config.evaluation
@@ -205,8 +205,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         validate=validation(config, made, explores),
         detectors={
             **made.signals,
-            **({"visits": Visits()} if curriculum else {}),
-            **({"played": Played()} if config.episodes else {}),
+            **({"visits": RecentScores()} if curriculum else {}),
+            **({"played": EpisodeCount()} if config.episodes else {}),
         },
         kinds=made.signals,
         evolve=entry(config, "evolve").function,

@@ -104,7 +104,7 @@ def _check_warm_start(config: ConfigDict) -> None:
 def _try_entries(config: ConfigDict) -> None:
     """Tries the curriculum and the weighting, which take numbers alone, on some. Raises ValueError if one fails."""
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
-        "curriculum": lambda wants: [curriculum.weighed(wants, scores) for scores in _SCORES],
+        "curriculum": lambda wants: [curriculum.task_weight(wants, scores) for scores in _SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
     }
     for leaf, attempt in trials.items():

@@ -14,7 +14,7 @@ from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Engine, Routed
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 from experiments import base
 from experiments.settings import settings
@@ -106,10 +106,10 @@ def _is_address(url: str) -> bool:
     return parsed.scheme in ("http", "https") and bool(parsed.host)
 
 
-def launch(config: ConfigDict, logs: Path, dtype: str) -> Launch:
+def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
     """How to launch servers. Without sglang.python they run on the interpreter of `make sglang`, on the CPU."""
     section = config.sglang
-    return Launch(
+    return LaunchSettings(
         section.python or str(default_python()),
         logs,
         config.engine.max_length,

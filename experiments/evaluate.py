@@ -33,7 +33,7 @@ from ml_collections import ConfigDict
 import environments
 from cojax.environment import EngineError, Environment, EnvironmentFailure
 from cojax.evaluate import Estimate, average_at_k, describe, estimate, kinds_by
-from cojax.host.processes import end_all, leave_none
+from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
@@ -255,7 +255,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
-    leave_none()
+    end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:

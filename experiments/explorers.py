@@ -16,7 +16,7 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.explorer.scripted.windows import Ending
-from cojax.host.deadlines import Watched
+from cojax.host.deadlines import WatchedPlay
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Sampling
 from cojax.signals import guidance
@@ -50,7 +50,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     section = config.explorer
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
-        play=Watched(made.limits.environment_deadline),
+        play=WatchedPlay(made.limits.environment_deadline),
         width=1 if section.width is None else section.width,
         guidance=guidance(made.signals),
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
@@ -107,7 +107,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         window=section.window,
         width=_WIDTH if section.width is None else section.width,
         # A model has its own deadlines; it may wait for a free request and between attempts.
-        play=Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
+        play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,
         attempt_turns=made.limits.max_turns,
         guidance=guidance(made.signals),
@@ -134,9 +134,9 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
     """
     section = config.validation
     attempted, judge = None, None
-    play = Watched(made.limits.environment_deadline)
+    play = WatchedPlay(made.limits.environment_deadline)
     if isinstance(explorer, LLMExplorer):
-        play = Watched(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
+        play = WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout)
         if count := attempts(config):
             attempters = choose(ATTEMPTERS, section.attempter, "validation.attempter")(config, made)
             attempted = Attempts(attempters, count, made.limits.max_turns)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.explorer.llm.fitting import fitted, shortened
+from cojax.explorer.llm.fitting import fitted, shorten
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory, Triplet
 
@@ -47,7 +47,7 @@ class Trial:
     tokens: int
 
 
-def retried(
+def retry_failures(
     play: Play, environment: Environment, groups: Sequence[Group], trials: int, reflects: bool, room: int
 ) -> tuple[list[Group], list[Trial]]:
     """Tries failed tasks again; returns each task's last trial, and a record of each of at most `trials` trials.
@@ -71,7 +71,7 @@ def retried(
             for group in written:
                 if text := _note(group):
                     notes[group.task.id] = (*notes.get(group.task.id, ()), text)[-_NOTES:]
-        again = play(reminded(environment, notes), tasks, f"trial{number}")
+        again = play(with_notes(environment, notes), tasks, f"trial{number}")
         # A trial without a valid episode leaves the result of the trial before it.
         last |= {group.task.id: group for group in again if group.valid}
         record.append(_trial(last, again, written))
@@ -98,7 +98,7 @@ def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence
 def _note(group: Group) -> str:
     """The note that the policy wrote, without its thought; empty where there is none."""
     replies = [_without_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
-    return shortened(replies[0], _NOTE) if replies else ""
+    return shorten(replies[0], _NOTE) if replies else ""
 
 
 def _without_thought(text: str) -> str:
@@ -162,7 +162,7 @@ def request(failure: Trajectory, room: int) -> str:
 
     The oldest actions are left out first.
     """
-    task = shortened("\n".join(message.content for message in failure.opening), room // 2)
+    task = shorten("\n".join(message.content for message in failure.opening), room // 2)
     steps = [
         "\n".join((
             _without_thought(turn.action.text) or Chat.write(turn.action.calls) or "(nothing)",
@@ -176,7 +176,7 @@ def request(failure: Trajectory, room: int) -> str:
     return _REQUEST.format(task=task, record=record)
 
 
-def reminded(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
+def with_notes(environment: Environment, notes: Mapping[str, Sequence[str]]) -> Environment:
     """The environment with the notes of a task in its opening; `notes` maps a task id to notes, oldest first.
 
     The notes come first in the last opening message: a template may not allow another message, and a long message is

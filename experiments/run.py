@@ -31,8 +31,8 @@ from cojax import signals
 from cojax.coevolve import coevolve
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
-from cojax.host.processes import end_all, leave_none
-from cojax.learner.device_memory import OutOfMemory
+from cojax.host.processes import end_all, end_descendants_at_exit
+from cojax.learner.device_memory import DeviceMemoryError
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
@@ -70,7 +70,7 @@ _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything,
 _CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, EngineError, InstallError, OutOfMemory,
+    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError,
 )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
-    leave_none()
+    end_descendants_at_exit()
     try:
         keep_compiled()
         config = configuration()

@@ -15,7 +15,7 @@ from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
 from cojax.types import Group, Task
 from experiments.parts import Parts
-from experiments.reflexion import Trial, retried
+from experiments.reflexion import Trial, retry_failures
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
@@ -66,7 +66,7 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
     if trials == 1:
         return first
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
-    last, told = retried(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
+    last, told = retry_failures(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
 
 

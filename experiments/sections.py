@@ -12,10 +12,10 @@ from cojax.metrics import Wandb
 from cojax.policy.sharding import make_mesh
 from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
-from cojax.rollout.chat import SHOWN
+from cojax.rollout.chat import TOOL_DOCUMENTS
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 from cojax.validation import Exclusions, Validation
 from cojax.validation.query import MOST_CHARACTERS
@@ -47,7 +47,7 @@ def model() -> Section:
     """The policy's model: a folder, or a small one from scratch."""
     return {
         "path": Leaf("", str, 'a folder in HF format; "" is a policy of model.shape from scratch'),
-        "tools": Leaf("full", one_of(SHOWN), "the documentation that the policy is shown"),
+        "tools": Leaf("full", one_of(TOOL_DOCUMENTS), "the documentation that the policy is shown"),
         "tokenizer": Leaf("words", one_of(("words", "bytes")), "of a policy from scratch"),
         "vocabulary": Leaf(4096, Count, "entries of the tokenizer `bytes`"),
         "dtype": Leaf("", DType, 'computed in; "" is the folder\'s own, float32 from scratch'),
@@ -97,7 +97,7 @@ def engine() -> Section:
 
 def sglang() -> Section:
     """Servers for engine.name=sglang: attached to, or launched on this host."""
-    own, waits, launch = defaults(SGLangEngine), defaults(ServerLimits), defaults(Launch)
+    own, waits, launch = defaults(SGLangEngine), defaults(ServerLimits), defaults(LaunchSettings)
     return {
         "urls": Leaf("", str, 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host'),
         "router": Leaf(own["router"], str, "sglang-router's address in front of `urls`: it is asked for completions"),

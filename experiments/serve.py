@@ -26,7 +26,7 @@ from absl import app, flags
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
-from cojax.host.processes import leave_none
+from cojax.host.processes import end_descendants_at_exit
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.rollout.export import check_weights
@@ -140,7 +140,7 @@ def _with_label(target: LabelledWeights) -> LabelledWeights:
 def main(argv: Sequence[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
-    leave_none()
+    end_descendants_at_exit()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
-from cojax.rollout.chat import SHOWN, Actors, Chat, PolicyActors
+from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from experiments import policies, scores, trained
 from experiments.entries import entry
 from experiments.presets import PRESETS
@@ -106,7 +106,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     engine = entry(config, "engine.name").function(own, subject.policy.model)
     try:
         engine.load(subject.policy.weights())
-        chat = Chat(subject.policy.tokenizer, SHOWN[config.model.tools])
+        chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
         yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
     finally:
         engine.close()

@@ -18,7 +18,7 @@ from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 
 CONFIG = ModelConfig(112, 32, 48, 1, 2, 1, 16, max_position_embeddings=512)
@@ -237,7 +237,7 @@ ThreadingHTTPServer((given["--host"], int(given["--port"])), Handler).serve_fore
 
 
 class FakeLaunch:
-    """Launch settings for such programs, and the record of their starts and updates."""
+    """LaunchSettings settings for such programs, and the record of their starts and updates."""
 
     def __init__(self, folder: Path) -> None:
         self.starts, self.updates, self.delay = folder / "starts", folder / "updates", folder / "delay"
@@ -245,7 +245,7 @@ class FakeLaunch:
         program = folder / "python"
         program.write_text(SERVER.format(python=sys.executable, **places))
         program.chmod(0o755)
-        self.launch = Launch(str(program), folder / "logs", 64)
+        self.launch = LaunchSettings(str(program), folder / "logs", 64)
 
     def started(self) -> list[list[str]]:
         """Port, label and folder of each start."""

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from records import group, task, trajectory
 
-from cojax.curriculum import Visits, learnability, uniform, unmastered, weighed
+from cojax.curriculum import RecentScores, learnability, task_weight, uniform, unmastered
 from cojax.pool import TaskPool
 from cojax.types import Group
 
@@ -38,19 +38,19 @@ def test_a_weight_that_nothing_can_be_drawn_by_is_refused(weight):
     with pytest.raises(
         ValueError, match=r"gives a task with the scores \[0.5\] the weight .*; expected above 0, finite"
     ):
-        weighed(lambda scores: weight, (0.5,))
+        task_weight(lambda scores: weight, (0.5,))
 
 
 def test_visits_remember_the_last_ten_and_only_valid_ones():
     memory, (one, other) = {}, (task("one"), task("other"))
     for step in range(12):
-        changes, signals = Visits().update(memory, [group(one, step / 16, step / 16)])
+        changes, signals = RecentScores().update(memory, [group(one, step / 16, step / 16)])
         memory |= changes
         assert signals == []
     assert memory == {one.id: [step / 16 for step in range(2, 12)]}
     lost = Group(other, (trajectory(other, 1.0, outcome="engine_error"), trajectory(other, 0.5)))
-    assert Visits().update(memory, [lost])[0] == {other.id: [0.5]}
-    assert Visits().update(memory, [Group(other, (lost.trajectories[0],))])[0] == {}
+    assert RecentScores().update(memory, [lost])[0] == {other.id: [0.5]}
+    assert RecentScores().update(memory, [Group(other, (lost.trajectories[0],))])[0] == {}
 
 
 def test_tasks_are_drawn_in_proportion_to_their_weights():

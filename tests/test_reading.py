@@ -55,12 +55,12 @@ def answered(text: str) -> None:
     """Looks for many answers of the greatest length, none of which is there, in long observations."""
     given = [text[: 4_000 - cut] + "!y"[cut % 2] for cut in range(90)]
     steps = [*shown(text, Action(), Action()), *shown("", Action(calls=(Call("finish", {"answer": given}),)))]
-    answers.unfounded(steps, "finish", "answer", text[:3_000])
+    answers.answer_objections(steps, "finish", "answer", text[:3_000])
 
 
 def coded(text: str) -> None:
     steps = shown(text, Action(f"```python\n{text[:19_000]}\n```\n"), Action(text))
-    answers.unfounded(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
+    answers.answer_objections(steps, "apis.supervisor.complete_task", "answer", text[:3_000])
 
 
 RULES = abstraction.DraftRules(Ending("finish", "answer"), "\n---\n", 1)

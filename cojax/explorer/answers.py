@@ -41,7 +41,7 @@ class _NotLiteral(Exception):
     """The expression holds more than literals."""
 
 
-def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
+def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
     """At most 5 objections to the written answers of these steps and to `answer`, which is given after them.
 
     `ending` is the tool that ends an episode; code calls it by the part after its last dot. Where it is "", every call
@@ -57,7 +57,7 @@ def unfounded(steps: Sequence[Triplet], ending: str, parameter: str | None, answ
 
 
 def written(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
-    """The values that these steps write as answers; none where code cannot be read, to which `unfounded` objects."""
+    """The values that these steps write as answers; none where code cannot be read, to which `answer_objections` objects."""
     try:
         return [value for given, _ in _answers(steps, ending, parameter) for value in given]
     except (RecursionError, MemoryError, SyntaxError, ValueError):

@@ -20,7 +20,7 @@ ADVICE = "; run this environment isolated in a worker, where it can be killed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
+class WatchedPlay:
     """Plays on a daemon thread and gives it up when one call of the environment takes longer than `deadline` seconds.
 
     `thinking` is how many seconds an actor may take for one action. None is `deadline`, for an actor that does little

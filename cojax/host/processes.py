@@ -85,7 +85,7 @@ def end_all(grace: float | None = None) -> None:
         reap()
 
 
-def leave_none() -> None:
+def end_descendants_at_exit() -> None:
     """Makes this command end everything that it started, however it ends: normally, by an exception or by SIGTERM."""
     owner = os.getpid()
     adopt_orphans()

@@ -14,7 +14,7 @@ import numpy as np
 
 from cojax.learner.advantages import spread
 from cojax.learner.packing import Segment, assign_rows
-from cojax.learner.routing import routes_of
+from cojax.learner.routing import decode_routes
 from cojax.learner.weightings import check_weights, group_token_mean
 from cojax.policy.routes import RouteShape
 from cojax.types import Group, Trajectory
@@ -229,7 +229,7 @@ def segment_of(
         "lengths": int(learned.sum()), "rewards": trajectory.reward, **ids,
     }  # fmt: skip
     if routes is not None:
-        fields["routes"] = routes_of(trajectory, routes)
+        fields["routes"] = decode_routes(trajectory, routes)
     return Segment(f"episode {trajectory.episode!r}", tokens, weights, fields, unit)
 
 

@@ -12,12 +12,12 @@ GIB = 2**30
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-class OutOfMemory(RuntimeError):
+class DeviceMemoryError(RuntimeError):
     """The update does not fit into memory; the message says how much it needs and which settings to lower."""
 
 
 def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int, advice: str) -> None:
-    """Raises OutOfMemory where the largest of the programs needs more of this host's memory than is available.
+    """Raises DeviceMemoryError where the largest of the programs needs more of this host's memory than is available.
 
     The program runs on `devices` parts of that memory, beside `arrays` bytes that are yet to be allocated. For the CPU:
     there the system grants memory that it does not have, and later ends the process without a message. Does nothing
@@ -25,7 +25,7 @@ def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: in
     """
     there, need = available_bytes(), needed_bytes(programs, devices, arrays)
     if there is not None and need > there:
-        raise OutOfMemory(
+        raise DeviceMemoryError(
             f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {there / GIB:.1f} GiB are available; "
             f"{advice}"
         )

@@ -20,7 +20,7 @@ from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
-from cojax.learner.routing import ROUTES, shape_read
+from cojax.learner.routing import ROUTES, required_route_shape
 from cojax.learner.train_state import Params, TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics, micro_batch, train_step
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
@@ -99,7 +99,7 @@ class Learner:
             raise ValueError(
                 f"micro_rows is {self.micro_rows}, the mesh splits rows {shards} ways; make it a multiple of {shards}"
             )
-        shape = shape_read(self.routes, self.config, self.loss, self.objective.loss.routes)
+        shape = required_route_shape(self.routes, self.config, self.loss, self.objective.loss.routes)
         object.__setattr__(self, "route_shape", shape)
         if self.reference is not None:
             reference = computed(self.config, self.reference)

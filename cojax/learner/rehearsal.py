@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from cojax.learner.batch import TrainBatch
-from cojax.learner.device_memory import OutOfMemory, check_fits, free_bytes, needed_bytes
+from cojax.learner.device_memory import DeviceMemoryError, check_fits, free_bytes, needed_bytes
 from cojax.learner.learner import Learner
 from cojax.learner.train_state import TrainState
 from cojax.policy.routes import RouteShape
@@ -28,7 +28,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
 
     `sizes` are the trajectories of each group of a step, which decide the shape of its batch. Only one micro-batch is
     computed, as they follow one another in the same memory. Nothing is compiled that the first step would not compile.
-    `state` is donated. Raises OutOfMemory.
+    `state` is donated. Raises DeviceMemoryError.
     """
     rows = learner.objective.rows(sizes, learner.micro_rows)
     full = full_batch(rows, learner.row_length, learner.route_shape)
@@ -44,7 +44,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise OutOfMemory(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
+        raise DeviceMemoryError(f"the update does not fit: {str(error).splitlines()[0]}; {advice}") from error
 
 
 def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int], beside: int = 0) -> Learner:

@@ -13,7 +13,7 @@ from cojax.types import Trajectory
 ROUTES = ("own", "compared", "replayed")
 
 
-def shape_read(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
+def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: bool) -> RouteShape | None:
     """The shape of the routes that batches hold; None where they hold none. `reads`: whether the loss reads routes.
 
     Raises ValueError for routes of a dense model, and for a loss that reads routes while `routes` is "own".
@@ -28,7 +28,7 @@ def shape_read(routes: str, config: ModelConfig, loss: str, reads: bool) -> Rout
     return None
 
 
-def routes_of(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
+def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
     """Decodes the routes of a trajectory's n tokens, [n, L, k]; -1 for tokens whose routes are not known.
 
     The routes of a turn are of the tokens before its last one. Where a later turn has routes of an earlier token again,

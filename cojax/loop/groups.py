@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cojax.curriculum import weighed
+from cojax.curriculum import task_weight
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
 from cojax.rollout.chat import PolicyActors
@@ -15,7 +15,7 @@ from cojax.rollout.collect import EpisodeCollector
 from cojax.types import Group, Signal, Task
 
 
-class Played:
+class EpisodeCount:
     """A detector that raises no signals: it counts the episodes of all steps so far."""
 
     def init(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
     that some of them are new. There are none once the run's episodes are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
-    weight = (lambda id: weighed(curriculum, scores.get(id, ()))) if curriculum else None
+    weight = (lambda id: task_weight(curriculum, scores.get(id, ()))) if curriculum else None
     seed: tuple = (loop.seed, step - 1)
     if refill:
         count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill)

@@ -13,7 +13,7 @@ def is_matrix(row: Parameter) -> bool:
     return row.path[0] == "embed" or (bool(row.inputs) and "router" not in row.axes)
 
 
-def computed_dtype(config: ModelConfig, row: Parameter) -> str:
+def compute_dtype(config: ModelConfig, row: Parameter) -> str:
     """The dtype that a parameter is computed with."""
     return config.dtype if is_matrix(row) else config.param_dtype
 
@@ -26,5 +26,5 @@ def computed(config: ModelConfig, params: Params) -> Params:
     cast: Params = {}
     for row in parameters(config):
         leaf = leaf_of(params, row)
-        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(computed_dtype(config, row))))
+        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(compute_dtype(config, row))))
     return cast

@@ -5,11 +5,11 @@ Every part of a run directory is optional, so that an interrupted run has a repo
 
 from cojax.report.evaluation import write_evaluation_report
 from cojax.report.exchanges import Exchange, Exchanges, about
-from cojax.report.lineage import Ancestor, Lineages, Story, TaskVisit, lineage
+from cojax.report.lineage import Ancestor, Lineages, TaskHistory, TaskVisit, lineage
 from cojax.report.page import write_report
 from cojax.report.run import Run, read_run
 
 __all__ = [
-    "Ancestor", "Exchange", "Exchanges", "Lineages", "Run", "Story", "TaskVisit", "about", "lineage", "read_run",
+    "Ancestor", "Exchange", "Exchanges", "Lineages", "Run", "TaskHistory", "TaskVisit", "about", "lineage", "read_run",
     "write_evaluation_report", "write_report",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from cojax.report.lineage import Story
+from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json, Run, joined_at
 from cojax.types import Status
 
@@ -97,7 +97,7 @@ def headline(run: Run) -> Json:
     }
 
 
-def first_and_last_success(histories: Iterable[Story]) -> list[Json]:
+def first_and_last_success(histories: Iterable[TaskHistory]) -> list[Json]:
     """Mean success of the tasks at their first and at their last visit, by origin, of those visited at least twice."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for task in histories:

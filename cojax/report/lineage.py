@@ -34,7 +34,7 @@ class Ancestor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Story:
+class TaskHistory:
     """The lineage of one task and its visits.
 
     step               the step at which it joined the pool
@@ -97,12 +97,12 @@ class Lineages:
         self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
         self._visits = visits
 
-    def story(self, task_id: str) -> Story:
+    def story(self, task_id: str) -> TaskHistory:
         """The history of a task. Raises KeyError when it is not in the pool."""
         task = self._tasks[task_id]
         lineage = task.get("lineage") or {}
         draft = self._drafts.get(task_id)
-        return Story(
+        return TaskHistory(
             id=task_id,
             query=task["query"],
             origin=task["origin"],
@@ -133,7 +133,7 @@ class Lineages:
         return tuple(chain)
 
 
-def lineage(folder: str | Path, task_id: str) -> Story:
+def lineage(folder: str | Path, task_id: str) -> TaskHistory:
     """The history of a task of a run; `task_id` may be a prefix of the id.
 
     Raises FileNotFoundError for a folder that is no run, and KeyError for an id that fits no task or several.

@@ -20,7 +20,7 @@ from typing import Any
 from cojax.report import figures, task_set
 from cojax.report.episodes import select
 from cojax.report.exchanges import Exchanges
-from cojax.report.lineage import Lineages, Story, VisitIndex
+from cojax.report.lineage import Lineages, TaskHistory, VisitIndex
 from cojax.report.page_exchanges import expedition_name, journal_texts
 from cojax.report.run import Json, Run, read_run
 from cojax.storage.files import expect_file
@@ -116,7 +116,7 @@ def embed(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _task(task: Story) -> Json:
+def _task(task: TaskHistory) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
     values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
@@ -127,7 +127,7 @@ def _task(task: Story) -> Json:
     return values
 
 
-def _expeditions(run: Run, tasks: Sequence[Story]) -> dict[str, Json]:
+def _expeditions(run: Run, tasks: Sequence[TaskHistory]) -> dict[str, Json]:
     """The expeditions that brought these tasks, by "STEP/NUMBER", as far as the run stored them."""
     wanted = {task.expedition for task in tasks if task.expedition in run.expeditions}
     found = {expedition_name(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from cojax.report.exchanges import Exchange, Exchanges, about
 from cojax.report.figures import evenly
-from cojax.report.lineage import Story
+from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json
 
 TASKS = 64  # tasks whose exchanges the page holds at most
@@ -32,7 +32,7 @@ class Texts:
         return self._places[shown]
 
 
-def journal_texts(histories: Sequence[Story], exchanges: Exchanges) -> Json:
+def journal_texts(histories: Sequence[TaskHistory], exchanges: Exchanges) -> Json:
     """The exchanges of some of these tasks, as JSON.
 
     `texts` holds every text once. `expeditions`, by "STEP/NUMBER", and `tasks`, by id, hold rows, one per exchange: its
@@ -69,7 +69,7 @@ def _rows(exchanges: Iterable[Exchange], texts: Texts) -> list[Json]:
     ]
 
 
-def _spread(tasks: Sequence[Story]) -> list[Story]:
+def _spread(tasks: Sequence[TaskHistory]) -> list[TaskHistory]:
     """The tasks in an order of which every beginning is spread evenly over them (reversed binary numbers)."""
     width = max(1, (len(tasks) - 1).bit_length())
     return [task for _, task in sorted(enumerate(tasks), key=lambda item: f"{item[0]:0{width}b}"[::-1])]

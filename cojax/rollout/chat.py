@@ -48,13 +48,13 @@ def none(tool: Tool) -> Tool | None:
 
 
 # How much of a tool's documentation the policy is shown: tool → document, None for no document.
-SHOWN: dict[str, Callable[[Tool], Tool | None]] = {"full": full, "brief": brief, "none": none}
+TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {"full": full, "brief": brief, "none": none}
 
 
 class Chat:
     """Renders messages with one tokenizer and its template.
 
-    `shown`, one of `SHOWN`, says what the policy is shown of each tool.
+    `shown`, one of `TOOL_DOCUMENTS`, says what the policy is shown of each tool.
 
     Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
     tokenizer's own rendering.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Environment
 from cojax.rollout.chat import Actors
-from cojax.rollout.episode_threads import EpisodeThreads, Job
+from cojax.rollout.episode_threads import EpisodeRequest, EpisodeThreads
 from cojax.rollout.episode_threads import Limits as Limits  # callers take them from here
 from cojax.rollout.episode_threads import RolloutStopped as RolloutStopped
 from cojax.types import Group, Task, Trajectory
@@ -55,7 +55,9 @@ class EpisodeCollector:
         """
         size = self.group_size
         jobs = [
-            Job(place * size + sample, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample))
+            EpisodeRequest(
+                place * size + sample, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample)
+            )
             for place, task in enumerate(tasks)
             for sample in range(size)
         ]

@@ -50,7 +50,7 @@ class Limits:
 
 
 @dataclasses.dataclass
-class Job:
+class EpisodeRequest:
     """One episode to play: its index in the results, its seed, and the attempt under way."""
 
     index: int
@@ -80,16 +80,16 @@ class EpisodeThreads:
         self.actors, self.environment = actors, environment
         self.limits, self.on_episode = limits, on_episode
         self.policy_code = runs_policy_code(environment)  # a policy's code may make it hang
-        self.todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self.done: queue.SimpleQueue[tuple[Job, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
-        self.running: dict[int, Job] = {}
+        self.todo: queue.SimpleQueue[EpisodeRequest | None] = queue.SimpleQueue()
+        self.done: queue.SimpleQueue[tuple[EpisodeRequest, Progress, Trajectory | BaseException]] = queue.SimpleQueue()
+        self.running: dict[int, EpisodeRequest] = {}
         self.lock = threading.Lock()
         self.threads = 0
         self.stopped = False
 
     def play(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[EpisodeRequest],
         results: dict[int, Trajectory],
         enough: Callable[[Mapping[int, Trajectory]], bool],
         stop: Callable[[], bool],
@@ -129,7 +129,7 @@ class EpisodeThreads:
         results[job.index] = result
         self.on_episode(result)
 
-    def _retry(self, job: Job, result: Trajectory) -> bool:
+    def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds: one that hung once, to blame the policy only for what comes
         twice, one lost to the infrastructure while retries are left. False where the result stands."""
         if result.outcome == "timeout":
@@ -203,7 +203,7 @@ class EpisodeThreads:
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
             self.done.put((job, progress, lost))
 
-    def _deadline(self, job: Job) -> float:
+    def _deadline(self, job: EpisodeRequest) -> float:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
 
     def _stop_workers(self) -> None:
@@ -222,7 +222,7 @@ class EpisodeThreads:
             self.todo.put(None)
 
 
-def _cut_trajectory(job: Job) -> Trajectory:
+def _cut_trajectory(job: EpisodeRequest) -> Trajectory:
     """The turns so far of an episode that was not waited for."""
     progress = job.progress
     turns = tuple(progress.turns)

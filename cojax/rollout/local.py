@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from cojax.environment import EngineError
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
-from cojax.policy.precision import computed_dtype
+from cojax.policy.precision import compute_dtype
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import unstack
 from cojax.rollout.batching import Batcher
@@ -88,7 +88,7 @@ class LocalEngine:
         computed anew on their next turn. Raises ValueError for arrays that do not fit or are not finite, EngineError
         when the engine is down.
         """
-        params = parameters.from_hf(self._config, weights.arrays(), computed_dtype)
+        params = parameters.from_hf(self._config, weights.arrays(), compute_dtype)
         for row in parameters.parameters(self._config):
             if not bool(jnp.isfinite(parameters.leaf_of(params, row)).all()):
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")

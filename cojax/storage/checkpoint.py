@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cojax.storage.checksums import is_signed, signed
+from cojax.storage.checksums import has_valid_checksum, signed
 from cojax.storage.files import (
     StorageError,
     explain,
@@ -244,7 +244,7 @@ def _record(folder: Path) -> dict[str, Any]:
         if record["step"] != int(folder.name):
             raise ValueError(f"it is of step {record['step']}")
         # Checkpoints of older versions carry neither checksums of the logs nor one of themselves.
-        if not is_signed(record) and "logs" in record["host"]:
+        if not has_valid_checksum(record) and "logs" in record["host"]:
             raise ValueError("it carries no checksum of itself")
         return record
     except (ValueError, KeyError, TypeError, RecursionError) as error:

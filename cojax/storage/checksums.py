@@ -143,7 +143,7 @@ class CheckedLog:
                 try:
                     record = parse_record(line)
                     if self._shared:
-                        is_signed(record)
+                        has_valid_checksum(record)
                 except ValueError as error:
                     raise StorageError(f"{self.path}, line {self._lines + 1}: {error}. {_RESTORE}") from error
                 self._count(line)
@@ -232,7 +232,7 @@ def signed(record: Mapping[str, Any]) -> dict[str, Any]:
     return {**record, CHECKSUM: checksum(_without_checksum(record))}
 
 
-def is_signed(record: Mapping[str, Any]) -> bool:
+def has_valid_checksum(record: Mapping[str, Any]) -> bool:
     """Whether the record carries a checksum. Raises ValueError where its content does not match the checksum."""
     if CHECKSUM not in record:
         return False

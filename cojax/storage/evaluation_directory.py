@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.checksums import CHECKSUM, is_signed, signed
+from cojax.storage.checksums import CHECKSUM, has_valid_checksum, signed
 from cojax.storage.differences import differences
 from cojax.storage.files import Log, StorageError, read_json, write_json
 from cojax.storage.run_directory import RunDirectoryError, locked
@@ -50,7 +50,7 @@ class EvaluationDirectory:
                 before = record["config"]
                 if not isinstance(before, dict):
                     raise ValueError("it holds no settings")
-                is_signed(record)
+                has_valid_checksum(record)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 raise RunDirectoryError(
                     f"{self.folder} holds episodes, but its config.json cannot be read ({error}). Restore it from a "
@@ -79,7 +79,7 @@ class EvaluationDirectory:
         unsigned = 0
         for line, record in enumerate(self.episodes.read(), 1):
             try:
-                unsigned += not is_signed(record)
+                unsigned += not has_valid_checksum(record)
                 fields = {name: value for name, value in record.items() if name not in ("split", CHECKSUM)}
                 episode = from_json(Trajectory, fields)
             except (ValueError, KeyError, TypeError, AttributeError) as error:

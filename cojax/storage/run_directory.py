@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
-from cojax.storage.checksums import CheckedLog, is_signed, signed
+from cojax.storage.checksums import CheckedLog, has_valid_checksum, signed
 from cojax.storage.differences import FREE_SETTINGS, changed_code, differences, history
 from cojax.storage.episodes import PastTrajectories, read_trajectories
 from cojax.storage.files import explain_reading, read_json, write_json
@@ -119,7 +119,7 @@ class RunDirectory:
             record = read_json(path)
             if not isinstance(record["config"], dict):
                 raise ValueError("it holds no settings")
-            is_signed(record)
+            has_valid_checksum(record)
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise RunDirectoryError(
@@ -256,7 +256,9 @@ class RunDirectory:
             sound = all(isinstance(summary[name], dict) for name in _SUMMARY_OBJECTS) and isinstance(
                 final["success"], float
             )
-            sound = (is_signed(summary) and is_signed(final)) or (sound and isinstance(summary["steps"], int))
+            sound = (has_valid_checksum(summary) and has_valid_checksum(final)) or (
+                sound and isinstance(summary["steps"], int)
+            )
             whole = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
             return summary if sound and whole else None
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.synthesis.collector import Collector, Synthesis
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
-from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, fresh_places
+from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, sample_setups
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.selection import SELECTIONS
 from cojax.validation.similarity import NearDuplicates
@@ -97,7 +97,7 @@ def initial_tasks(
 
     Raises ValueError where fewer are found, naming the commonest reasons.
     """
-    setups = (setup for round in range(attempts) for setup in fresh_places(environment, split, count, (*seed, round)))
+    setups = (setup for round in range(attempts) for setup in sample_setups(environment, split, count, (*seed, round)))
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,

@@ -72,13 +72,13 @@ def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, with weights that favour popular tools (the paper's random exploration)."""
-    for setup in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+    for setup in sample_setups(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
         yield Expedition(setup, "unguided", weights=inputs.popularity)
 
 
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, all tools alike: an upper bound for unguided exploration."""
-    for setup in fresh_places(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+    for setup in sample_setups(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
         yield Expedition(setup, "uniform")
 
 
@@ -150,7 +150,7 @@ EVOLUTIONS: dict[str, Callable[[EvolutionInputs], Iterator[Expedition]]] = {
 }
 
 
-def fresh_places(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
+def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:
     """The setups of `count` tasks of the split, as tasks without query and solution; the seed alone decides which."""
     number = int(content_hash(["places", repr(seed)]), 16) % 2**31
     return tuple(

@@ -15,7 +15,7 @@ from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.scripted.windows import documented, phrased
+from cojax.explorer.scripted.windows import documented, phrase_steps
 from cojax.host.deadlines import PATIENCE, within
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
 from cojax.validation import necessity, query, safety
@@ -102,7 +102,7 @@ class Validation:
             self._worth_doing(task, run, bare, evidence)
             agreed = self._agrees(task, run, explorer.ending, evidence)
             rest = None if _only_ends(task.solution[-1], bare) else bare
-            phrase = functools.partial(phrased, self.environment)
+            phrase = functools.partial(phrase_steps, self.environment)
             controls = NegativeControls(task, run, explorer.ending, rest, agreed, self._documents, phrase, self._run)
             controls.examine(self.controls, evidence)
             if self.judge is not None:
@@ -188,7 +188,7 @@ class Validation:
         if answer.against:
             raise DraftRefused(answer.against)
         evidence += [answer.line] if answer.line else []
-        worded = phrased(self.environment, steps)
+        worded = phrase_steps(self.environment, steps)
         opening = necessity.opening(run)
         agreed = compare_query(task.query, task.environment, steps, opening, worded, self._documents, ending)
         evidence += [] if agreed.against else [agreed.line]

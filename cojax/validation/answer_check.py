@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.answers import holds, leaves, unfounded, written
+from cojax.explorer.answers import answer_objections, holds, leaves, written
 from cojax.types import Triplet
 
 # Answers to a question of yes or no: the query may contain them.
@@ -32,7 +32,7 @@ def check_answer(
     counts as worked out. It must not stand in the query either, except for a number, which may agree by chance.
     """
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
-    if against := unfounded(steps, ending, parameter):
+    if against := answer_objections(steps, ending, parameter):
         return AnswerCheck(against[0])
     plain = [value for value in written(steps, ending, parameter) if value is not None]
     worked_out = [value for value in leaves(end.get("answer")) if value not in (None, "") and value not in plain]

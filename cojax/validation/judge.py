@@ -6,8 +6,8 @@ import dataclasses
 
 from pydantic import BaseModel
 
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
-from cojax.explorer.llm.fitting import shortened
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
+from cojax.explorer.llm.fitting import shorten
 from cojax.explorer.llm.prompting import bullets, data, parts, prompt
 from cojax.types import Task, TaskDraft, signature
 
@@ -41,17 +41,17 @@ class Judge:
 
     def __call__(self, task: Task, draft: TaskDraft, budget: Budget) -> Opinion:
         """The model's opinion, paid from `budget`."""
-        solution = bullets([shortened(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
+        solution = bullets([shorten(signature(action) or "(back to the user)", 2_000) for action in draft.solution])
         messages = prompt("judge", data_rule=parts("data")["rule"], query=data(draft.query), solution=data(solution))
         place = f"judge/{task.id}"
         try:
-            judgement = structured(
+            judgement = structured_reply(
                 self.chat_model, messages, Judgement, budget=budget, seed=seed_of(place), place=place, temperature=0.0
             )
         except ChatFailure as failure:
             # Otherwise a draft could avoid a refusal by making the judge fail.
             return Opinion(f"judge: no opinion ({failure})", veto=self.veto)
-        reason = shortened(" ".join(judgement.reason.split()), 200)
+        reason = shorten(" ".join(judgement.reason.split()), 200)
         if judgement.consistent and judgement.safe:
             return Opinion(f"judge: no objection ({reason})")
         objection = "unsafe" if not judgement.safe else "query and actions do not belong together"

@@ -17,9 +17,9 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import write_weights
-from cojax.rollout.sglang.completions import Served
+from cojax.rollout.sglang.completions import SampledCounts
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.types import Trajectory
 from experiments import assemble, desk, engines, scores
 from experiments.bench.arithmetic import parameter_count
@@ -86,10 +86,10 @@ def _synced(config: ModelConfig, python: str, repeats: int) -> Row:
     }
 
 
-def _launch(python: str, logs: Path, dtype: str) -> Launch:
+def _launch(python: str, logs: Path, dtype: str) -> LaunchSettings:
     """Launches the server of the interpreter `python`; without one, that of `make sglang` on the CPU."""
     chosen, device = (python, "") if python else (str(engines.default_python()), "cpu")
-    return Launch(chosen, logs, _LENGTH, dtype, device=device)
+    return LaunchSettings(chosen, logs, _LENGTH, dtype, device=device)
 
 
 def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats: int = 3) -> list[Row]:
@@ -110,7 +110,7 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
         tasks = made.environment.tasks("seed", max(1, batch // 8))
         actors = PolicyActors(engine, made.chat, sampling)
         collector = EpisodeCollector(actors, made.environment, made.limits, batch // len(tasks))
-        rounds: list[tuple[float, Served, list[Trajectory]]] = []
+        rounds: list[tuple[float, SampledCounts, list[Trajectory]]] = []
         try:
             for number in range(repeats + 1):  # the first warms up
                 engine.load(Weights(number, lambda: to_hf(made.model, params)))
@@ -136,9 +136,9 @@ def conversations(*, batch: int = 64, turns: int = 8, python: str = "", repeats:
     ]
 
 
-def _since(before: Served, now: Served) -> Served:
+def _since(before: SampledCounts, now: SampledCounts) -> SampledCounts:
     """The counts of requests and tokens served since `before`."""
-    return Served(*(a - b for a, b in zip(dataclasses.astuple(now), dataclasses.astuple(before), strict=True)))
+    return SampledCounts(*(a - b for a, b in zip(dataclasses.astuple(now), dataclasses.astuple(before), strict=True)))
 
 
 def _repeated(trajectories: Sequence[Trajectory]) -> int:

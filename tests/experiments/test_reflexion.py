@@ -13,7 +13,7 @@ from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Group, Message, Observation, Task, Trajectory, Turn
-from experiments.reflexion import reminded, request, retried
+from experiments.reflexion import request, retry_failures, with_notes
 
 WORLD = CounterEnvironment()
 CHAT = Chat(byte_tokenizer([], 512), full)
@@ -60,7 +60,7 @@ def evaluated(engine, trials: int, reflects: bool, count: int = 4, world=WORLD, 
         return collector.collect(tasks, seed=(0, len(labels)), label=label)
 
     first = play(world, WORLD.tasks("eval", count), "first")
-    return *retried(play, world, first, trials, reflects, 24_000), labels
+    return *retry_failures(play, world, first, trials, reflects, 24_000), labels
 
 
 def test_a_note_about_each_failure_is_in_view_at_the_next_trial():
@@ -161,7 +161,7 @@ def test_a_request_tells_what_a_user_said_from_what_came_of_an_action_and_leaves
 
 def test_reminders_begin_the_last_opening_message():
     task = WORLD.tasks("eval", 1)[0]
-    world = reminded(WORLD, {task.id: ("look first",)})
+    world = with_notes(WORLD, {task.id: ("look first",)})
     (opening,) = world.start(task).reset()
     assert opening.content.endswith(f"1. look first\n\n{task.query}")
     other = WORLD.tasks("eval", 2)[1]

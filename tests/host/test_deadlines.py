@@ -5,7 +5,7 @@ import time
 import pytest
 from counter_environment import CounterEnvironment, hang
 
-from cojax.host.deadlines import Watched
+from cojax.host.deadlines import WatchedPlay
 from cojax.types import Action, Call, Task, Turn
 
 TASK = Task("counter", "count to 1", {"target": 1})
@@ -17,13 +17,13 @@ def script(*names: str):
 
 
 def test_an_episode_in_time_is_that_of_play():
-    trajectory = Watched(5.0)(CounterEnvironment(), TASK, script("add", "finish"), max_turns=5, episode="x")
+    trajectory = WatchedPlay(5.0)(CounterEnvironment(), TASK, script("add", "finish"), max_turns=5, episode="x")
     assert (trajectory.outcome, trajectory.reward, trajectory.episode) == ("finished", 1.0, "x")
 
 
 def test_a_hang_is_an_environment_error_that_recommends_isolation():
     began = time.monotonic()
-    trajectory = Watched(0.2)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    trajectory = WatchedPlay(0.2)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < 2
     assert trajectory.outcome == "environment_error"
     assert trajectory.error.startswith("step took longer than 0.2 s")
@@ -32,7 +32,7 @@ def test_a_hang_is_an_environment_error_that_recommends_isolation():
 
 def test_slow_calls_are_each_within_the_deadline():
     slow = CounterEnvironment(lambda task, step: time.sleep(0.15))
-    assert Watched(0.3)(slow, TASK, script("add", "add", "add", "finish")).outcome == "finished"
+    assert WatchedPlay(0.3)(slow, TASK, script("add", "add", "add", "finish")).outcome == "finished"
 
 
 def test_a_bug_in_the_actor_is_raised():
@@ -40,7 +40,7 @@ def test_a_bug_in_the_actor_is_raised():
         raise KeyError("bug")
 
     with pytest.raises(KeyError):
-        Watched(1.0)(CounterEnvironment(), TASK, act)
+        WatchedPlay(1.0)(CounterEnvironment(), TASK, act)
 
 
 def test_an_actor_may_think_longer_than_an_environment_may_take():
@@ -48,11 +48,11 @@ def test_an_actor_may_think_longer_than_an_environment_may_take():
         time.sleep(0.4)
         return Turn(Action(calls=(Call("finish"),)))
 
-    assert Watched(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
-    assert Watched(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
+    assert WatchedPlay(0.2)(CounterEnvironment(), TASK, thinks).outcome == "environment_error"
+    assert WatchedPlay(0.2, thinking=5.0)(CounterEnvironment(), TASK, thinks).outcome == "finished"
     began = time.monotonic()
-    hung = Watched(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
+    hung = WatchedPlay(0.2, thinking=60.0)(CounterEnvironment(lambda task, step: hang()), TASK, script("add"))
     assert time.monotonic() - began < 2
     assert hung.error.startswith("step took longer than 0.2 s")
-    brief = Watched(0.2, thinking=0.5)
+    brief = WatchedPlay(0.2, thinking=0.5)
     assert brief(CounterEnvironment(), TASK, lambda *_: hang()).error.startswith("act took longer than 0.5 s")  # type: ignore[arg-type]

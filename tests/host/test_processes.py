@@ -12,7 +12,7 @@ import pytest
 
 from cojax.host.processes import descendants, end, session
 from cojax.rollout.sglang import process as sglang_process
-from cojax.rollout.sglang.process import Launch, ServerProcess
+from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
 
 # Prints the ids of itself, a child, and a grandchild in a session of its own whose parent is gone; all deaf to SIGTERM.
 FAMILY = """
@@ -73,7 +73,7 @@ def server(folder: Path) -> tuple[ServerProcess, list[int]]:
     python = folder / "python"
     python.write_text(f"#!{sys.executable}\n{FAMILY}")
     python.chmod(0o755)
-    process = ServerProcess(Launch(str(python), folder / "logs", 160))
+    process = ServerProcess(LaunchSettings(str(python), folder / "logs", 160))
     process.start(folder, "0")
     deadline = time.monotonic() + 60
     while len(family := [int(line) for line in process.log.read_text().split("\n")[2:-1] if line.isdigit()]) < 3:

@@ -11,7 +11,7 @@ from cojax.learner import device_memory as memory
 from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.learner.device_memory import GIB, OutOfMemory, available_bytes
+from cojax.learner.device_memory import GIB, DeviceMemoryError, available_bytes
 from cojax.learner.rehearsal import fastest_that_fits, rehearse
 from cojax.policy.adapters import Lora
 from cojax.policy.transformer import initialize
@@ -62,7 +62,7 @@ def test_the_first_step_compiles_nothing_that_was_rehearsed(compiled):
 def test_what_cannot_fit_is_refused_with_advice():
     learner = make_learner(row_length=1 << 16, micro_rows=1 << 12, remat="none")
     with pytest.raises(
-        OutOfMemory,
+        DeviceMemoryError,
         match=r"the update needs \d+\.\d GiB beside what is loaded, and \d+\.\d GiB are available; lower "
         r"learner\.micro_rows \(4096\) or learner\.row_length \(65536\), set learner\.remat=layers, "
         r"set model\.dtype=bfloat16, set optimizer\.moments_dtype=bfloat16 or learner\.lora\.rank=16, or spread it",
@@ -97,7 +97,7 @@ def test_memory_that_runs_out_becomes_advice(monkeypatch):
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
     learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
-    with pytest.raises(OutOfMemory, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
+    with pytest.raises(DeviceMemoryError, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
         rehearse(learner, learner.init(initialize(config, 0)), [1])
 
 

@@ -13,7 +13,7 @@ from cojax.learner.learner import Learner
 from cojax.learner.losses import LOSSES
 from cojax.learner.reading import bind
 from cojax.learner.rehearsal import rehearse
-from cojax.learner.routing import routes_of
+from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import initialize
@@ -48,13 +48,13 @@ def test_routes_lie_at_the_tokens_that_were_fed() -> None:
     trajectory = Trajectory(
         TASK, turns=(turn((1, 2), (3, 4, 5), first), turn((6,), (7, 8), None), turn((9,), (10,), third))
     )
-    found = routes_of(trajectory, SHAPE)
+    found = decode_routes(trajectory, SHAPE)
     assert found.shape == (10, 2, 2)
     np.testing.assert_array_equal(found[:4], first)
     np.testing.assert_array_equal(found[4:9], third[1:])
     assert (found[9] == -1).all()
     again = from_json(Trajectory, to_json(trajectory))  # as a checkpoint keeps those that wait
-    np.testing.assert_array_equal(routes_of(again, SHAPE), found)
+    np.testing.assert_array_equal(decode_routes(again, SHAPE), found)
 
 
 def test_routes_of_more_tokens_than_were_fed_are_refused() -> None:
@@ -62,7 +62,7 @@ def test_routes_of_more_tokens_than_were_fed_are_refused() -> None:
     with pytest.raises(
         ValueError, match=r"episode '0-ab-1', turn 0: routes of 3 tokens, but only 2 were fed to the model"
     ):
-        routes_of(trajectory, SHAPE)
+        decode_routes(trajectory, SHAPE)
 
 
 def groups(told: bool = True) -> list[Group]:

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from cojax.learner.batch import live_rows
 from cojax.learner.objective import objective
 from cojax.loop import Loop, State
-from cojax.loop.groups import Played, learnable, sample_ahead, sample_groups
+from cojax.loop.groups import EpisodeCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, none
@@ -53,7 +53,7 @@ class FirstSampleAdds:
 
 def loop(**settings) -> Loop:
     nothing = SimpleNamespace()
-    detectors = {"played": Played()} if settings.get("episodes") else {}
+    detectors = {"played": EpisodeCount()} if settings.get("episodes") else {}
     return Loop(
         environment=ENVIRONMENT, engine=FirstSampleAdds(), chat=CHAT, learner=nothing, explorer=nothing,
         validate=nothing, detectors=detectors, evolve=nothing, popularity=None, sampling=Sampling(max_tokens=32),
@@ -117,8 +117,8 @@ def test_the_episodes_of_a_run_are_an_end() -> None:
 
     assert [len(step(played)) for played in (0, 6, 10, 13, 14)] == [4, 4, 2, 0, 0]
     assert [len(step(played, dynamic_sampling=6)) for played in (0, 4, 10, 14)] == [6, 5, 2, 0]
-    assert Played().update({"episodes": 6}, step(10)) == ({"episodes": 10}, [])
-    assert Played().init() == {"episodes": 0}
+    assert EpisodeCount().update({"episodes": 6}, step(10)) == ({"episodes": 10}, [])
+    assert EpisodeCount().init() == {"episodes": 0}
 
 
 @pytest.mark.parametrize("parts", [1, 4])

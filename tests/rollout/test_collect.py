@@ -14,7 +14,7 @@ from cojax.learner.batch import pack
 from cojax.rollout.chat import Chat, PolicyActors, none
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.episode_threads import EpisodeThreads, Job
+from cojax.rollout.episode_threads import EpisodeRequest, EpisodeThreads
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
 
@@ -242,7 +242,7 @@ def test_nothing_starts_once_nobody_waits():
     """Also an episode that its thread had just taken up."""
     floor = EpisodeThreads(PolicyActors(DiceEngine(), CHAT, SAMPLING), WORLD, Limits(), lambda trajectory: None)
     floor._stop_workers()
-    job = Job(0, TASKS[0], "late", (0,))
+    job = EpisodeRequest(0, TASKS[0], "late", (0,))
     floor.todo.put(job)
     floor._work()
     assert (job.progress.turns, floor.running, floor.done.empty()) == ([], {}, True)

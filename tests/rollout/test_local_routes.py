@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from cojax.learner.routing import routes_of
+from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.parameters import to_hf
@@ -42,7 +42,7 @@ def test_told_routes_are_the_routers_own() -> None:
             tokens = (*tokens, *new, *done.tokens)
     finally:
         engine.close()
-    routes = routes_of(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), SHAPE)
+    routes = decode_routes(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), SHAPE)
     assert (routes[:-1] >= 0).all()
     assert (routes[-1] == -1).all()
     row = np.array([tokens], np.int32)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, is_signed, signed
+from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, has_valid_checksum, signed
 from cojax.storage.files import Log, StorageError
 
 
@@ -78,11 +78,11 @@ def test_checksums_know_the_lines_and_files_by_name(tmp_path):
 
 def test_a_signed_record_is_known_by_its_content():
     record = signed({"b": [1, 2.5], "a": "é"})
-    assert is_signed(record)
-    assert is_signed({"a": "é", "checksum": record["checksum"], "b": [1, 2.5]})
-    assert not is_signed({"a": 1})
+    assert has_valid_checksum(record)
+    assert has_valid_checksum({"a": "é", "checksum": record["checksum"], "b": [1, 2.5]})
+    assert not has_valid_checksum({"a": 1})
     with pytest.raises(ValueError, match="its checksum differs"):
-        is_signed({**record, "a": "e"})
+        has_valid_checksum({**record, "a": "e"})
 
 
 def test_an_append_costs_the_same_at_100_and_100_000_lines(tmp_path):

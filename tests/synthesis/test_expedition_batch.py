@@ -19,7 +19,7 @@ from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ChatFailure
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.host.background import settle
-from cojax.synthesis import Expedition, Interrupted, Synthesis, fresh_places, synthesize
+from cojax.synthesis import Expedition, Interrupted, Synthesis, sample_setups, synthesize
 from cojax.types import Action, Call, Task, TaskDraft, Triplet, Turn, Verdict
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates
@@ -29,7 +29,7 @@ ADD, FINISH = Action(calls=(Call("add"),)), Action(calls=(Call("finish"),))
 
 
 def trips(count: int) -> Iterator[Expedition]:
-    return (Expedition(place, "uniform") for place in fresh_places(DESK, "seed", count, (4,)))
+    return (Expedition(place, "uniform") for place in sample_setups(DESK, "seed", count, (4,)))
 
 
 def desk(width: int, environment: Environment = DESK, budget: int = 12, **settings: Any) -> Synthesis:

@@ -14,7 +14,7 @@ import environments
 from cojax import validation
 from cojax.environment import Environment
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.host.deadlines import Watched
+from cojax.host.deadlines import WatchedPlay
 from cojax.types import Action, Evaluation, Message, Observation, Task, TaskDraft, Verdict
 from cojax.validation import Validation
 
@@ -215,7 +215,7 @@ def test_an_environment_that_hangs_when_asked_how_it_ends_is_given_up(monkeypatc
 
     monkeypatch.setattr(validation, "PATIENCE", 0.1)
     # As where drafts are a model's, which may think for an hour.
-    examine = Validation(Hanging(), play=Watched(5.0, thinking=3600.0))
+    examine = Validation(Hanging(), play=WatchedPlay(5.0, thinking=3600.0))
     draft = TaskDraft("ledger", {}, "by hand", "do it", (Action("set rent 7\ndone"),), "same end")
     began = time.monotonic()
     verdict, task = examine(draft, lambda id: False, ScriptedExplorer(ending=""))

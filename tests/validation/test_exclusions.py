@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import environments
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.synthesis import fresh_places
+from cojax.synthesis import sample_setups
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
 
@@ -122,7 +122,7 @@ def test_of_the_desk_nothing_is_refused_that_was_not() -> None:
     exclusions = Exclusions.of(held_out, words=0)
     explorer = ScriptedExplorer(neighbours=desk.neighbours, runs=2)
     seen = 0
-    for place in fresh_places(desk, "seed", 35, (1,)):
+    for place in sample_setups(desk, "seed", 35, (1,)):
         found = explorer.explore(desk, place, None, (1,), desk.popularity())
         for draft in explorer.abstract(found, desk, 4):
             seen += 1

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 
 from cojax.environment import Environment
 from cojax.explorer import Exploration
-from cojax.explorer.answers import unfounded
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
+from cojax.explorer.answers import answer_objections
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
 from cojax.explorer.llm.prompting import bullets, data, fill, parts, prompt
 from cojax.explorer.scripted.windows import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
@@ -78,7 +78,7 @@ def abstraction_prompt(
     conversation = not rules.ending.tool and bool(rules.separator)
     over = words["ending_turn"] if conversation else words["ending_tool"]
     quarter = window // 4
-    tools = shortened(_tool_lines(environment), quarter)
+    tools = shorten(_tool_lines(environment), quarter)
     purpose, untrusted = _purpose(exploration, quarter)
     return prompt(
         "abstract",
@@ -126,7 +126,7 @@ def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: 
     if ending.tool and not over:
         arguments = {ending.parameter: answer} if ending.parameter and answer else {}
         solution.append(Action(calls=(Call(ending.tool, arguments),)))
-    objections += unfounded(found, ending.tool, ending.parameter, answer)
+    objections += answer_objections(found, ending.tool, ending.parameter, answer)
     objections += _query_objections([query for query, _ in turns], separator, found)
     # Handing back to the user does nothing.
     count = sum(bool(action.calls or action.text.strip()) for action in solution)
@@ -135,10 +135,10 @@ def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: 
     return TaskDraft(
         environment=task.environment,
         setup=task.setup,
-        description=shortened(draft.description, 600),
+        description=shorten(draft.description, 600),
         query=separator.join(" ".join(query.split()) if separator else query.strip() for query, _ in turns),
         solution=tuple(solution),
-        criterion=shortened(draft.criterion, 600),
+        criterion=shorten(draft.criterion, 600),
         runs=tuple(sorted({step.run for step in found})),
         objections=tuple(objections),
     )

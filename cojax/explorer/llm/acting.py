@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from cojax.environment import Episode
-from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
+from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
 from cojax.explorer.llm.instructions import Instructions
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.host.deadlines import PATIENCE as _PATIENCE
@@ -74,7 +74,7 @@ class ChatModelActor:
         count = 0 if self.writes_text else self.instructions.hints
         hints = sample_hints(episode, count, self.seed) if count else []
         shown = [hint for hint in fitted(hints[::-1], window // _HINTS, 3) if hint is not None]
-        opening = shortened(opening, window // _OPENING)
+        opening = shorten(opening, window // _OPENING)
         works = bullets(shown[::-1]) if shown else ""
         self.room = window - self.instructions.untrusted - len(opening) - len(works)
         acting = action_format(tools, self.instructions.ending)
@@ -99,7 +99,7 @@ class ChatModelActor:
         if self.writes_text:
             text = self._ask_for_text(messages, place, seed)
             return Action(text), text
-        move = structured(self.chat_model, messages, Move, budget=self.budget, seed=seed_of(*seed), place=place)
+        move = structured_reply(self.chat_model, messages, Move, budget=self.budget, seed=seed_of(*seed), place=place)
         calls = (Call(move.tool, move.arguments),) if move.tool else ()
         return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
 
@@ -155,7 +155,7 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
         if action.calls:
             by_tool.setdefault(action.calls[0].name, []).append(action)
     tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))
-    return [shortened(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
+    return [shorten(signature(rng.choice(by_tool[tool])), _HINT) for tool in tools]
 
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:

@@ -196,7 +196,7 @@ def seed_of(*parts: Any) -> int:
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
 
 
-def structured(
+def structured_reply(
     chat_model: ChatModel,
     messages: Sequence[Message],
     kind: type[_T],

@@ -19,7 +19,7 @@ from cojax.explorer import Exploration, Explorer
 from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.llm.abstraction import DraftRules, Drafts, abstraction_prompt, number_actions, task_drafts
 from cojax.explorer.llm.acting import ChatModelActor
-from cojax.explorer.llm.chat_model import Budget, ChatModel, seed_of, structured
+from cojax.explorer.llm.chat_model import Budget, ChatModel, seed_of, structured_reply
 from cojax.explorer.llm.instructions import attempt_instructions, exploration_instructions
 from cojax.explorer.llm.prompting import version
 from cojax.explorer.llm.reflection import Reflection, add_reflection, reflection_prompt
@@ -93,7 +93,7 @@ class LLMExplorer:
         messages = reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
         place = f"{self.place}/reflect"
         budget, seed = self.remaining_budget(), seed_of(place)
-        reflection = structured(self.chat_model, messages, Reflection, budget=budget, seed=seed, place=place)
+        reflection = structured_reply(self.chat_model, messages, Reflection, budget=budget, seed=seed, place=place)
         return add_reflection(context, reflection)
 
     def explore(
@@ -144,7 +144,7 @@ class LLMExplorer:
         messages = abstraction_prompt(exploration, actions, environment, rules, self.window, limit)
         budget, seed = self.remaining_budget(), seed_of("abstract", *exploration.seed)
         place = f"{self.place}/abstract"
-        reply = structured(self.chat_model, messages, Drafts, budget=budget, seed=seed, place=place)
+        reply = structured_reply(self.chat_model, messages, Drafts, budget=budget, seed=seed, place=place)
         yield from task_drafts(reply, actions, exploration.task, rules, limit)
 
     @contextlib.contextmanager

@@ -17,7 +17,7 @@ def fitted(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
     kept = _newest([len(text) for text in texts], room, each, _LEAST)
     newest = texts[len(texts) - kept :]
     level = _level([len(text) for text in newest], room - kept * each)
-    return [*[None] * (len(texts) - kept), *(shortened(text, level) for text in newest)]
+    return [*[None] * (len(texts) - kept), *(shorten(text, level) for text in newest)]
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
@@ -26,7 +26,7 @@ def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> lis
     kept = _newest(least, room, each, 2 * _LEAST)
     newest = pairs[len(pairs) - kept :]
     level = _level([len(text) for pair in newest for text in pair], room - kept * each)
-    return [(shortened(one, level), shortened(other, level)) for one, other in newest]
+    return [(shorten(one, level), shorten(other, level)) for one, other in newest]
 
 
 def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
@@ -40,7 +40,7 @@ def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
     return kept
 
 
-def shortened(text: str, limit: int) -> str:
+def shorten(text: str, limit: int) -> str:
     """At most `limit` characters of the text; where it is cut, they end in how many are left out."""
     if len(text) <= limit:
         return text

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Environment
-from cojax.explorer.llm.fitting import fitted, shortened
+from cojax.explorer.llm.fitting import fitted, shorten
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.explorer.scripted.windows import documented
 from cojax.types import ExplorationContext, Message, Task
@@ -107,7 +107,7 @@ def _context_texts(environment: Environment, task: Task, context: ExplorationCon
 
 def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
     """The failed actions that a prompt names: those of tools in focus first, of these the newest first."""
-    newest = [shortened(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
+    newest = [shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
     newest.sort(key=lambda line: line.partition("(")[0] not in focus)
     more = len(newest) - _REMINDERS
     return [*newest[:_REMINDERS], *([f"(and {more} more)"] if more > 0 else [])]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.checksums import CHECKSUM, is_signed, signed
+from cojax.storage.checksums import CHECKSUM, has_valid_checksum, signed
 from cojax.storage.files import Log
 from cojax.types import Message, canonical
 
@@ -113,7 +113,7 @@ class Journal:
         try:
             record = json.loads(line)
             sound = isinstance(record["text"], str) or (record["text"] is None and isinstance(record["kind"], str))
-            is_signed(record)
+            has_valid_checksum(record)
             if record["key"] == key and sound:
                 return {name: value for name, value in record.items() if name != CHECKSUM}
         except (ValueError, KeyError, TypeError):

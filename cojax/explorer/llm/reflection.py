@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel
 
-from cojax.explorer.llm.fitting import fit_pairs, shortened
+from cojax.explorer.llm.fitting import fit_pairs, shorten
 from cojax.explorer.llm.prompting import data, fill, parts, prompt
 from cojax.types import ExplorationContext, Message, Signal, Trajectory, signature
 
@@ -35,11 +35,11 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
     `reason` is why the trajectory was chosen, in our own words; the signal adds what was measured.
     """
     words, sixth = parts("reflect"), window // 6
-    evidence = shortened(signal.evidence, sixth) if signal else ""
+    evidence = shorten(signal.evidence, sixth) if signal else ""
     checks = "; ".join(f"{check.name}: {'passed' if check.passed else 'failed'}" for check in trajectory.checks)
     verdict = f"{trajectory.outcome}, reward {trajectory.reward:.2f} {trajectory.error}".rstrip()
-    verdict = shortened(f"{verdict}\n{checks}".strip(), sixth)
-    query = shortened(trajectory.task.query, sixth)
+    verdict = shorten(f"{verdict}\n{checks}".strip(), sixth)
+    query = shorten(trajectory.task.query, sixth)
     return prompt(
         "reflect",
         data_rule=parts("data")["rule"],
@@ -80,7 +80,7 @@ def _record(trajectory: Trajectory, room: int) -> str:
 
 
 def _line(text: str) -> str:
-    return shortened(" ".join(text.split()), _LINE)
+    return shorten(" ".join(text.split()), _LINE)
 
 
 def _lines(texts: Sequence[str]) -> tuple[str, ...]:

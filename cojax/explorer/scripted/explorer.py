@@ -13,7 +13,7 @@ from cojax.environment.replay import Play, follow
 from cojax.explorer import Exploration
 from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.scripted.run import ExplorationRun
-from cojax.explorer.scripted.windows import Ending, documented, draft_lengths, phrased, split_turns, windows
+from cojax.explorer.scripted.windows import Ending, documented, draft_lengths, phrase_steps, split_turns, windows
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -115,7 +115,7 @@ class ScriptedExplorer:
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
         """The window's actions replayed from a fresh start and worded by the grammar; None where either fails."""
-        worded = ((last, phrased(environment, (*window, last))) for last in ending.after(window[-1]))
+        worded = ((last, phrase_steps(environment, (*window, last))) for last in ending.after(window[-1]))
         last, first = next(((last, words) for last, words in worded if words), (None, None))
         if last is None or first is None:
             return None
@@ -126,7 +126,7 @@ class ScriptedExplorer:
         if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
             return None
         # A fresh start may show something else than the exploration did: the query describes what it shows.
-        query = phrased(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
+        query = phrase_steps(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
         if query is None:
             return None
         return TaskDraft(

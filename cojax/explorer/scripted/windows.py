@@ -53,7 +53,7 @@ def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
     return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
 
 
-def phrased(environment: Environment, steps: Sequence[Triplet]) -> str | None:
+def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | None:
     """The query that the environment makes of these steps; None where it has none.
 
     Every exception of the environment becomes EnvironmentFailure.

@@ -24,7 +24,7 @@ from cojax.rollout.sglang.server import Server
 
 
 @dataclasses.dataclass
-class Served:
+class SampledCounts:
     """Counts of completions, of their prompts' tokens, and of those of these tokens that a prefix cache held."""
 
     completions: int = 0
@@ -51,7 +51,7 @@ class Completions:
     mixed: bool
     key_prefix: str
     shape: RouteShape | None
-    served: Served = dataclasses.field(default_factory=Served)
+    served: SampledCounts = dataclasses.field(default_factory=SampledCounts)
     busy: BusyTime = dataclasses.field(default_factory=BusyTime)
     _tasks: dict[str, asyncio.Task[Any]] = dataclasses.field(default_factory=dict)
     # Session → tokens whose routes an earlier completion reported.

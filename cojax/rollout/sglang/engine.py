@@ -21,7 +21,7 @@ from cojax.rollout.sglang.connections import Connections
 from cojax.rollout.sglang.experts import route_shape
 from cojax.rollout.sglang.fleet import Fleet
 from cojax.rollout.sglang.loop_thread import LoopThread
-from cojax.rollout.sglang.process import Launch, ServerProcess
+from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
 from cojax.rollout.sglang.server import LabelledWeights, ServerLimits
 from cojax.rollout.sglang.supervisor import FleetSettings
@@ -51,7 +51,7 @@ class SGLangEngine:
         folder: Path,
         max_length: int,
         urls: Sequence[str] = (),
-        launch: Launch | None = None,
+        launch: LaunchSettings | None = None,
         servers: int = 1,
         limits: ServerLimits | None = None,
         deadline: float = 600.0,

@@ -34,7 +34,7 @@ _TAIL_BYTES = 4_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
+class LaunchSettings:
     """How to launch servers.
 
     `python` is an interpreter that has SGLang. `device` "cpu" runs it without an accelerator, "" lets SGLang choose.
@@ -91,7 +91,7 @@ class ServerProcess:
     Methods may be called from any thread.
     """
 
-    def __init__(self, launch: Launch, index: int = 0) -> None:
+    def __init__(self, launch: LaunchSettings, index: int = 0) -> None:
         self.launch, self.index = launch, index
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0

@@ -6,7 +6,7 @@ import pytest
 from chat_calls import HELLO, Word, client, failure, reply
 from chat_server import Answer, in_turn, says, serving
 
-from cojax.explorer.llm.chat_model import ChatFailure, structured
+from cojax.explorer.llm.chat_model import ChatFailure, structured_reply
 from cojax.explorer.llm.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -42,7 +42,7 @@ BAD = [
 def test_json_is_found_where_models_put_it(text: str) -> None:
     with serving(in_turn(Answer(text))) as server:
         chat_model = client(server)
-        assert structured(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p").word == "hi"
+        assert structured_reply(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p").word == "hi"
         assert server.requests == 1
 
 
@@ -50,12 +50,12 @@ def test_json_is_found_where_models_put_it(text: str) -> None:
 def test_a_reply_that_cannot_be_used_may_be_repaired_once(answer: Answer, kind: str) -> None:
     with serving(in_turn(answer, says({"word": "hi"}))) as server:
         chat_model = client(server)
-        assert structured(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p").word == "hi"
+        assert structured_reply(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p").word == "hi"
         assert f"({kind})" in server.bodies[1]["messages"][-1]["content"]
     with serving(in_turn(answer)) as server:
         chat_model = client(server)
         with pytest.raises(ChatFailure) as caught:
-            structured(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
+            structured_reply(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
         assert (caught.value.kind, server.requests) == (kind, 2)
 
 
@@ -70,7 +70,7 @@ def test_a_refusal_that_names_an_optional_part_names_the_setting_that_leaves_it_
     with serving(in_turn(Answer(said, status=400))) as server:
         chat_model = client(server)
         with pytest.raises(ChatFailure, match=f"refused: HTTP 400: {said}. If the endpoint does not take {setting}"):
-            structured(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
+            structured_reply(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
         assert server.requests == 1
     assert setting in caplog.text
 
@@ -79,7 +79,7 @@ def test_a_refusal_of_something_else_names_no_setting() -> None:
     with serving(in_turn(Answer("bad words", status=400))) as server:
         chat_model = client(server)
         with pytest.raises(ChatFailure) as caught:
-            structured(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
+            structured_reply(chat_model, HELLO, Word, budget=chat_model.begin(), seed=1, place="p")
         assert str(caught.value) == "refused: HTTP 400: bad words"
     with serving(in_turn(Answer("no schema here", status=400))) as server:
         assert failure(client(server)).reason == "HTTP 400: no schema here"
@@ -90,7 +90,7 @@ def test_parts_that_are_switched_off_are_never_sent_and_calls_differ_by_their_se
         chat_model = client(server, Journal(tmp_path / "journal.jsonl"), send_schema=False, send_seed=False)
         budget = chat_model.begin("0/5")
         for seed in (1, 2, 2):
-            assert structured(chat_model, HELLO, Word, budget=budget, seed=seed, place="p").word == "hi"
+            assert structured_reply(chat_model, HELLO, Word, budget=budget, seed=seed, place="p").word == "hi"
         expected = {"model", "messages", "temperature", "max_tokens"}
         assert [body.keys() for body in server.bodies] == [expected, expected]
         assert [record["sent"].keys() for record in chat_model.journal.read()] == [expected, expected]
@@ -105,7 +105,7 @@ def test_what_an_endpoint_refused_is_asked_anew_once_the_part_is_left_out(tmp_pa
             chat_model = client(server, Journal(tmp_path / "journal.jsonl"), **settings)
             budget = chat_model.begin("0/5")
             with pytest.raises(ChatFailure) if not settings else contextlib.nullcontext():
-                structured(chat_model, HELLO, Word, budget=budget, seed=1, place="p")
+                structured_reply(chat_model, HELLO, Word, budget=budget, seed=1, place="p")
             assert server.requests == requests
 
 

@@ -33,7 +33,7 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.process import _CPU_ENVIRONMENT, _CPU_FLAGS
 from cojax.rollout.vocabulary import byte_tokenizer
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, fresh_places, synthesize
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Expedition, Synthesis, sample_setups, synthesize
 from cojax.types import Action
 from cojax.validation import Attempts, Exclusions, Validation
 from experiments.engines import default_python
@@ -165,7 +165,7 @@ NEXT = "\n\n[next turn]\n\n"
 def test_bfcl_dialogues_of_several_turns_are_explored_abstracted_and_proved() -> None:
     bfcl = environments.load("bfcl")
     held_out = Exclusions.of(bfcl.tasks("eval", 200), 0.7)
-    places = fresh_places(bfcl, "seed", 4, (1,))
+    places = sample_setups(bfcl, "seed", 4, (1,))
     trips = [Expedition(place, "unguided", weights=bfcl.popularity()) for place in places]
     plan: dict[str, list[dict[str, Any]]] = {}
 

@@ -18,7 +18,7 @@ import environments
 from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ModelReply
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shortened
+from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
 from cojax.types import (
     Action,
     Evaluation,
@@ -62,7 +62,7 @@ def test_short_texts_give_what_they_do_not_need_to_long_ones() -> None:
 
 @given(st.text(max_size=300), st.integers(0, 320))
 def test_shortened_is_never_longer_than_asked(text: str, limit: int) -> None:
-    found = shortened(text, limit)
+    found = shorten(text, limit)
     assert len(found) <= limit
     assert found == text or len(text) > limit
 

@@ -7,7 +7,7 @@ import pytest
 
 from cojax.explorer.llm import prompting as wording
 from cojax.explorer.llm.acting import action_format
-from cojax.explorer.llm.fitting import shortened
+from cojax.explorer.llm.fitting import shorten
 from cojax.explorer.llm.prompting import data, fill, parts, prompt
 
 FILES = sorted(path.stem for path in (Path(wording.__file__).parent / "prompts").glob("*.md"))
@@ -56,7 +56,7 @@ def test_evidence_and_verdict_stand_between_marks() -> None:
 
 
 def test_actions_that_the_record_shows_cut_are_not_to_be_copied() -> None:
-    assert shortened("x" * 500, 200).endswith("\n[326 characters left out]")
+    assert shorten("x" * 500, 200).endswith("\n[326 characters left out]")
     rule = (
         "copied exactly as the record writes them; leave out any of which the record says that characters are left out"
     )

@@ -8,7 +8,7 @@ from records import call
 import environments
 from cojax.environment import EnvironmentFailure
 from cojax.explorer.scripted.run import words_of
-from cojax.explorer.scripted.windows import Ending, draft_lengths, phrased, split_turns, windows
+from cojax.explorer.scripted.windows import Ending, draft_lengths, phrase_steps, split_turns, windows
 from cojax.types import Action, Message, Observation, Triplet
 
 
@@ -104,4 +104,4 @@ def test_what_json_tells_is_a_source_too() -> None:
 
 def test_a_breaking_grammar_is_an_environment_failure() -> None:
     with pytest.raises(EnvironmentFailure, match="OSError: phrase is on fire"):
-        phrased(BrokenDesk(on=always("phrase")), [MOVE])
+        phrase_steps(BrokenDesk(on=always("phrase")), [MOVE])

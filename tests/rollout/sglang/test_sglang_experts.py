@@ -19,7 +19,7 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.experts import RoutesRequest
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 
 CONFIG = ModelConfig(
     112, 16, 24, 2, 2, 1, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=8, norm_topk_prob=True,
@@ -152,7 +152,7 @@ def test_a_server_that_cannot_tell_is_refused_before_the_first_request(server, m
 
 
 def test_a_server_of_ours_is_started_to_tell_them(tmp_path: Path) -> None:
-    launch = Launch(sys.executable, tmp_path, 64, routes=True)
+    launch = LaunchSettings(sys.executable, tmp_path, 64, routes=True)
     assert "--enable-return-routed-experts" in launch.command(0, 1, tmp_path, "x")
     other = dataclasses.replace(launch, routes=False)
     assert "--enable-return-routed-experts" not in other.command(0, 1, tmp_path, "x")

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cojax.learner.routing import routes_of
+from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.parameters import to_hf
@@ -14,7 +14,7 @@ from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 from cojax.types import Action, Task, Trajectory, Turn
 from experiments.engines import default_python
@@ -29,7 +29,7 @@ PARAMS = initialize(CONFIG, 0)
 
 def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     """A conversation of two turns, whose second finds the first in the server's cache; in float32 no choice differs."""
-    launch = Launch(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
+    launch = LaunchSettings(str(default_python()), tmp_path / "sglang", 200, "float32", "cpu", routes=True)
     engine = SGLangEngine(
         CONFIG, folder=tmp_path, max_length=200, launch=launch, limits=ServerLimits(startup=400.0), deadline=240.0,
         routes=True,
@@ -45,7 +45,7 @@ def test_told_routes_are_the_routers_own(tmp_path: Path) -> None:
     finally:
         engine.close()
     assert engine.served.cached_tokens > 0
-    routes = routes_of(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), RouteShape.of(CONFIG))
+    routes = decode_routes(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), RouteShape.of(CONFIG))
     row = np.array([tokens], np.int32)
     positions = np.arange(row.shape[1], dtype=np.int32)[None]
     score = jax.jit(token_scores, static_argnums=0, static_argnames="replay")

@@ -22,7 +22,7 @@ from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch, free_port
+from cojax.rollout.sglang.process import LaunchSettings, free_port
 from cojax.rollout.sglang.server import ServerLimits
 from experiments.engines import default_python
 
@@ -132,7 +132,7 @@ def test_completions_through_the_router_are_the_servers(host: Host, tmp_path: Pa
         python, "-m", "sglang_router.launch_router", "--worker-urls", host.url, "--host", "127.0.0.1",
         "--port", str(address), "--prometheus-port", str(metrics), "--policy", "manual",
     ]  # fmt: skip
-    environment = Launch(str(python), tmp_path, 480, device="cpu").environment()
+    environment = LaunchSettings(str(python), tmp_path, 480, device="cpu").environment()
     with open(tmp_path / "router.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     engine = host.trainer(router=f"http://127.0.0.1:{address}", attempts=2)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cojax.rollout.sglang import guard as sglang_guard
-from cojax.rollout.sglang.process import Launch, free_port
+from cojax.rollout.sglang.process import LaunchSettings, free_port
 
 GUARD = sglang_guard.__file__
 # A command with a child of its own, both deaf to SIGTERM; prints both process ids.
@@ -110,7 +110,7 @@ def test_the_terminals_interrupt_does_not_reach_the_server() -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    launch = Launch(
+    launch = LaunchSettings(
         sys.executable, tmp_path, 160, "bfloat16", flags="--tp 4 --base-gpu-id={index}", max_running=64, port=30000
     )
     command = launch.command(2, 30002, Path("/weights/7"), "x-7")
@@ -127,7 +127,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_path: Path) -> None:
-    launch = Launch(sys.executable, tmp_path, 160, "float32", "cpu")
+    launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", "cpu")
     command = launch.command(0, 30000, Path("/weights/7"), "x-7")
     pairs = dict(itertools.pairwise(command))
     assert (pairs["--device"], pairs["--attention-backend"]) == ("cpu", "torch_native")
@@ -136,9 +136,9 @@ def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_pat
 
 def test_wrong_settings_name_the_fix(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Run `make sglang`"):
-        Launch("/nowhere/python", tmp_path, 160)
+        LaunchSettings("/nowhere/python", tmp_path, 160)
     with pytest.raises(ValueError, match=r"sglang\.device is 'tpu'"):
-        Launch(sys.executable, tmp_path, 160, device="tpu")
+        LaunchSettings(sys.executable, tmp_path, 160, device="tpu")
 
 
 def test_a_taken_port_names_the_fix() -> None:

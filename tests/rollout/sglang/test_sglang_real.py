@@ -29,7 +29,7 @@ from cojax.rollout.engine import Completion, Engine, Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import Launch
+from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import Server, ServerLimits
 from experiments.engines import default_python
 
@@ -58,7 +58,7 @@ def written(version: int, folder: Path) -> Weights:
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     folder = tmp_path_factory.mktemp("run")
-    launch = Launch(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
+    launch = LaunchSettings(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
     running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, limits=LIMITS, deadline=240.0)
     running.load(weights(0))
     yield running
@@ -334,7 +334,7 @@ def test_weights_that_end_the_server_are_an_error_and_it_comes_back_with_its_own
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        launch = Launch(str(default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
+        launch = LaunchSettings(str(default_python()), tmp_path, LENGTH, "float32", "cpu", port=port)
         engine = SGLangEngine(
             CONFIG, folder=tmp_path, max_length=LENGTH, launch=launch, limits=ServerLimits(restarts=0)
         )
@@ -347,9 +347,9 @@ TRAINER = """
 import sys, time
 from pathlib import Path
 from cojax.host.processes import leave_none
-from cojax.rollout.sglang.process import Launch, ServerProcess
+from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
 leave_none()
-process = ServerProcess(Launch(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
+process = ServerProcess(LaunchSettings(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
 process.start(Path(sys.argv[3]), "x")
 print(process.port, flush=True)
 time.sleep(600)
