@@ -24,7 +24,7 @@ from cojax.learner.rehearsal import rehearse
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
-from cojax.rollout.chat import Chat, brief, full
+from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
@@ -121,7 +121,7 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
     A task without a solution gives only its query. Raises EnvironmentFailure for an episode that is lost.
     """
     for tool in environment.tools():
-        yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (full, brief))
+        yield from (json.dumps(shown(tool), ensure_ascii=False) for shown in (whole_document, names_only))
     for task in tasks:
         if task.solution:
             trajectory = warm_start.perform(environment, task, follow(task.solution), len(task.solution))

@@ -21,7 +21,7 @@ from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
-from cojax.learner.advantages import spread
+from cojax.learner.advantages import token_advantages
 from cojax.learner.rehearsal import rehearse
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE
@@ -189,7 +189,7 @@ def _objective(config: ConfigDict, state: dict[str, Any]) -> str:
     episode, learner = state["episode"], state["learner"]
     episodes = tuple(dataclasses.replace(episode, reward=float(k % 2)) for k in range(config.group_size))
     try:
-        spread(learner.objective.advantage(episodes), episodes)
+        token_advantages(learner.objective.advantage(episodes), episodes)
     except Exception as error:  # whatever a function does when it is called
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"advantage {learner.advantage!r} was tried and failed: {reason}") from error

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
-from cojax.registry.annotations import RegistryError, checked
+from cojax.registry.annotations import RegistryError, convert_setting
 from experiments.base import LEAVES, OPEN, RENAMED
 from experiments.leaf import Names
 from experiments.settings import choose
@@ -21,7 +21,7 @@ def check_ranges(config: ConfigDict) -> None:
     given = dict(leaves(config.to_dict()))
     for name, value in given.items():
         if name in RANGES:
-            checked(name, RANGES[name], value)
+            convert_setting(name, RANGES[name], value)
             if names := [one.names for one in get_args(RANGES[name]) if isinstance(one, Names)]:
                 choose(dict.fromkeys(names[0]), value, name)
         elif not is_open(name) and not (name in RENAMED and value is None):

@@ -12,7 +12,7 @@ from typing import Any
 
 from cojax.environment import Environment, Episode
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
-from cojax.explorer.llm.fitting import fitted, shorten
+from cojax.explorer.llm.fitting import fit_texts, shorten
 from cojax.rollout.chat import Chat
 from cojax.types import Action, Evaluation, Group, Message, Observation, Task, Trajectory, Triplet
 
@@ -170,7 +170,7 @@ def request(failure: Trajectory, room: int) -> str:
         ))
         for turn in failure.turns
     ]  # fmt: skip
-    shown = [step for step in fitted(steps, room - len(task), each=8) if step is not None]
+    shown = [step for step in fit_texts(steps, room - len(task), each=8) if step is not None]
     first = len(steps) - len(shown) + 1
     record = "\n".join(f"{number}. {step}" for number, step in enumerate(shown, first)) or "(nothing)"
     return _REQUEST.format(task=task, record=record)

@@ -19,7 +19,17 @@ from pathlib import Path
 
 from rich.text import Text
 
-from cojax.report import Exchange, Exchanges, Run, Story, TaskVisit, about, lineage, read_run, write_evaluation_report
+from cojax.report import (
+    Exchange,
+    Exchanges,
+    Run,
+    TaskHistory,
+    TaskVisit,
+    about,
+    lineage,
+    read_run,
+    write_evaluation_report,
+)
 from cojax.report import write_report as write_run_report
 from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
@@ -67,11 +77,11 @@ def _show(lines: Iterable[Text]) -> None:
 
 
 def _of_task(workdir: str, id: str) -> Iterator[Text]:
-    """The story of a task, its expedition, and what was sent and received."""
-    story, run = lineage(workdir, id), read_run(workdir)
-    yield from story_lines(story)
-    yield from _expedition(run, story.expedition)
-    yield from _exchanges(run, story.expedition, story.id)
+    """The history of a task, its expedition, and what was sent and received."""
+    history, run = lineage(workdir, id), read_run(workdir)
+    yield from history_lines(history)
+    yield from _expedition(run, history.expedition)
+    yield from _exchanges(run, history.expedition, history.id)
 
 
 def _of_drafts(run: Run, name: str) -> Iterator[Text]:
@@ -182,30 +192,30 @@ def _escaped(char: str) -> str:
     return char.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def story_lines(story: Story) -> Iterator[Text]:
-    """A story as lines for the terminal, from the oldest ancestor to the visits since."""
-    yield _line("task", f"{story.id}  {story.query}")
-    for depth, action in enumerate(story.solution, 1):
+def history_lines(history: TaskHistory) -> Iterator[Text]:
+    """A history as lines for the terminal, from the oldest ancestor to the visits since."""
+    yield _line("task", f"{history.id}  {history.query}")
+    for depth, action in enumerate(history.solution, 1):
         yield _line("solution" if depth == 1 else "", f"{depth}. {action}")
-    yield _line("origin", f"{story.origin}, joined the pool at step {story.step}")
-    for depth, parent in enumerate(story.parents, 1):
+    yield _line("origin", f"{history.origin}, joined the pool at step {history.step}")
+    for depth, parent in enumerate(history.parents, 1):
         yield _line("parent" if depth == 1 else f"parent ×{depth}", f"{parent.id}  {parent.origin}  {parent.query}")
-    if story.signal:
-        yield _line("signal", f"{story.signal}: {story.signal_evidence}")
-    if story.source_episode:
-        yield _line("episode", story.source_episode)
-    if story.explorer:
-        yield _line("explorer", f"{story.explorer}, run {', '.join(map(str, story.runs)) or '–'}")
-    if story.verdict:
-        yield _line("verdict", story.verdict)
-    for evidence in story.verdict_evidence:
+    if history.signal:
+        yield _line("signal", f"{history.signal}: {history.signal_evidence}")
+    if history.source_episode:
+        yield _line("episode", history.source_episode)
+    if history.explorer:
+        yield _line("explorer", f"{history.explorer}, run {', '.join(map(str, history.runs)) or '–'}")
+    if history.verdict:
+        yield _line("verdict", history.verdict)
+    for evidence in history.verdict_evidence:
         yield _line("", f"· {evidence}")
-    if story.difficulty is not None:
-        yield _line("difficulty", f"{100 * story.difficulty:.0f} % of the attempts on the query alone failed")
-    yield _line("visits", _visits(story.visits) or "none stored")
-    if story.parents:
-        before = [visit for visit in story.parent_visits if visit.step <= story.step]
-        after = [visit for visit in story.parent_visits if visit.step > story.step]
+    if history.difficulty is not None:
+        yield _line("difficulty", f"{100 * history.difficulty:.0f} % of the attempts on the query alone failed")
+    yield _line("visits", _visits(history.visits) or "none stored")
+    if history.parents:
+        before = [visit for visit in history.parent_visits if visit.step <= history.step]
+        after = [visit for visit in history.parent_visits if visit.step > history.step]
         yield _line("its parent", f"before: {_visits(before) or 'none stored'}")
         yield _line("", f"since: {_visits(after) or 'none stored'}")
 

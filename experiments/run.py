@@ -46,7 +46,7 @@ from cojax.report import write_report
 from cojax.report.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
 from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.checksums import signed
+from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
@@ -150,11 +150,11 @@ def run(config: ConfigDict) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        write_json(directory.folder / "final.json", signed(_held_out_record(final)))
+        write_json(directory.folder / "final.json", with_checksum(_held_out_record(final)))
         summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
         if final.trials:
             summary["trials"] = [trial.success for trial in final.trials]
-        write_json(directory.folder / "summary.json", signed(summary))
+        write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))

@@ -25,7 +25,7 @@ from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.parameters import Params, parameters, to_hf
-from cojax.policy.precision import computed
+from cojax.policy.precision import cast_for_compute
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
@@ -51,7 +51,7 @@ class TrainedPolicy:
 
     def weights(self) -> Weights:
         """For an engine, as an update computes with it."""
-        return Weights(self.step, lambda: to_hf(self.model, computed(self.model, self.params)))
+        return Weights(self.step, lambda: to_hf(self.model, cast_for_compute(self.model, self.params)))
 
 
 def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
@@ -101,7 +101,7 @@ def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> Tra
     lora = Lora(**{**config["learner"]["lora"], "targets": tuple(config["learner"]["lora"]["targets"])})
     fresh = jax.eval_shape(lambda: initialize_adapters(model, lora, 0))
     _check(part.arrays, {name: leaf.shape for name, leaf in _leaves(fresh).items()}, workdir)
-    frozen = computed(model, _base(workdir, config, model, base))
+    frozen = cast_for_compute(model, _base(workdir, config, model, base))
     merged = merge(model, lora, frozen, jax.tree.map(jnp.asarray, part.arrays))
     return TrainedPolicy(model, tokenizer, merged, part.step, part.content)
 

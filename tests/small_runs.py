@@ -10,7 +10,7 @@ import numpy as np
 
 from cojax.explorer.llm.journal import Journal
 from cojax.metrics import Metrics
-from cojax.storage.checksums import signed
+from cojax.storage.checksums import with_checksum
 from cojax.storage.files import Log, write_json, write_text
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Action, Call, Group, Message, Observation, Signal, Task, Trajectory, Turn
@@ -83,8 +83,8 @@ def finished(folder: Path, steps: int = 6, **settings: Any) -> Path:
 
 def end(directory: RunDirectory, steps: int) -> None:
     parts: dict[str, Any] = {name: {} for name in ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")}
-    write_json(directory.folder / "final.json", signed({"success": 0.5}))
-    write_json(directory.folder / "summary.json", signed({"steps": steps, **parts}))
+    write_json(directory.folder / "final.json", with_checksum({"success": 0.5}))
+    write_json(directory.folder / "summary.json", with_checksum({"steps": steps, **parts}))
     write_text(directory.folder / "report.html", "<html></html>\n")
     write_text(directory.folder / "run.log", "resumed\n")
     directory.close()

@@ -24,7 +24,7 @@ from cojax.registry import (
     settings,
     source,
 )
-from cojax.registry.annotations import checked, description, from_text
+from cojax.registry.annotations import convert_setting, description, from_text
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -247,8 +247,8 @@ def test_the_value_of_a_flag(annotation: Any, text: str, value: Any) -> None:
 
 
 def test_pairs_of_numbers() -> None:
-    assert checked("x", tuple[int, float], (1, 2)) == (1, 2.0)
+    assert convert_setting("x", tuple[int, float], (1, 2)) == (1, 2.0)
     assert description(tuple[int, float]) == "a tuple of a whole number, a number"
-    assert refusal(lambda: checked("x", tuple[int, float], (1,))) == (
+    assert refusal(lambda: convert_setting("x", tuple[int, float], (1,))) == (
         "x is (1,); expected a tuple of a whole number, a number"
     )

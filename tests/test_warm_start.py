@@ -10,7 +10,7 @@ from cojax.environment import EnvironmentFailure, LimitExceeded
 from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
-from cojax.rollout.chat import Chat, none
+from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
@@ -20,7 +20,7 @@ from tests.counter_environment import CounterEnvironment
 DESK = environments.load("desk")
 NAMES, TEXTS = DESK.lexicon()
 TOKENIZER = word_tokenizer(NAMES, [*TEXTS, *(task.query for task in DESK.tasks("seed", 300))], DESK.tools())
-CHAT = Chat(TOKENIZER, none)
+CHAT = Chat(TOKENIZER, no_document)
 SMALL = ModelConfig(
     vocab_size=448,
     hidden_size=16,

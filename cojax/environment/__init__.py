@@ -167,7 +167,7 @@ _EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", defa
 
 
 def excuse(seconds: float) -> None:
-    """Takes `seconds` off `counted`, and off the deadline of the episode that this thread plays.
+    """Takes `seconds` off `counted_seconds`, and off the deadline of the episode that this thread plays.
 
     An environment calls it when it knows that its call waited for the host.
     """
@@ -176,7 +176,7 @@ def excuse(seconds: float) -> None:
         progress.since += seconds
 
 
-def counted() -> float:
+def counted_seconds() -> float:
     """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
     return running() - _EXCUSED.get()
 

@@ -10,7 +10,7 @@ from cojax.environment import Actor, Environment, Episode, play
 from cojax.environment.wrapping import Wrapped, WrappedEpisode
 from cojax.types import Action, Message, Observation, Task, Trajectory, Turn
 
-Play = Callable[..., Trajectory]  # `play`, or `host.deadlines.Watched`
+Play = Callable[..., Trajectory]  # `play`, or `host.deadlines.WatchedPlay`
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,15 +56,15 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
         return [f"its code cannot be read: {' '.join(str(error).split())}"[:120]]
 
 
-def written(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
-    """The values that these steps write as answers; none where code cannot be read, to which `answer_objections` objects."""
+def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
+    """The values that these steps write as answers; none where code cannot be read (`answer_objections` objects to it)."""
     try:
         return [value for given, _ in _answers(steps, ending, parameter) for value in given]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
         return []
 
 
-def holds(text: str, value: Any) -> bool:
+def states_value(text: str, value: Any) -> bool:
     """Whether a text contains a value: as whole words, in any case and width; a number by its value."""
     said, folded = str(value).strip(), normal_form("NFKC", text).casefold()
     return 0 < len(said) <= _LONGEST_ANSWER and _Text(folded).shows(normal_form("NFKC", said).casefold())
@@ -75,7 +75,7 @@ def _answers(
 ) -> Iterator[tuple[list[Any], tuple[_Text, _Text]]]:
     """For each step: the answers that it writes, and the texts that it showed and that its own code printed."""
     carries = parameter or ("" if ending else "answer")
-    trees = [parsed(step) for step in steps]
+    trees = [parse_code(step) for step in steps]
     names = _last_set(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
         last = index == len(steps) - 1 and step.observation.done
@@ -144,7 +144,7 @@ def _unshown(value: Any, shown: Sequence[tuple[_Text, _Text]]) -> Iterator[str]:
         yield f"no step shows the answer {said[:100]!r}"
 
 
-def parsed(step: Triplet) -> ast.Module:
+def parse_code(step: Triplet) -> ast.Module:
     """An action's code: its first fenced block outside of thoughts; without a block its text, if that is Python.
 
     Empty where the action has no code. Raises ValueError for code beyond the limits, SyntaxError for a block that is

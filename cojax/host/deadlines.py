@@ -53,7 +53,7 @@ class WatchedPlay:
         return played.result()
 
 
-def within(seconds: float, call: Callable[[], _T]) -> _T:
+def ask_within(seconds: float, call: Callable[[], _T]) -> _T:
     """What the environment answers. Raises EnvironmentFailure where it fails, or takes longer than that."""
     answer = on_thread("asked", lambda: ask(call))
     until = running() + seconds

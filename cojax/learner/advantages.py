@@ -96,7 +96,7 @@ def turn_level(
     return [value + turns for value, turns in zip(outcome, np.split(credit, ends), strict=True)]
 
 
-def spread(values: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
+def token_advantages(values: Any, trajectories: Sequence[Trajectory]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Spreads what an advantage returned over all n tokens of each trajectory: float64[n], bool[n] (false: masked).
 
     One number for a trajectory or a turn holds for all of its tokens, the prompt included; with one number for each

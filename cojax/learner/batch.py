@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cojax.learner.advantages import spread
+from cojax.learner.advantages import token_advantages
 from cojax.learner.packing import Segment, assign_rows
 from cojax.learner.routing import decode_routes
 from cojax.learner.weightings import check_weights, group_token_mean
@@ -264,7 +264,7 @@ def _token_credits(
     trajectories: Sequence[Trajectory], advantage: Callable[[Sequence[Trajectory]], Any]
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """For each trajectory its tokens' advantages, float64[n], and which of them are learned from, bool[n]."""
-    credits = spread(advantage(trajectories), trajectories)
+    credits = token_advantages(advantage(trajectories), trajectories)
     return [(credit, kept & sampled_mask(t)) for (credit, kept), t in zip(credits, trajectories, strict=True)]
 
 

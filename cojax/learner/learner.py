@@ -28,7 +28,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.parameters import parameters, to_hf
-from cojax.policy.precision import computed
+from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
@@ -102,7 +102,7 @@ class Learner:
         shape = required_route_shape(self.routes, self.config, self.loss, self.objective.loss.routes)
         object.__setattr__(self, "route_shape", shape)
         if self.reference is not None:
-            reference = computed(self.config, self.reference)
+            reference = cast_for_compute(self.config, self.reference)
             object.__setattr__(self, "reference", self.placement.params(reference, parameters(self.config)))
 
     @functools.cached_property
@@ -227,7 +227,7 @@ class Learner:
     def policy(self, state: TrainState) -> Params:
         """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""
         if self.lora is None:
-            return computed(self.config, state.params)
+            return cast_for_compute(self.config, state.params)
         assert self.reference is not None
         return merge(self.config, self.lora, self.reference, state.params)
 

@@ -38,7 +38,7 @@ def step_record(
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
-        "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.named(loop.kinds)},
+        "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.kind_names(loop.kinds)},
         **figures,
     }
     for evolution in evolutions:

@@ -18,7 +18,7 @@ def compute_dtype(config: ModelConfig, row: Parameter) -> str:
     return config.dtype if is_matrix(row) else config.param_dtype
 
 
-def computed(config: ModelConfig, params: Params) -> Params:
+def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
 
     Leaves that already have their dtype are not copied; layouts over a mesh stay.

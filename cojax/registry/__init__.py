@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cojax.registry.annotations import Range, RegistryError, checked, description
+from cojax.registry.annotations import Range, RegistryError, convert_setting, description
 
 __all__ = [
     "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "find", "settings",
@@ -93,7 +93,10 @@ def check_settings(
         if declared.default is REQUIRED and setting not in given:
             values = description(declared.annotation)
             raise RegistryError(f"{kind} {name!r} needs its setting {where}{setting}: {values}")
-    return {setting: checked(f"{where}{setting}", known[setting].annotation, value) for setting, value in given.items()}
+    return {
+        setting: convert_setting(f"{where}{setting}", known[setting].annotation, value)
+        for setting, value in given.items()
+    }
 
 
 def check_call(

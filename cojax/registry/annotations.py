@@ -43,7 +43,7 @@ class Range:
         return " and ".join(end for end in (low, high) if end)
 
 
-def checked(name: str, annotation: Any, value: Any) -> Any:
+def convert_setting(name: str, annotation: Any, value: Any) -> Any:
     """The value converted to the annotated type. Raises RegistryError, naming the setting, if it is not allowed."""
     try:
         return _converted(annotation, value)

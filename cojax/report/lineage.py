@@ -97,7 +97,7 @@ class Lineages:
         self._drafts = {draft["task"]: draft for draft in run.drafts if draft.get("task")}
         self._visits = visits
 
-    def story(self, task_id: str) -> TaskHistory:
+    def history(self, task_id: str) -> TaskHistory:
         """The history of a task. Raises KeyError when it is not in the pool."""
         task = self._tasks[task_id]
         lineage = task.get("lineage") or {}
@@ -152,7 +152,7 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
         for episode in run.episodes.read(step):
             if (visited := task_id_of(episode)) in wanted:
                 visits.add(visited, step, episode)
-    return Lineages(run, visits).story(task["id"])
+    return Lineages(run, visits).history(task["id"])
 
 
 def task_id_of(episode: Json) -> str:

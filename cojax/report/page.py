@@ -57,7 +57,7 @@ def contents(run: Run) -> Json:
     visits = VisitIndex()
     selection = select(run, {task["lineage"]["episode"] for task in run.synthesized}, visits)
     lineages = Lineages(run, visits)
-    histories = [lineages.story(task) for task in run.tasks]
+    histories = [lineages.history(task) for task in run.tasks]
     synthesized = {task["id"] for task in run.synthesized}
     shown = figures.evenly([task for task in histories if task.id in synthesized], TASKS)
     numbers = {id(draft): name for name, draft in run.numbered_drafts()}

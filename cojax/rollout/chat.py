@@ -31,24 +31,28 @@ _DEPTH = 32
 Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
 
 
-def full(tool: Tool) -> Tool | None:
+def whole_document(tool: Tool) -> Tool | None:
     """The documentation as the environment gives it."""
     return tool
 
 
-def brief(tool: Tool) -> Tool | None:
+def names_only(tool: Tool) -> Tool | None:
     """The tool's name and the names of its arguments, for a policy with a short context."""
     function = tool["function"]
     return {"name": function["name"], "arguments": list(function.get("parameters", {}).get("properties", {}))}
 
 
-def none(tool: Tool) -> Tool | None:
+def no_document(tool: Tool) -> Tool | None:
     """Nothing: the policy knows its tools by training."""
     return None
 
 
 # How much of a tool's documentation the policy is shown: tool → document, None for no document.
-TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {"full": full, "brief": brief, "none": none}
+TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {
+    "full": whole_document,
+    "brief": names_only,
+    "none": no_document,
+}
 
 
 class Chat:
@@ -60,7 +64,7 @@ class Chat:
     tokenizer's own rendering.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Callable[[Tool], Tool | None] = full):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Callable[[Tool], Tool | None] = whole_document):
         if not tokenizer.chat_template:
             raise ValueError("the tokenizer has no chat_template; save one in its tokenizer_config.json")
         self.tokenizer = tokenizer

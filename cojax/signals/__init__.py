@@ -86,7 +86,7 @@ def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
     return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY}
 
 
-def named(kinds: Iterable[str]) -> list[str]:
+def kind_names(kinds: Iterable[str]) -> list[str]:
     """The names of all kinds: first our own, used or not, then the others."""
     return [*sorted(SIGNALS), *(kind for kind in kinds if kind not in SIGNALS)]
 

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from cojax.storage.checksums import has_valid_checksum, signed
+from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import (
     StorageError,
     explain,
@@ -85,7 +85,7 @@ class Checkpointer:
             for path in sorted(temporary.rglob("*")):
                 _sync(path)
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
-            write_json(temporary / "host.json", signed(record))
+            write_json(temporary / "host.json", with_checksum(record))
             if final.exists():
                 # A directory cannot replace one that is not empty: the old one is renamed, and the sweep removes it.
                 final.rename(folder / f".{step}.{os.getpid()}.old.tmp")

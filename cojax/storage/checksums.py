@@ -227,7 +227,7 @@ def fingerprint(path: Path) -> str:
     return f"{size}:{digest.hexdigest()}"
 
 
-def signed(record: Mapping[str, Any]) -> dict[str, Any]:
+def with_checksum(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a checksum of its content added."""
     return {**record, CHECKSUM: checksum(_without_checksum(record))}
 

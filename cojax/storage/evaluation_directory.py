@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.checksums import CHECKSUM, has_valid_checksum, signed
+from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences
 from cojax.storage.files import Log, StorageError, read_json, write_json
-from cojax.storage.run_directory import RunDirectoryError, locked
+from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from cojax.types import Trajectory, from_json, to_json
 
 _LOG = logging.getLogger("cojax")
@@ -27,7 +27,7 @@ class EvaluationDirectory:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = locked(folder, "--out")
+        self._lock = lock_folder(folder, "--out")
         # No fsync: episodes that a crash of the whole machine loses are played again.
         self.episodes = Log(folder / "episodes.jsonl", sync=False)
 
@@ -63,11 +63,11 @@ class EvaluationDirectory:
                 )
         elif (self.folder / "checkpoints").exists() or (self.folder / "metrics.jsonl").exists():
             raise RunDirectoryError(f"{self.folder} is the directory of a run. Choose another --out.")
-        write_json(path, signed({"config": dict(identity), **facts}))
+        write_json(path, with_checksum({"config": dict(identity), **facts}))
 
     def add(self, split: str, trajectory: Trajectory) -> None:
         """Stores an episode that has ended."""
-        self.episodes.append([signed({"split": split, **to_json(trajectory)})])
+        self.episodes.append([with_checksum({"split": split, **to_json(trajectory)})])
 
     def known(self) -> dict[str, Trajectory]:
         """Episode id → trajectory. Episodes lost to infrastructure failures are left out, to be played again.

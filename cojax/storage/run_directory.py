@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
-from cojax.storage.checksums import CheckedLog, has_valid_checksum, signed
+from cojax.storage.checksums import CheckedLog, has_valid_checksum, with_checksum
 from cojax.storage.differences import FREE_SETTINGS, changed_code, differences, history
 from cojax.storage.episodes import PastTrajectories, read_trajectories
 from cojax.storage.files import explain_reading, read_json, write_json
@@ -54,7 +54,7 @@ class RunDirectory:
         self.folder = folder
         # A stored configuration → the same one with the keys that `claim` is given, where a release has new ones.
         self.in_todays_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-        self._lock = locked(folder, "--config.workdir")
+        self._lock = lock_folder(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept=checkpoints_kept, episodes_kept=episodes_kept)
         self.metrics, self.tasks, self.memory = (self.files.logs[name] for name in ("metrics", "tasks", "memory"))
         self.signals, self.drafts = self.files.logs["signals"], self.files.logs["drafts"]
@@ -104,7 +104,7 @@ class RunDirectory:
             (self.folder / "zero_shot.json").unlink(missing_ok=True)
         step = self._verified.step if self._verified else 0
         write_json(
-            path, signed({"config": dict(config), **facts, **history(before, {"config": config, **facts}, step)})
+            path, with_checksum({"config": dict(config), **facts, **history(before, {"config": config, **facts}, step)})
         )
         return self._verified
 
@@ -278,7 +278,7 @@ def without_routes(trajectory: Trajectory) -> Trajectory:
     return dataclasses.replace(trajectory, turns=turns)
 
 
-def locked(folder: Path, setting: str) -> TextIO:
+def lock_folder(folder: Path, setting: str) -> TextIO:
     """Makes the folder and locks it until the returned file is closed or the process ends.
 
     Raises RunDirectoryError, which names the `setting` that chooses the folder, if it cannot be written or is in use.

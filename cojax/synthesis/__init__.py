@@ -31,8 +31,8 @@ __all__ = [
     "Interrupted",
     "Synthesis",
     "Validate",
-    "fresh_places",
     "initial_tasks",
+    "sample_setups",
     "synthesize",
 ]  # fmt: skip
 

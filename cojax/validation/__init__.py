@@ -15,8 +15,8 @@ from cojax import environment as world
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.environment.replay import Play, Replay, replay
 from cojax.explorer import Explorer, Metered
-from cojax.explorer.scripted.windows import documented, phrase_steps
-from cojax.host.deadlines import PATIENCE, within
+from cojax.explorer.scripted.windows import phrase_steps, tool_documentation
+from cojax.host.deadlines import PATIENCE, ask_within
 from cojax.types import Action, Call, Message, Status, Task, TaskDraft, Turn, Verdict, signature
 from cojax.validation import necessity, query, safety
 from cojax.validation.answer_check import check_answer
@@ -117,7 +117,7 @@ class Validation:
 
     @functools.cached_property
     def _documents(self) -> Documents:
-        return ask(documented, self.environment)
+        return ask(tool_documentation, self.environment)
 
     def _readable(self, draft: TaskDraft) -> None:
         """Raises DraftRefused for a query or a solution that must not be processed any further."""
@@ -162,7 +162,7 @@ class Validation:
         offered: list[Action] = []
 
         def look(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-            offered.extend(within(PATIENCE, episode.affordances)[-1:])
+            offered.extend(ask_within(PATIENCE, episode.affordances)[-1:])
             return Turn(Action())
 
         trajectory = self.play(self.environment, task, look, max_turns=1)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.explorer.answers import answer_objections, holds, leaves, written
+from cojax.explorer.answers import answer_objections, leaves, states_value, written_answers
 from cojax.types import Triplet
 
 # Answers to a question of yes or no: the query may contain them.
@@ -34,10 +34,10 @@ def check_answer(
     parameter = next(iter(document.get("parameters", {}).get("properties", {})), None)
     if against := answer_objections(steps, ending, parameter):
         return AnswerCheck(against[0])
-    plain = [value for value in written(steps, ending, parameter) if value is not None]
+    plain = [value for value in written_answers(steps, ending, parameter) if value is not None]
     worked_out = [value for value in leaves(end.get("answer")) if value not in (None, "") and value not in plain]
     for value in (*plain, *(value for value in worked_out if isinstance(value, str) and not _is_number(value))):
-        if str(value).strip().lower() not in _YES_NO and holds(query, value):
+        if str(value).strip().lower() not in _YES_NO and states_value(query, value):
             return AnswerCheck(f"the query holds the answer {str(value)!r:.{_SHORT}}")
     if plain:
         return AnswerCheck(line=f"the answer {str(plain[0])!r:.{_SHORT}} is shown by an action, and not in the query")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from cojax.explorer.answers import parsed
+from cojax.explorer.answers import parse_code
 from cojax.types import Action, Observation, Triplet
 
 
 def syntax_tree(action: Action) -> ast.Module:
     """The syntax tree of an action's code; empty where its text is no code."""
     try:
-        return parsed(Triplet(action, Observation(), 0))
+        return parse_code(Triplet(action, Observation(), 0))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.Module([], [])
 

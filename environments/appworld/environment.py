@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted
+from cojax.environment import Episode, EpisodeFailure, LimitExceeded, counted_seconds
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.appworld import data as roots
 from environments.appworld import grammar, prompt, report, skills, verdict
@@ -206,7 +206,7 @@ class AppWorldEpisode:
             return Evaluation(0.0, (Check(f"at most {MOST_CALLS:,} calls of {report.MOST_BYTES:,} bytes", False),))
         # A failure here is the machinery's; a failure below may be caused by the calls.
         reference = self.environment.reference(self.task) if "scenario" in self.task.setup else None
-        until = counted() + self.environment.verdict
+        until = counted_seconds() + self.environment.verdict
         for _ in range(2):
             self._judge_world()
             try:
@@ -245,7 +245,7 @@ class AppWorldEpisode:
         """
         judging = self._judge_world()
         while self.judged < len(self.calls):
-            if counted() > until:
+            if counted_seconds() > until:
                 raise LimitExceeded(f"{len(self.calls) - self.judged} calls were not made again in time")
             following = self.calls[self.judged : self.judged + _AT_ONCE]
             self.judged += len(following)

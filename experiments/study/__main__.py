@@ -24,7 +24,7 @@ from typing import Any
 
 from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import StorageError, write_json, write_text
-from cojax.storage.run_directory import RunDirectoryError, locked
+from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import render_page
 from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
         cores = schedule.available_cores(given.jobs)
         plans = [] if given.again else plan_tables(given, further)
-        with locked(folder, "--runs"):
+        with lock_folder(folder, "--runs"):
             if given.again:
                 return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
             out = given.out or folder / "results"
-            with locked(out, "--out"):
+            with lock_folder(out, "--out"):
                 for name, table, jobs in plans:
                     if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
                         return status

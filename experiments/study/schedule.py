@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cojax.host.processes import descendants, end
-from cojax.storage.run_directory import RunDirectoryError, locked
+from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments.study.launch import THREADS
 from experiments.study.tables import StudyRun
 
@@ -160,7 +160,7 @@ def wait_until_free(workdir: Path, stop: threading.Event) -> None:
     until = time.monotonic() + _GRACE
     while not stop.is_set():
         try:
-            locked(workdir, "--runs").close()
+            lock_folder(workdir, "--runs").close()
             return
         except RunDirectoryError:
             if time.monotonic() > until:

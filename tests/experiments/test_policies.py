@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.policy.transformer import initialize
-from cojax.rollout.chat import Chat, brief
+from cojax.rollout.chat import Chat, names_only
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import ReachCheck, demonstrate
@@ -122,7 +122,7 @@ class TurnEpisode(CounterEpisode):
 def test_the_end_of_a_turn_is_demonstrated_by_the_end_token_alone():
     environment = Splits()
     tokenizer, _ = tokenizer_and_shape(config(), environment)
-    chat = Chat(tokenizer, brief)
+    chat = Chat(tokenizer, names_only)
     task = Task("counter", "x", {"target": 1}, (ADD, Action(), Action()))
     turns = _Turns()
     tokens, mask = next(demonstrate(turns, chat, [(task, task.solution)]))
@@ -144,7 +144,7 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     environment = Splits()
     tokenizer, shape = tokenizer_and_shape(settings, environment)
-    chat = Chat(tokenizer, brief)
+    chat = Chat(tokenizer, names_only)
     solved = [(task, task.solution) for task in environment.tasks("dev", 3)]
     lengths = [len(tokens) for tokens, _ in demonstrate(environment, chat, solved)]
     settings.engine.max_length = settings.learner.row_length = lengths[1]

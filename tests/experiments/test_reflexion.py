@@ -8,7 +8,7 @@ import pytest
 from counter_environment import CounterEnvironment
 
 from cojax.environment import EngineError
-from cojax.rollout.chat import Chat, PolicyActors, full
+from cojax.rollout.chat import Chat, PolicyActors, whole_document
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import byte_tokenizer
@@ -16,7 +16,7 @@ from cojax.types import Action, Call, Group, Message, Observation, Task, Traject
 from experiments.reflexion import request, retry_failures, with_notes
 
 WORLD = CounterEnvironment()
-CHAT = Chat(byte_tokenizer([], 512), full)
+CHAT = Chat(byte_tokenizer([], 512), whole_document)
 ASKED = "what will you do differently?"
 
 

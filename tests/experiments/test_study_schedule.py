@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cojax.storage.run_directory import RunDirectoryError, locked
+from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments.study import schedule
 from experiments.study.schedule import Queue
 from experiments.study.tables import COMMON, StudyRun, jobs
@@ -90,17 +90,17 @@ def wait_for(path: Path) -> None:
 def test_a_run_that_fails_says_why_and_the_others_go_on(tmp_path, monkeypatch):
     ended = []
     # The first one's directory is still held by a run that a killed study left, and is waited for.
-    held, refused = locked(tmp_path / "wrong-1", "--runs"), []
+    held, refused = lock_folder(tmp_path / "wrong-1", "--runs"), []
 
     def locking(folder, flag):
         try:
-            return locked(folder, flag)
+            return lock_folder(folder, flag)
         except RunDirectoryError:
             refused.append(folder)
             held.close()
             raise
 
-    monkeypatch.setattr(schedule, locked.__name__, locking)
+    monkeypatch.setattr(schedule, lock_folder.__name__, locking)
     schedule.run_all(
         [StudyRun("wrong", 1, {"batch_size": 0}), StudyRun("worse", 1, {"nosuch": 0})], tmp_path, [None], 60.0,
         threading.Event(), lambda job, why, seconds: ended.append((job.name, why)),

@@ -28,10 +28,10 @@ time.sleep(60)
 COMMAND = """
 import signal, subprocess, sys, time
 from cojax.host import processes
-from cojax.host.processes import end_all, leave_none
+from cojax.host.processes import end_all, end_descendants_at_exit
 processes.GRACE = 0.3
 signal.signal(signal.SIGINT, signal.default_int_handler)
-leave_none()
+end_descendants_at_exit()
 family = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)
 for _ in range(3):
     print(family.stdout.readline().decode(), end="", flush=True)

@@ -12,7 +12,7 @@ from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import leaf_of, parameters
-from cojax.policy.precision import computed
+from cojax.policy.precision import cast_for_compute
 from cojax.policy.transformer import initialize
 
 WIDE = ModelConfig(64, 64, 128, 2, 4, 2, 16, attention_bias=True, qk_norm=False)
@@ -94,7 +94,7 @@ def test_other_moments_are_refused():
 @pytest.mark.parametrize("config", [half(WIDE), half(SPARSE)], ids=["dense", "sparse"])
 def test_what_is_computed_with_is_the_policy_to_the_bit(config):
     params = initialize(config, 0)
-    small = computed(config, params)
+    small = cast_for_compute(config, params)
     tokens = np.random.default_rng(0).integers(0, 64, (2, 16)).astype(np.int32)
     positions = np.broadcast_to(np.arange(16, dtype=np.int32), tokens.shape)
     scores = [token_logprobs(config, tree, tokens, positions, jnp.ones_like(tokens)) for tree in (params, small)]

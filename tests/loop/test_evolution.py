@@ -15,7 +15,7 @@ from cojax.loop import Loop, State
 from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
-from cojax.rollout.chat import Chat, none
+from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
@@ -25,7 +25,7 @@ from cojax.types import Action, Call, Task, TaskDraft, Triplet
 from cojax.validation import Validation
 
 ENVIRONMENT = CounterEnvironment()
-CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), none)
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), no_document)
 FINISH = Action(calls=(Call("finish"),))
 STEPS = 6
 

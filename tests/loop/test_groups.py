@@ -16,7 +16,7 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import EpisodeCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
-from cojax.rollout.chat import Chat, none
+from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
@@ -25,7 +25,7 @@ from experiments import desk
 from experiments.checks import check
 
 ENVIRONMENT = CounterEnvironment()
-CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), none)
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), no_document)
 
 
 def pool(lively: int, dull: int) -> TaskPool:

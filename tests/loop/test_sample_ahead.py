@@ -12,14 +12,14 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import sample_ahead
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
-from cojax.rollout.chat import Chat, none
+from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call
 
 ENVIRONMENT = CounterEnvironment()
-CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), none)
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], ENVIRONMENT.tools()), no_document)
 POOL = TaskPool.of(ENVIRONMENT.tasks("train", 4))
 STATE = State(0, SimpleNamespace(), POOL, {})
 

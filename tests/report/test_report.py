@@ -179,7 +179,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
         for line in read.episodes.read(step):
             visits.add(CHILD.id if line["task"]["query"] == CHILD.query else SEED.id, step, line)
     lineages = Lineages(read, visits)
-    assert first_and_last_success(lineages.story(task) for task in read.tasks) == [
+    assert first_and_last_success(lineages.history(task) for task in read.tasks) == [
         {"origin": "unguided", "tasks": 1, "first": 0.5, "last": 1.0},
         {"origin": "boundary", "tasks": 1, "first": 0.0, "last": 0.5},
     ]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cojax.rollout.chat import Chat, brief, full, none, parse
+from cojax.rollout.chat import Chat, names_only, no_document, parse, whole_document
 from cojax.rollout.vocabulary import CONTROLS, word_tokenizer
 from cojax.types import Action, Call, Message
 
@@ -69,13 +69,13 @@ def test_an_action_cut_by_length_is_closed_by_the_prompt():
 
 def test_tools_are_documented_through_the_template():
     opening = (Message("user", "x"),)
-    shown = TOKENIZER.decode(Chat(TOKENIZER, full).open(opening, TOOLS))
+    shown = TOKENIZER.decode(Chat(TOKENIZER, whole_document).open(opening, TOOLS))
     assert json.dumps(TOOLS[0]["function"]["name"]) in shown
     assert shown.count("{") == 6 + 5  # every level of both schemas
-    names = TOKENIZER.decode(Chat(TOKENIZER, brief).open(opening, TOOLS))
+    names = TOKENIZER.decode(Chat(TOKENIZER, names_only).open(opening, TOOLS))
     assert names.replace(" ", "").count('{"name":"files_move",') == 1
     assert names.count("{") == 2
-    assert Chat(TOKENIZER, none).open(opening, TOOLS) == CHAT.open(opening)
+    assert Chat(TOKENIZER, no_document).open(opening, TOOLS) == CHAT.open(opening)
 
 
 def test_no_documentation_becomes_a_control_token():

@@ -11,14 +11,14 @@ from counter_environment import CounterEnvironment, CounterEpisode, hang
 from cojax.environment import EngineError, EnvironmentFailure, LimitExceeded
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
-from cojax.rollout.chat import Chat, PolicyActors, none
+from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError, RolloutStopped
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.episode_threads import EpisodeRequest, EpisodeThreads
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Group
 
-CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), none)
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), no_document)
 TASKS = CounterEnvironment().tasks("train", 4)
 SAMPLING = Sampling(max_tokens=32)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cojax.rollout.chat import Chat, brief
+from cojax.rollout.chat import Chat, names_only
 from cojax.rollout.vocabulary import CONTROLS, byte_tokenizer
 from cojax.types import Action, Call, Message
 
@@ -14,7 +14,7 @@ TEXTS = [
     "Go to the document folder, then look up the stock info of ZETA.",
 ] * 3
 TOKENIZER = byte_tokenizer(TEXTS, 400)
-CHAT = Chat(TOKENIZER, brief)
+CHAT = Chat(TOKENIZER, names_only)
 
 
 def pieces(text: str) -> list[str]:

@@ -51,7 +51,7 @@ def test_a_kind_from_outside_is_whole() -> None:
     assert explorer.reflect(of_group, "slow", found[0]).kind == "slow"
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'rare'; expected one of slow, trajectory"):
         explorer.reflect(of_group, "rare", found[0])
-    assert signals.named({"slow": kind, "rare": kind}) == ["boundary", "forgetting", "rare", "slow"]
+    assert signals.kind_names({"slow": kind, "rare": kind}) == ["boundary", "forgetting", "rare", "slow"]
 
 
 @pytest.mark.parametrize(

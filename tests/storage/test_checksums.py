@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, has_valid_checksum, signed
+from cojax.storage.checksums import CheckedLog, Checksums, Extent, fingerprint, has_valid_checksum, with_checksum
 from cojax.storage.files import Log, StorageError
 
 
@@ -77,7 +77,7 @@ def test_checksums_know_the_lines_and_files_by_name(tmp_path):
 
 
 def test_a_signed_record_is_known_by_its_content():
-    record = signed({"b": [1, 2.5], "a": "é"})
+    record = with_checksum({"b": [1, 2.5], "a": "é"})
     assert has_valid_checksum(record)
     assert has_valid_checksum({"a": "é", "checksum": record["checksum"], "b": [1, 2.5]})
     assert not has_valid_checksum({"a": 1})

@@ -16,7 +16,7 @@ from small_runs import CONFIG, LIKE, finished, older, tree
 
 from cojax.explorer.llm.journal import Journal
 from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.checksums import CHECKSUM, signed
+from cojax.storage.checksums import CHECKSUM, with_checksum
 from cojax.storage.files import StorageError
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.storage.verify import verify
@@ -164,7 +164,7 @@ def test_a_log_of_a_newer_version_is_named(run):
         path = run / f"checkpoints/{step}/host.json"
         record = json.loads(path.read_text())
         record["host"]["logs"]["dreams"] = [0, 0, ""]
-        path.write_text(json.dumps(signed(record)))
+        path.write_text(json.dumps(with_checksum(record)))
     with pytest.raises(CheckpointError, match=r"6/host.json knows a log 'dreams', which this version does not have"):
         verify(run)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from cojax.environment import Environment
 from cojax.explorer import Exploration
 from cojax.explorer.answers import answer_objections
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
+from cojax.explorer.llm.fitting import fit_pairs, fit_texts, shorten
 from cojax.explorer.llm.prompting import bullets, data, fill, parts, prompt
 from cojax.explorer.scripted.windows import Ending
 from cojax.types import Action, Call, Message, Task, TaskDraft, Triplet, normalise, signature
@@ -202,7 +202,7 @@ def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
         return words["unguided"], 0
     # In the order in which they are left out where there is too little room.
     texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
-    objectives, focus, query = (text or "" for text in fitted(texts, room))
+    objectives, focus, query = (text or "" for text in fit_texts(texts, room))
     purpose = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
     return purpose, len(objectives) + len(focus) + len(query)
 

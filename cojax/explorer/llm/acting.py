@@ -12,11 +12,11 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from cojax.environment import Episode
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, ChatModel, seed_of, structured_reply
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
+from cojax.explorer.llm.fitting import fit_pairs, fit_texts, shorten
 from cojax.explorer.llm.instructions import Instructions
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.host.deadlines import PATIENCE as _PATIENCE
-from cojax.host.deadlines import within
+from cojax.host.deadlines import ask_within
 from cojax.types import Action, Call, Message, Turn, signature
 
 # How often in one turn a model may insist on an action that is known to fail.
@@ -68,12 +68,12 @@ class ChatModelActor:
 
     def _first_messages(self, episode: Episode, opening: str) -> tuple[Message, ...]:
         """The system and the user message. The untrusted text in them leaves less room to the conversation."""
-        window, tools = self.instructions.window, within(_PATIENCE, episode.tools)
+        window, tools = self.instructions.window, ask_within(_PATIENCE, episode.tools)
         self.writes_text = not tools
         # Where actions are text, calls are not how they are written.
         count = 0 if self.writes_text else self.instructions.hints
         hints = sample_hints(episode, count, self.seed) if count else []
-        shown = [hint for hint in fitted(hints[::-1], window // _HINTS, 3) if hint is not None]
+        shown = [hint for hint in fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
         opening = shorten(opening, window // _OPENING)
         works = bullets(shown[::-1]) if shown else ""
         self.room = window - self.instructions.untrusted - len(opening) - len(works)
@@ -151,7 +151,7 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
     """At most `count` actions that would work now, each of another tool, drawn at random."""
     rng = random.Random(repr(("hints", seed)))
     by_tool: dict[str, list[Action]] = {}
-    for action in within(_PATIENCE, episode.affordances):
+    for action in ask_within(_PATIENCE, episode.affordances):
         if action.calls:
             by_tool.setdefault(action.calls[0].name, []).append(action)
     tools = rng.sample(sorted(by_tool), min(count, len(by_tool)))

@@ -13,7 +13,7 @@ from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, Mode
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.explorer.llm.completion import ChatCompletion, most_prompt_tokens, read_completion
 from cojax.explorer.llm.counters import Counters
-from cojax.explorer.llm.journal import Journal, failed_record, finished, key_of, spoken
+from cojax.explorer.llm.journal import Journal, call_record, failed_record, key_of, sent_messages
 from cojax.openai_api.calls import CallFailed, with_retries
 from cojax.openai_api.client import ApiClient
 from cojax.types import Message
@@ -120,7 +120,7 @@ class ChatClient:
     ) -> ModelReply:
         body: dict[str, Any] = {
             "model": self.settings.model,
-            "messages": spoken(messages),
+            "messages": sent_messages(messages),
             "temperature": self.settings.temperature if temperature is None else temperature,
             "max_tokens": self.settings.max_tokens,
             "seed": seed,
@@ -192,7 +192,7 @@ class ChatClient:
             raise
         usage, cost = (found.tokens_in, found.tokens_out), (tokens - budget.tokens, requests - budget.requests)
         sent = self._api.spelled(sent)
-        return finished(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
+        return call_record(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
         """The completion of the first attempt that brings one. Raises ChatFailure."""

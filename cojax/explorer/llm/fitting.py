@@ -8,7 +8,7 @@ from collections.abc import Sequence
 _LEAST = 120
 
 
-def fitted(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
+def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
     """The texts, oldest first, cut to at most `room` characters in all; a text that is left out is None.
 
     Every text shown costs `each` characters more. All are cut at the same length, the longest that fits, so that long
@@ -21,7 +21,7 @@ def fitted(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
-    """The newest pairs that fit into `room` characters, cut as `fitted` cuts texts; every pair costs `each` more."""
+    """The newest pairs that fit into `room` characters, cut as `fit_texts` cuts texts; every pair costs `each` more."""
     least = [min(len(one), _LEAST) + min(len(other), _LEAST) for one, other in pairs]
     kept = _newest(least, room, each, 2 * _LEAST)
     newest = pairs[len(pairs) - kept :]

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Environment
-from cojax.explorer.llm.fitting import fitted, shorten
+from cojax.explorer.llm.fitting import fit_texts, shorten
 from cojax.explorer.llm.prompting import bullets, data, fill, parts
-from cojax.explorer.scripted.windows import documented
+from cojax.explorer.scripted.windows import tool_documentation
 from cojax.types import ExplorationContext, Message, Task
 
 # Tools named to an unguided explorer as the popular ones.
@@ -89,7 +89,7 @@ def attempt_instructions(*, steps: int, ending: str, window: int) -> Instruction
 
 def _context_texts(environment: Environment, task: Task, context: ExplorationContext, room: int) -> dict[str, str]:
     """The texts of a context by their slots in the guided prompt, in at most `room` characters."""
-    real = documented(environment)
+    real = tool_documentation(environment)
     focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
     # In the order in which they are left out where there is too little room.
     texts = {
@@ -101,7 +101,7 @@ def _context_texts(environment: Environment, task: Task, context: ExplorationCon
         "objectives": bullets(context.objectives),
         "task": task.query,
     }
-    shown = fitted(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
+    shown = fit_texts(list(texts.values()), room - len(texts) * len(_LEFT_OUT))
     return {name: _LEFT_OUT if text is None else text for name, text in zip(texts, shown, strict=True)}
 
 

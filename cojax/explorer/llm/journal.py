@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.checksums import CHECKSUM, has_valid_checksum, signed
+from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.files import Log
 from cojax.types import Message, canonical
 
@@ -29,12 +29,12 @@ def key_of(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:_KEY]
 
 
-def spoken(messages: Sequence[Message]) -> list[dict[str, str]]:
+def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
     """Messages as an endpoint takes them. Half a surrogate pair, a Python string but no text, is replaced."""
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
-def finished(
+def call_record(
     place: str,
     model: str,
     sent: Mapping[str, Any],
@@ -128,7 +128,7 @@ class Journal:
             if self._log is None:
                 self._memory[key] = entry
             else:
-                line = signed(entry)
+                line = with_checksum(entry)
                 length = len(canonical(line))  # JSON with ASCII alone: as many bytes as characters
                 self._starts[key] = self._log.append([line]) - length - 1
             self._numbers[key] = self._next()

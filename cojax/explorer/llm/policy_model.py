@@ -11,7 +11,7 @@ from typing import Any
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
 from cojax.explorer.llm.counters import Counters
-from cojax.explorer.llm.journal import Journal, finished, key_of, spoken
+from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
 from cojax.types import Message
@@ -96,10 +96,10 @@ class PolicyModel:
         budget.pay(sum(usage), 0)
         self._counters.count(calls=1, tokens_in=usage[0], tokens_out=usage[1])
         text = self.chat.read(done.tokens).text.encode("utf-8", "replace").decode()
-        sent = {"messages": spoken(messages), "seed": seed, "weights_version": done.weights_version}
+        sent = {"messages": sent_messages(messages), "seed": seed, "weights_version": done.weights_version}
         key, truncated = key_of([sent, text]), done.finish_reason == "length"
         if self.journal.find(key) is None:
-            self.journal.add(key, finished(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
+            self.journal.add(key, call_record(place, self.name, sent, text, truncated, usage, (sum(usage), 1)))
         return ModelReply(text, truncated)
 
     def _generate(

@@ -13,7 +13,14 @@ from cojax.environment.replay import Play, follow
 from cojax.explorer import Exploration
 from cojax.explorer.guidance import GUIDANCE, context_of
 from cojax.explorer.scripted.run import ExplorationRun
-from cojax.explorer.scripted.windows import Ending, documented, draft_lengths, phrase_steps, split_turns, windows
+from cojax.explorer.scripted.windows import (
+    Ending,
+    draft_lengths,
+    phrase_steps,
+    split_turns,
+    tool_documentation,
+    windows,
+)
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
@@ -148,7 +155,7 @@ class ScriptedExplorer:
     def _guided(
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> ExplorationRun:
-        real = documented(environment)
+        real = tool_documentation(environment)
         # A policy may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in real]
         near = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}

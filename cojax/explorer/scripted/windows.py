@@ -27,7 +27,7 @@ class Ending:
         """The ending by this tool, whose first parameter carries the answer. Raises ValueError for an unknown tool."""
         if not tool:
             return cls(tool)
-        tools = documented(environment)
+        tools = tool_documentation(environment)
         if tool not in tools:
             raise ValueError(
                 f"environment {environment.name!r} has no tool {tool!r} to end an episode; "
@@ -48,7 +48,7 @@ class Ending:
             )
 
 
-def documented(environment: Environment) -> dict[str, Mapping[str, Any]]:
+def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]:
     """The documentation of the environment's tools, by name."""
     return {entry["function"]["name"]: entry["function"] for entry in environment.tools()}
 

@@ -18,7 +18,7 @@ import environments
 from cojax.explorer import Exploration
 from cojax.explorer.llm.chat_model import Budget, ModelReply
 from cojax.explorer.llm.explorer import LLMExplorer
-from cojax.explorer.llm.fitting import fit_pairs, fitted, shorten
+from cojax.explorer.llm.fitting import fit_pairs, fit_texts, shorten
 from cojax.types import (
     Action,
     Evaluation,
@@ -37,7 +37,7 @@ TEXTS = st.lists(st.integers(0, 3_000).map(lambda length: "x" * length), max_siz
 
 @given(TEXTS, st.integers(0, 5_000), st.integers(0, 60))
 def test_texts_fit_and_the_newest_are_there(texts: list[str], room: int, each: int) -> None:
-    shown = fitted(texts, room, each)
+    shown = fit_texts(texts, room, each)
     assert len(shown) == len(texts)
     kept = [text for text in shown if text is not None]
     assert sum(len(text) + each for text in kept) <= room
@@ -54,7 +54,7 @@ def test_texts_fit_and_the_newest_are_there(texts: list[str], room: int, each: i
 
 
 def test_short_texts_give_what_they_do_not_need_to_long_ones() -> None:
-    shown = fitted(["a" * 10, "b" * 5_000, "c" * 20], 1_030)
+    shown = fit_texts(["a" * 10, "b" * 5_000, "c" * 20], 1_030)
     assert [len(text or "") for text in shown] == [10, 1_000, 20]
     assert shown[1] == "b" * 973 + "\n[4027 characters left out]"
     assert fit_pairs([("d" * 200, "r" * 200), ("do", "r" * 200)], 300) == [("do", "r" * 200)]

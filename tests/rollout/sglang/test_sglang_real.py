@@ -346,9 +346,9 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
 TRAINER = """
 import sys, time
 from pathlib import Path
-from cojax.host.processes import leave_none
+from cojax.host.processes import end_descendants_at_exit
 from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
-leave_none()
+end_descendants_at_exit()
 process = ServerProcess(LaunchSettings(sys.argv[1], Path(sys.argv[2]), 480, "float32", "cpu"))
 process.start(Path(sys.argv[3]), "x")
 print(process.port, flush=True)
