@@ -57,7 +57,7 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
 
 
 def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
-    """The values that these steps write as answers; none where code cannot be read (`answer_objections` objects to it)."""
+    """The values that these steps write as answers; none where code cannot be read."""
     try:
         return [value for given, _ in _answers(steps, ending, parameter) for value in given]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
