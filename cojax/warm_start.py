@@ -35,7 +35,8 @@ from cojax.rollout import chat as rendering
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
-from cojax.storage.files import sync_folder, write_json
+from cojax.storage.durable import sync_folder
+from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.

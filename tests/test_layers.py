@@ -26,6 +26,7 @@ LEVELS = [
     {
         "cojax.environment",
         "cojax.environment.wrapping",
+        "cojax.storage.durable",
         "cojax.storage.files",
         "cojax.storage.episodes",
         "cojax.storage.checksums",
@@ -125,9 +126,10 @@ def test_jax_stays_in_its_rooms(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "cojax.policy")])
-def test_policy_imports_nothing_of_ours_but_itself(name: str) -> None:
+def test_policy_imports_nothing_of_ours_but_itself_and_the_sync_of_folders(name: str) -> None:
     ours = {target for target in MODULES[name] if target in MODULES}
-    assert all(inside(target, "cojax.policy") for target in ours)
+    assert all(inside(target, "cojax.policy") or target == "cojax.storage.durable" for target in ours)
+    assert not any(target.startswith("cojax") for target in MODULES["cojax.storage.durable"])
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "environments")])

@@ -229,17 +229,15 @@ def play(
             progress.enter("step")
             began = time.perf_counter()
             observation = ask(_observation, started, turn.action, max_observation, failure=failure)
-            seconds = time.perf_counter() - began
-            messages = observation.messages
+            seconds, messages = time.perf_counter() - began, observation.messages
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
         verdict = ask(_verdict, started, failure=failure)
         return result(outcome, verdict=verdict)
     except EnvironmentFailure as error:
-        inside = progress.phase == "step"
-        charged = isinstance(error, PolicyLoss) or (inside and isinstance(error, LimitExceeded))
-        if inside and charged:
+        charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
+        if charged and progress.phase == "step":
             turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
         return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
     except EngineError as error:

@@ -38,10 +38,10 @@ from cojax.policy.tensor_files import (
     divided,
     dtype_code,
     read_header,
-    sync_folder,
     write_tensors,
     writing,
 )
+from cojax.storage.durable import sync_folder
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file

@@ -158,15 +158,6 @@ def writing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable: a rename is on disk only once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def divided(outlines: Iterable[Outline], largest: int) -> list[list[Outline]]:
     """The outlines in order, cut into files of at most `largest` bytes of tensors; a larger tensor has its own."""
     files: list[list[Outline]] = [[]]

@@ -17,7 +17,8 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_arrays, write_model
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header
-from cojax.storage.files import explain, sync_folder, write_json
+from cojax.storage.durable import sync_folder
+from cojax.storage.files import explain, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

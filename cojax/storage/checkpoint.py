@@ -24,13 +24,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.durable import sync_file, sync_folder
 from cojax.storage.files import (
     StorageError,
     explain,
     explain_reading,
     is_number,
     read_json,
-    sync_folder,
     write_json,
 )  # fmt: skip
 
@@ -83,7 +83,7 @@ class Checkpointer:
             temporary.mkdir()
             self._orbax.save(temporary / "arrays", args=ocp.args.StandardSave(arrays))
             for path in sorted(temporary.rglob("*")):
-                _sync(path)
+                (sync_folder if path.is_dir() else sync_file)(path)
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
             write_json(temporary / "host.json", with_checksum(record))
             if final.exists():
@@ -270,14 +270,6 @@ def _shapes(tree: Any) -> dict[str, str]:
         "/".join(re.findall(r"\w+", jax.tree_util.keystr(path))): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_folder(path)
-    else:
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
 
 
 def _disk_error(error: Exception) -> OSError | None:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.storage.durable import sync_folder
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
@@ -152,15 +153,6 @@ def write_json(path: Path, value: Any) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes text, atomically and durably. Raises StorageError when the disk refuses."""
     replace_file(path, text.encode())
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in a folder durable: a rename is on disk only once the folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def explain(error: OSError, path: Path) -> StorageError:
