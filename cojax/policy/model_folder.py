@@ -33,8 +33,8 @@ from cojax.policy.sharding import check_divides, partition
 from cojax.policy.tensor_files import (
     FLOATS,
     DamagedFile,
-    Entry,
     Outline,
+    StoredTensor,
     divided,
     dtype_code,
     read_header,
@@ -125,7 +125,7 @@ def write_arrays(
 # --- reading ---
 
 
-def _entries(folder: Path) -> dict[str, Entry]:
+def _entries(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the folder. Raises for files that are missing or damaged and for an index that lies."""
     faults: list[str] = []
     if (folder / SINGLE).exists():
@@ -143,7 +143,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
     return entries
 
 
-def _indexed(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The tensors of a folder with an index, and where the index and the files disagree."""
     places = _weight_map(folder / INDEX)
     names = sorted(set(places.values()))
@@ -151,7 +151,7 @@ def _indexed(folder: Path) -> tuple[dict[str, Entry], list[str]]:
         raise DamagedFile(f"{folder / INDEX} names {outside[0]!r}; expected files of its own folder")
     faults = [f"{INDEX} names {name}, which is not in the folder" for name in names if not (folder / name).exists()]
     headers = {name: read_header(folder / name) for name in names if (folder / name).exists()}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, StoredTensor] = {}
     for tensor, name in places.items():
         if tensor in headers.get(name, {}):
             entries[tensor] = headers[name][tensor]
@@ -193,7 +193,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     return hf
 
 
-def _check(entries: Mapping[str, Entry], config: ModelConfig, declared: str | None) -> None:
+def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: str | None) -> None:
     """Raises ValueError that names every tensor missing, too many, of another shape or of another dtype."""
     wanted = {name: row for row in parameters(config) for _, name in row.pieces(config)}
     faults = [f"{name} is missing" for name in wanted if name not in entries]
@@ -209,7 +209,7 @@ def _check(entries: Mapping[str, Entry], config: ModelConfig, declared: str | No
     raise_faults(faults)
 
 
-def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, Entry], mesh: Mesh | None) -> jax.Array:
+def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, StoredTensor], mesh: Mesh | None) -> jax.Array:
     """One leaf, filled tensor by tensor; each is waited for, so that no more than one is under way."""
     dtype = jnp.dtype(config.param_dtype)
     place: Sharding = SingleDeviceSharding(jax.local_devices()[0])

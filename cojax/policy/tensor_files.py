@@ -32,7 +32,7 @@ class DamagedFile(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class StoredTensor:
     """Where a tensor lies: bytes `start` to `end` of the file. `dtype` is the format's code, e.g. BF16."""
 
     path: Path
@@ -80,7 +80,7 @@ def dtype_code(name: str) -> str:
     raise ValueError(f"dtype {name!r} is not supported; available: float32, bfloat16, float16")
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Name → entry of every tensor in a file. Raises DamagedFile for what is no safetensors file."""
     size = path.stat().st_size
     with open(path, "rb") as file:
@@ -96,12 +96,12 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise DamagedFile(f"{path} cannot be read: its header is damaged: {error}. Copy or make it again.") from error
 
 
-def _entry(path: Path, name: str, record: Any, origin: int) -> Entry:
+def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
     start, end = (int(offset) for offset in record["data_offsets"])
     shape = tuple(int(size) for size in record["shape"])
     if min(start, end, *shape, 0) < 0:
         raise ValueError(f"{name} has a negative size or offset")
-    return Entry(path, name, str(record["dtype"]), shape, origin + start, origin + end)
+    return StoredTensor(path, name, str(record["dtype"]), shape, origin + start, origin + end)
 
 
 @dataclasses.dataclass(frozen=True)

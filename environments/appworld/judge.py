@@ -15,13 +15,13 @@ from environments.appworld.changes import changes
 from environments.appworld.world import World
 
 
-def make(data: str) -> Judge:
+def make(data: str) -> JudgeEnvironment:
     """The environment that judges, on a data folder with ground truth."""
     world.warm(data)
-    return Judge(data)
+    return JudgeEnvironment(data)
 
 
-class Judge:
+class JudgeEnvironment:
     """The environment that replays calls. A task's setup names one world, {"task": id}, or many: see DatasetEpisode."""
 
     name = "appworld"
@@ -45,7 +45,7 @@ class Judge:
 class JudgeEpisode:
     """One world. The calls of an action are recorded calls, which are replayed in order."""
 
-    def __init__(self, judge: Judge, task: Task) -> None:
+    def __init__(self, judge: JudgeEnvironment, task: Task) -> None:
         self.judge, self.id = judge, task.setup["task"]
 
     def reset(self) -> tuple[Message, ...]:
@@ -97,7 +97,7 @@ class DatasetEpisode:
     The task's setup is {"dataset": split, "made": task id → its calls as [name, arguments of the replay]}.
     """
 
-    def __init__(self, judge: Judge, task: Task) -> None:
+    def __init__(self, judge: JudgeEnvironment, task: Task) -> None:
         self.judge, self.split, self.made = judge, task.setup["dataset"], task.setup["made"]
 
     def reset(self) -> tuple[Message, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cojax.types import Action, Call
-from environments.appworld.skills import ENDING, SKILLS, Skill
+from environments.appworld.skills import ENDING, SKILLS, ApiSkill
 from environments.appworld.world import World
 
 # Kinds of values that an action may change; all others are looked up once.
@@ -46,7 +46,7 @@ class Offers:
         answers = [{}, {"answer": last}] if 0 < len(last) <= _ANSWER else [{}]
         return tuple(Action(calls=(call,)) for call in (*found, *(Call(ENDING, given) for given in answers)))
 
-    def calls(self, skill: Skill) -> list[Call]:
+    def calls(self, skill: ApiSkill) -> list[Call]:
         """Some calls of the skill, each with other arguments; none where an argument has no value."""
         kinds = [_some(self.values(kind), _VALUES, self.rng) for kind in skill.slots]
         chosen = list(itertools.islice(itertools.product(*kinds), 200))

@@ -52,7 +52,7 @@ def called(people, name):
 
 
 @dataclasses.dataclass(frozen=True)
-class Skill:
+class ApiSkill:
     """One skill. `slots`: kind of value (see offers.py) → the arguments that it gives."""
 
     name: str
@@ -70,10 +70,10 @@ class Skill:
         return tuple(itertools.chain.from_iterable(self.slots.values()))
 
 
-def _skill(name: str, slots: str, wording: str, code: str, *, look: bool = False) -> Skill:
+def _skill(name: str, slots: str, wording: str, code: str, *, look: bool = False) -> ApiSkill:
     """`slots` reads `kind:argument,argument kind:argument …`."""
     pairs = (slot.partition(":") for slot in slots.split())
-    return Skill(name, {kind: tuple(names.split(",")) for kind, _, names in pairs}, wording, code, look)
+    return ApiSkill(name, {kind: tuple(names.split(",")) for kind, _, names in pairs}, wording, code, look)
 
 
 _SONG = 'song = one(pages(apis.spotify.search_songs, 3, query={title}), title={title})\nsong_id = song["song_id"]\n'
@@ -91,7 +91,7 @@ _TODO = (
 _FRIEND = 'email = called(pages(apis.venmo.search_friends, access_token=access), {person})["email"]\n'
 _CONTACT = "contact = called(pages(apis.phone.search_contacts, access_token=access), {person})\n"
 
-SKILLS: Mapping[str, Skill] = {
+SKILLS: Mapping[str, ApiSkill] = {
     skill.name: skill
     for skill in (
         _skill(

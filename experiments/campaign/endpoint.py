@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 # (path, body, number of earlier requests, connection) → the bytes of the whole answer. None closes the connection: the
-# script has written to it whatever it wanted. `Server.over` is set when the server closes.
+# script has written to it whatever it wanted. `EndpointServer.over` is set when the server closes.
 Script = Callable[[str, Any, int, socket.socket], bytes | None]
 _LONGEST = 64 * 2**20
 
 
-class Server:
+class EndpointServer:
     """Answers each connection on a thread of its own, and keeps the headers of every request."""
 
     def __init__(self, script: Script) -> None:
@@ -88,8 +88,8 @@ def completion(text: Any, finish: str = "stop", **message: Any) -> dict[str, Any
 
 
 @contextlib.contextmanager
-def serving(script: Script) -> Iterator[Server]:
-    server = Server(script)
+def serving(script: Script) -> Iterator[EndpointServer]:
+    server = EndpointServer(script)
     try:
         yield server
     finally:

@@ -25,7 +25,7 @@ from cojax.rollout.engine import Sampling
 from cojax.rollout.sglang import connections, server_client
 from cojax.types import Message
 from experiments.campaign.cases import Violation, draw
-from experiments.campaign.endpoint import Script, Server, answered, completion, serving
+from experiments.campaign.endpoint import EndpointServer, Script, answered, completion, serving
 
 _TIMEOUT = 0.6
 # Seconds within which a call must be over. Attempts, the pauses between them and a busy machine take their time.
@@ -40,7 +40,7 @@ _SAMPLED = {
         "weight_versions": [{"version": "boot", "start": 0, "end": 3}],
     },
 }
-Misdeed = Callable[[random.Random, socket.socket, Server], bytes | None]
+Misdeed = Callable[[random.Random, socket.socket, EndpointServer], bytes | None]
 
 
 @functools.cache
@@ -48,13 +48,13 @@ def _packed() -> bytes:
     return gzip.compress(b'{"choices": "' + b"x" * 200_000_000 + b'"}', compresslevel=1)
 
 
-def _hang(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+def _hang(rng: random.Random, connection: socket.socket, server: EndpointServer) -> bytes | None:
     """Sends no answer until the server closes."""
     server.over.wait(60.0)
     return None
 
 
-def _drip(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+def _drip(rng: random.Random, connection: socket.socket, server: EndpointServer) -> bytes | None:
     """Sends one byte every 50 ms."""
     for byte in answered(completion("x" * 10_000)):
         if server.over.wait(0.05):
@@ -63,7 +63,7 @@ def _drip(rng: random.Random, connection: socket.socket, server: Server) -> byte
     return None
 
 
-def _endless(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+def _endless(rng: random.Random, connection: socket.socket, server: EndpointServer) -> bytes | None:
     """Sends a body without end, at full speed."""
     connection.sendall(b"HTTP/1.1 200 x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
     for _ in range(2_000):
@@ -73,7 +73,7 @@ def _endless(rng: random.Random, connection: socket.socket, server: Server) -> b
     return None
 
 
-def _headers(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+def _headers(rng: random.Random, connection: socket.socket, server: EndpointServer) -> bytes | None:
     """Sends headers without end."""
     connection.sendall(b"HTTP/1.1 200 x\r\n")
     for number in range(100_000):
@@ -81,7 +81,7 @@ def _headers(rng: random.Random, connection: socket.socket, server: Server) -> b
     return None
 
 
-def _nonsense(rng: random.Random, connection: socket.socket, server: Server) -> bytes | None:
+def _nonsense(rng: random.Random, connection: socket.socket, server: EndpointServer) -> bytes | None:
     """Answers JSON that is no completion."""
     values: tuple[Any, ...] = (
         None, 5, [], {}, "x", {"choices": []}, {"choices": [{}]}, {"choices": {"0": 1}}, completion(5),
@@ -146,7 +146,7 @@ def inject(id: str, seed: int) -> list[Violation]:
     return found
 
 
-def _script(rng: random.Random, name: str, once: bool, holder: list[Server]) -> Script:
+def _script(rng: random.Random, name: str, once: bool, holder: list[EndpointServer]) -> Script:
     def script(path: str, body: Any, before: int, connection: socket.socket) -> bytes | None:
         if once and before:
             return answered(_SAMPLED if path == "/generate" else completion(_WORD))
@@ -166,7 +166,7 @@ def _ending(call: Callable[[], str], *failures: type[BaseException]) -> str:
     return "right" if said == _WORD or set(said) <= {"x"} else f"wrong: {said[:100]!r}"
 
 
-def _explore(server: Server) -> str:
+def _explore(server: EndpointServer) -> str:
     settings = ChatSettings(f"{server.url}/v1", "m", timeout=_TIMEOUT, attempts=2, max_tokens=100, deadline=20.0)
     client = ChatClient(settings)
     budget = client.begin("x")
@@ -174,14 +174,14 @@ def _explore(server: Server) -> str:
     return _ending(lambda: client.reply(message, budget=budget, seed=0, place="x").text, EngineError)
 
 
-def _evaluate(server: Server) -> str:
+def _evaluate(server: EndpointServer) -> str:
     endpoint = ChatEndpoint(f"{server.url}/v1", "m", deadline=3.0, attempts=2)
     never = threading.Event()
     said = [{"role": "user", "content": "say plum"}]
     return _ending(lambda: endpoint(said, (), never).text, EngineError, OutOfContext)
 
 
-def _sample(server: Server) -> str:
+def _sample(server: EndpointServer) -> str:
     async def ask() -> str:
         pool = connections.Connections()
         try:
@@ -198,6 +198,6 @@ def _sample(server: Server) -> str:
     return "failed" if ending.endswith("holds the key") else ending
 
 
-_CLIENTS: Mapping[str, Callable[[Server], str]] = {
+_CLIENTS: Mapping[str, Callable[[EndpointServer], str]] = {
     "explorer's client": _explore, "evaluation's client": _evaluate, "SGLang's client": _sample,
 }  # fmt: skip

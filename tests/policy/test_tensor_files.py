@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cojax.policy.tensor_files import DamagedFile, Entry, Outline, divided, dtype_code, read_header, write_tensors
+from cojax.policy.tensor_files import (
+    DamagedFile,
+    Outline,
+    StoredTensor,
+    divided,
+    dtype_code,
+    read_header,
+    write_tensors,
+)
 
 ARRAYS = {
     "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -74,7 +82,7 @@ def test_a_damaged_header(tmp_path: Path, record: dict) -> None:
 
 
 def test_bytes_that_do_not_make_the_shape() -> None:
-    entry = Entry(Path("x"), "a", "F32", (2, 3), 100, 120)
+    entry = StoredTensor(Path("x"), "a", "F32", (2, 3), 100, 120)
     assert entry.damage(1000) == "a in x takes 20 bytes, expected 24 for F32[2, 3]"
 
 
