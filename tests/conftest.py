@@ -1,6 +1,7 @@
 """Makes the helpers beside the tests importable from every folder, and keeps tests from changing one another."""
 
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -44,8 +45,8 @@ def _the_process_stays_as_it_was() -> Iterator[None]:
 def _programs_are_compiled_fast(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
-    """Most of what the tests of arrays take is compiling small programs: they are optimised less, forgotten with the
-    file, and found again on disk where another file compiles the same."""
+    """Most of what the tests of arrays take is compiling small programs: they are optimised less, and found
+    again on disk where another file compiles the same."""
     if not {"learner", "policy"} & set(request.path.parts):
         yield
         return
@@ -62,7 +63,17 @@ def _programs_are_compiled_fast(
     yield
     for name, value in before.items():
         jax.config.update(name, value)
-    jax.clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory_is_given_back() -> Iterator[None]:
+    """Compiled programs and freed arrays of one file do not stay with the worker that runs the next."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 _GET_CHILD_SUBREAPER = 37
