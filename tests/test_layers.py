@@ -18,6 +18,7 @@ LEVELS = [
         "cojax",
         "cojax.types",
         "cojax.unicode_forms",
+        "cojax.host.background",
         "cojax.host.processes",
         "cojax.openai_api",
         "cojax.registry.annotations",
@@ -32,7 +33,6 @@ LEVELS = [
         "cojax.storage.checksums",
         "cojax.storage.differences",
         "cojax.host.deadlines",
-        "cojax.host.background",
     },
     {
         "cojax.pool",

@@ -7,15 +7,14 @@ import email.utils
 import json
 import math
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import openai
 
+from cojax.host.background import on_thread
 from cojax.openai_api.calls import Address, CallFailed, read_key, redact
 
 _T = TypeVar("_T")
@@ -72,16 +71,8 @@ class ApiClient:
 
     def _post(self, resource: Any, body: Mapping[str, Any], seconds: float, most: int, read: Callable[[Any], _T]) -> _T:
         # Timeouts of HTTP bound one read each, of which a reply that drips takes any number: the whole is bounded here.
-        answer: Future[bytes] = Future()
         until = time.monotonic() + seconds
-
-        def work() -> None:
-            try:
-                answer.set_result(_read(resource, body, until, most))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=work, name="openai", daemon=True).start()
+        answer = on_thread("openai", lambda: _read(resource, body, until, most))
         try:
             content = answer.result(timeout=seconds)
         except (TimeoutError, openai.APITimeoutError):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from typing import Any
 
 from cojax.environment import EngineError, OutOfContext
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
 from cojax.explorer.llm.counters import Counters
 from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages
+from cojax.host.background import on_thread
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
 from cojax.types import Message
@@ -89,7 +90,7 @@ class PolicyModel:
         prompt = self.chat.open(tuple(messages))
         budget.check(len(prompt) + self.max_tokens)
         sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=(self.chat.end,))
-        session = f"mind-{place}-{seed}-{threading.get_ident()}"
+        session = f"explorer-{place}-{seed}-{threading.get_ident()}"
         budget.pay(0, 1)
         done = self._generate(prompt, sampling, session, seed, budget)
         usage = len(prompt), len(done.tokens)
@@ -109,17 +110,14 @@ class PolicyModel:
 
         A completion that is given up ends on its own thread, as its session is released.
         """
-        answer: Future[Completion] = Future()
 
-        def work() -> None:
+        def complete() -> Completion:
             try:
-                answer.set_result(self.engine.generate(prompt, sampling, session=session, seed=(seed,)))
-            except BaseException as error:
-                answer.set_exception(error)
+                return self.engine.generate(prompt, sampling, session=session, seed=(seed,))
             finally:
                 self.engine.release(session)
 
-        threading.Thread(target=work, name="mind", daemon=True).start()
+        answer = on_thread("chat model", complete)
         limit = min(self.engine_deadline, budget.seconds)
         until = time.monotonic() + limit
         while True:

@@ -69,7 +69,7 @@ def explored(scene: Scene, script: Script, expeditions: int = 1, **settings: Any
            "max_requests_per_evolution": REQUESTS, "judge": True, "budget": 40, "per_context": 40, **settings},
     )  # fmt: skip
     assert time.monotonic() - began < 240  # every one of four attempts waited for, a stall would take longer
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("outing")]
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("expedition ")]
     figures, budget = done.result.figures, done.explorer.budget
     assert budget is not None
     spent = figures["tokens_in"] + figures["tokens_out"] + figures["tokens_lost"]
