@@ -23,18 +23,18 @@ def coevolve(
     observe: Callable[[dict[str, Any]], None],
     stop: Callable[[], bool] = lambda: False,
 ) -> State:
-    """Runs to `loop.steps`, or to the end of the step in which `stop` turns true. The last state is checkpointed.
+    """Trains to step `loop.steps`, or to the end of the step in which `stop` turns true, and returns the last state.
 
-    `observe` sees every record of metrics.jsonl before it is written.
+    The last state is checkpointed. `observe` is called with every record of metrics.jsonl before it is written.
     """
     evolution = Evolution(loop, directory, stop)
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     if state.record is not None:
-        # The run was stopped in the evolution that ends this step.
+        # The run was stopped during the evolution at the end of this step: it is done again.
         state = _end_step(evolution, state, state.record, observe)
     while state.step < loop.steps and not stop():
-        # Stage 1: train on D_t. An evolution and the next rollouts may run beside the update.
+        # Stage 1: train on D_t. An evolution and the next rollouts may run in parallel with the update.
         groups = state.waiting or sample_groups(loop, state, state.step + 1)
         if not loop.staleness:
             with loop.clock("sync"):
@@ -47,7 +47,7 @@ def coevolve(
             ):
                 learned, figures = loop.learner.update(state.learner, *learnable(loop, groups))
         except Interrupted:
-            # The step before is checkpointed.
+            # The previous step is already checkpointed.
             return state
         step = state.step + 1
         with loop.clock("sync"):
@@ -61,7 +61,7 @@ def coevolve(
             directory.memory.append([{"step": step, "changes": changes}])
             directory.add_episodes(step, groups, found)
 
-        # Stages 2 and 3: reflect, go back there, keep what provably works. Then record and checkpoint.
+        # Stages 2 and 3: reflect, re-explore, keep validated tasks. Then record and checkpoint.
         for synthesis in evolutions:
             state = evolution.with_evolution(state, synthesis)
         pending = (*state.pending, *found)
@@ -77,10 +77,10 @@ def _end_step(
     record: Mapping[str, Any],
     observe: Callable[[dict[str, Any]], None],
 ) -> State:
-    """The state after the step's evolution, where one is due, its record and its checkpoint.
+    """Ends a step and returns the new state: makes the evolution that is due, writes the record and the checkpoint.
 
-    Where the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took: the
-    evolution begins again when the run goes on.
+    If the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took. The
+    evolution then starts again when the run is resumed.
     """
     loop, directory = evolution.loop, evolution.directory
     try:

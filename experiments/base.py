@@ -1,8 +1,8 @@
-"""The paper's settings (CoEvolve, Table 9): what every experiment starts from.
+"""The paper's settings (CoEvolve, Table 9), from which every experiment starts.
 
-Not run by itself: an experiment names an environment and a policy, and overrides what differs. A leaf has the name of
-the keyword it feeds; its default, its range and its meaning stand on its line, and docs/settings.md lists them all.
-Where a keyword's own default is meant, it is taken from there. Wherever a setting names a loss, an advantage, a signal,
+This file is not run by itself: an experiment names an environment and a policy, and overrides other settings. A leaf
+has the name of the keyword that it sets. Its line has its default, range and meaning; docs/settings.md lists them all.
+A default that is the keyword's own is read from the function. Wherever a setting names a loss, an advantage, a signal,
 a curriculum, a way to evolve, an explorer, an engine or an environment, `package.module:name` names one of your own.
 """
 
@@ -40,7 +40,7 @@ from experiments.leaf import (
     one_of,
 )  # fmt: skip
 
-# Setting → entry → what the paper sets of it; another entry starts from its own signature.
+# Setting → entry → the paper's settings of that entry; other entries start from their own defaults.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Any]]] = {"learner.loss": {"grpo": {"kl_coefficient": 1e-3}}}
 
 
@@ -48,55 +48,57 @@ def loop() -> Section:
     """One training run: its steps, its task set and how it evolves."""
     own = defaults(Loop)
     return {
-        "steps": Leaf(120, Number, "optimiser steps; more than a finished run made extend it"),
+        "steps": Leaf(120, Number, "training steps; a larger number extends a finished run"),
         "batch_size": Leaf(32, Count, "tasks a step"),
         "group_size": Leaf(8, AtLeast2, "episodes of each task, K; an advantage is relative to the group"),
         "initial_tasks": Leaf(100, Count, "tasks in D_0, N"),
         "evolve": Leaf("feedback", str, "what guides the explorer"),
-        "evolve_every": Leaf(10, Count, "steps from one evolution to the next, F"),
-        "signals": Leaf("forgetting,boundary,rare", str, "the signals switched on, parted by commas"),
+        "evolve_every": Leaf(10, Count, "steps between evolutions, F"),
+        "signals": Leaf("forgetting,boundary,rare", str, "the signals in use, separated by commas"),
         "validate": Leaf(True, bool, "whether drafts are validated; False is the ablation"),
         "seed": Leaf(0, Annotated[int, Range(-(2**63), 2**63 - 1)], "decides all random choices"),
         "staleness": Leaf(
             own["staleness"], Literal[0, 1],
             "1: the next step's episodes are played while this step's update runs, with weights one update behind",
         ),
-        "quorum": Leaf(own["quorum"], PositiveShare, "of each group, that an update waits for; the rest is cut"),
+        "quorum": Leaf(
+            own["quorum"], PositiveShare, "share of each group that an update waits for; other episodes are abandoned"
+        ),
         "dynamic_sampling": Leaf(
             own["dynamic_sampling"], Number,
-            "groups that a step may sample until batch_size of them are live, their rewards differing; it learns from "
-            "the live ones alone (DAPO); 0 is off",
+            "the most groups that a step samples to get batch_size live ones (whose rewards differ); it learns only "
+            "from live groups (DAPO); 0 is off",
         ),
         "episodes": Leaf(
             own["episodes"], Number,
-            "that all steps together play at most, in whole groups; steps for which none are left learn nothing; 0 is "
-            "any number",
+            "the most training episodes of a run, in whole groups; once they are used up, steps learn nothing; 0 is no "
+            "limit",
         ),
-        "fresh_fraction": Leaf(0.0, Share, "of a batch, drawn from the newest tasks"),
+        "fresh_fraction": Leaf(0.0, Share, "share of a batch that is drawn from the newest tasks"),
         "curriculum": Leaf("uniform", str, "how the other tasks of a batch are drawn"),
     }  # fmt: skip
 
 
 def run() -> Section:
-    """Where a run is stored, what of it is kept, and when it warns."""
+    """Where a run is stored, which of its files are kept, and when it warns."""
     own = defaults(RunDirectory)
     return {
         "workdir": Leaf("runs/base", str, "the run directory"),
-        "checkpoint_every": Leaf(10, Count, "steps from one checkpoint to the next"),
+        "checkpoint_every": Leaf(10, Count, "steps between checkpoints"),
         "checkpoints_kept": Leaf(own["checkpoints_kept"], Count, "newest checkpoints kept"),
         "episodes_kept": Leaf(own["episodes_kept"], Number, "newest steps whose episodes are kept; 0 keeps all"),
         "mismatch_alarm": Leaf(
-            0.1, AtLeast0, "a step's mean |log-prob trainer − sampler| above which a warning is shown; 0 is never"
+            0.1, AtLeast0, "warn above this mean |log-prob trainer − sampler| of a step; 0 is never"
         ),
         "accept_changed_code": Leaf(
-            False, bool, "go on with a run although a file from outside that it names, its loss say, has changed"
+            False, bool, "resume a run although a file of your own that it uses, its loss for example, has changed"
         ),
         "initial_explorer": Leaf("", str, 'the explorer that finds D_0, e.g. scripted; "" is explorer.name'),
     }
 
 
 def policy() -> Section:
-    """The size of policy: a preset sets several settings at once, but never what a flag sets."""
+    """The size of policy: a preset sets several settings together, but a flag overrides it."""
     return {"policy": Leaf("", str, 'a preset of experiments/presets.py, or ""')}
 
 
@@ -107,39 +109,40 @@ def learner() -> Section:
         "loss": Leaf(own["loss"], str, "the loss"),
         "advantage": Leaf(own["advantage"], str, "the advantage"),
         "weighting": Leaf(own["weighting"], str, "the weight of each token; group_token_mean is Eq. 1"),
-        "row_length": Leaf(4096, AtLeast2, "tokens a row; a row holds the longest episode"),
-        "micro_rows": Leaf(own["micro_rows"], Count, "rows that go through the model at a time"),
+        "row_length": Leaf(4096, AtLeast2, "tokens per packed row; the longest episode must fit into a row"),
+        "micro_rows": Leaf(own["micro_rows"], Count, "rows per micro-batch"),
         "updates_per_batch": Leaf(
             own["updates_per_batch"], Count,
-            "at 1 the ratio to the policy before the update is 1, and no clip binds (docs/learner.md)",
+            "optimiser updates per step; at 1 the ratio to the old policy is 1, and no clip binds (docs/learner.md)",
         ),
         "each_update": Leaf(
             own["each_update"], Literal["whole", "part"],
-            "with several updates a batch, whether each sees the whole batch or its own part of the groups",
+            "with several updates per step: each uses the whole batch, or its own part of the groups",
         ),
         "skip_steps": Leaf(
             own["skip_steps"], tuple[Count, ...],
-            "numbers of steps that make no update, to get past one whose loss is not finite",
+            "numbers of steps that make no update, to get past a step whose loss is not finite",
         ),
         "remat": Leaf(
             own["remat"], Literal["none", "dots", "layers", "auto"],
-            "what of a layer the backward pass computes again: nothing, all but its products, everything, or the least "
-            "under which an update fits, found anew at each start",
+            "what the backward pass recomputes of each layer: nothing, all but its matrix products, everything, or the "
+            "least with which an update fits into memory, determined at each start",
         ),
         "routes": Leaf(
             own["routes"], Literal["own", "compared", "replayed"],
-            "of a model with experts, whose choice of them an update uses: its own; its own, with the metric "
-            "routes_differing for how often the sampler's was another; or the sampler's (docs/learner.md)",
+            "for a model with experts, whose choice of experts an update uses: own: the learner's; compared: the "
+            "learner's, with the metric routes_differing for differences to the sampler's; replayed: the sampler's "
+            "(docs/learner.md)",
         ),
     }  # fmt: skip
 
 
 def lora() -> Section:
-    """Adapters that learn in place of the matrices, which stay frozen in model.dtype."""
+    """Adapters that are trained while the model's matrices stay frozen in model.dtype."""
     own = defaults(Lora)
     return {
         "rank": Leaf(0, Number, "0 is off"),
-        "alpha": Leaf(own["alpha"], Above0, "the adapters' sum is scaled by alpha / rank"),
+        "alpha": Leaf(own["alpha"], Above0, "adapters are scaled by alpha / rank"),
         "targets": Leaf(
             own["targets"],
             tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...],
@@ -149,53 +152,53 @@ def lora() -> Section:
 
 
 def optimizer() -> Section:
-    """AdamW behind a clip of the gradient's norm."""
+    """AdamW, after clipping the gradient's norm."""
     own = defaults(adamw)
     return {
         "learning_rate": Leaf(1e-6, AtLeast0, "the highest rate"),
         "warmup_steps": Leaf(own["warmup_steps"], Number, "updates over which the rate rises linearly"),
         "decay_steps": Leaf(
-            own["decay_steps"], Number, "updates over which the rate falls linearly; 0 is the paper: it stays"
+            own["decay_steps"], Number, "updates over which the rate falls linearly; 0: constant, as in the paper"
         ),
-        "decay_to": Leaf(own["decay_to"], Share, "of the rate, that is left after decay_steps"),
+        "decay_to": Leaf(own["decay_to"], Share, "share of the rate that is left after decay_steps"),
         "weight_decay": Leaf(own["weight_decay"], AtLeast0, "of matrices and embeddings, not of norms and biases"),
-        "clip_norm": Leaf(own["clip_norm"], Above0, "the global norm of the gradient is at most this"),
-        "moments_dtype": Leaf(own["moments_dtype"], DType, 'both moments are stored as; "" is as the parameters'),
+        "clip_norm": Leaf(own["clip_norm"], Above0, "largest global norm of the gradient"),
+        "moments_dtype": Leaf(own["moments_dtype"], DType, 'storage dtype of both moments; "" is the parameters\''),
     }
 
 
 def sampling() -> Section:
-    """How the policy samples while it trains; never with top-k, top-p or a penalty."""
+    """How the policy samples in training; never with top-k, top-p or a penalty."""
     return {
-        "temperature": Leaf(0.9, Above0, "of the distribution sampled from, and learned on"),
-        "max_tokens": Leaf(4096, Count, "of one action"),
+        "temperature": Leaf(0.9, Above0, "temperature of the distribution, in sampling and in the loss"),
+        "max_tokens": Leaf(4096, Count, "most tokens of one action"),
     }
 
 
 def limits() -> Section:
-    """What one episode may take, and how many may be lost."""
+    """Limits of one episode, and how many episodes may be lost."""
     own = defaults(Limits)
     return {
-        "max_turns": Leaf(own["max_turns"], Count, "an episode"),
+        "max_turns": Leaf(own["max_turns"], Count, "most turns of an episode"),
         "environment_deadline": Leaf(own["environment_deadline"], Seconds, "for one call of the environment"),
         "engine_deadline": Leaf(own["engine_deadline"], Seconds, "for one completion"),
-        "retries": Leaf(own["retries"], Number, "times that an episode lost to the machinery is played again"),
-        "error_rate": Leaf(own["error_rate"], Share, "of lost episodes above which a step fails"),
-        "concurrency": Leaf(own["concurrency"], Count, "episodes at once"),
+        "retries": Leaf(own["retries"], Number, "how often an episode lost to the infrastructure is played again"),
+        "error_rate": Leaf(own["error_rate"], Share, "share of lost episodes above which a step fails"),
+        "concurrency": Leaf(own["concurrency"], Count, "episodes played in parallel"),
     }
 
 
 def synthesis() -> Section:
     """How much an evolution explores."""
     return {
-        "contexts": Leaf(40, Count, "expeditions an evolution"),
-        "budget": Leaf(40, Count, "tasks that an evolution adds at most"),
-        "per_context": Leaf(2, Count, "tasks from each expedition at most"),
-        "select": Leaf("confident", one_of(SELECTIONS), "which signals, where there are more of them than contexts"),
+        "contexts": Leaf(40, Count, "expeditions per evolution"),
+        "budget": Leaf(40, Count, "most tasks that an evolution adds"),
+        "per_context": Leaf(2, Count, "most tasks from one expedition"),
+        "select": Leaf("confident", one_of(SELECTIONS), "which signals to follow if there are more than contexts"),
     }
 
 
-# Where each section stands, and the function that lists its leaves.
+# The dotted name of each section, and the function that lists its leaves.
 SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("", loop),
     ("", run),
@@ -212,7 +215,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
 LEAVES: dict[str, Leaf] = {
     f"{prefix}.{name}".lstrip("."): leaf for prefix, section in SECTIONS for name, leaf in section().items()
 }
-# Sections that hold overrides of the keywords of the entry that is named beside them, which declares what they may be.
+# Open section → the entry whose keywords it sets. The entry's signature declares their names and ranges.
 OPEN: Mapping[str, str] = {
     "environment": "environment.name, e.g. --config.environment.isolated=True",
     "learner.loss_settings": "learner.loss",
@@ -222,7 +225,7 @@ OPEN: Mapping[str, str] = {
     "signal_settings": "each signal, under its name, e.g. --config.signal_settings.forgetting.window=5; the name of "
     "package.module:name is `name`",
 }
-# Old name of a setting → its name today. The old one is still read, with a warning.
+# Old name of a setting → its current name. The old one is still read, with a warning.
 RENAMED: dict[str, str] = {}
 
 
@@ -244,7 +247,7 @@ def at(config: ConfigDict, name: str) -> Any:
 
 
 def put(config: ConfigDict, name: str, value: Any) -> None:
-    """Sets a leaf by its dotted name, in sections that are made where they are missing."""
+    """Sets a leaf by its dotted name, and adds missing sections."""
     *above, last = name.split(".")
     for part in above:
         if part not in config:

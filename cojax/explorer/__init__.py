@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Exploration:
-    """One expedition's independent runs from the setup of `task`: what was asked of them, and what they did."""
+    """One expedition: independent runs from the setup of `task`, the context that guided them, and what they did."""
 
     task: Task
     context: ExplorationContext | None  # None: unguided
     seed: tuple
     triplets: tuple[Triplet, ...] = ()
-    failures: tuple[str, ...] = ()  # one line for each run that the environment or the model broke
+    failures: tuple[str, ...] = ()  # one line for each run that a failure of the environment or the model ended
 
 
 class Explorer(Protocol):
@@ -41,10 +41,10 @@ class Explorer(Protocol):
 
     @property
     def width(self) -> int:
-        """How many expeditions run at the same time."""
+        """How many expeditions run in parallel."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
-        """What to look for near the trajectory, for tasks of origin `kind`; `signal` is None where there is none."""
+        """What to explore around the trajectory, for tasks of origin `kind`; `signal` is None if there is none."""
 
     def explore(
         self,
@@ -54,13 +54,13 @@ class Explorer(Protocol):
         seed: tuple,
         weights: Mapping[str, float] | None,
     ) -> Exploration:
-        """Acts in the environment from the task's setup: guided by the context, or unguided where it is None.
+        """Acts in the environment from the task's setup: guided by the context, or unguided if that is None.
 
-        `weights` are an unguided explorer's preferences among the tools; None means that it prefers none.
+        `weights` are an unguided explorer's preferences among the tools; None means no preference.
         """
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterable[TaskDraft]:
-        """At most `limit` different drafts, made of actions that succeeded in the exploration; may be lazy."""
+        """At most `limit` different drafts, made of actions that succeeded in the exploration; may be an iterator."""
 
 
 @runtime_checkable
@@ -68,16 +68,16 @@ class Metered(Explorer, Protocol):
     """An explorer whose work costs something. Each evolution has a budget."""
 
     def begin(self, evolution: tuple) -> None:
-        """Starts an evolution with a whole budget."""
+        """Starts an evolution with a full budget."""
 
     def split(self, seeds: Sequence[tuple]) -> AbstractContextManager[list[Explorer]]:
-        """One explorer for each expedition, given by its seed, to run at the same time.
+        """One explorer for each expedition, given by its seed, to run in parallel.
 
-        They share equally what is left of the budget; what they do not spend comes back at the end of the block.
+        Each gets an equal share of the remaining budget. What they do not spend is returned at the end of the block.
         """
 
     def remaining_budget(self) -> Budget:
-        """What is left of the evolution's budget; calls on the explorer's behalf, like a judge's, are paid from it."""
+        """What is left of the evolution's budget. Other calls for a draft, like a judge's, are paid from it too."""
 
     def figures(self) -> dict[str, Any]:
         """What this evolution has cost so far."""

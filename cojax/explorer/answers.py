@@ -1,10 +1,10 @@
-"""Finds answers that a solution writes down as literals, in a call or in code, though no step before has shown them.
+"""Finds answers that a solution contains as literals, in a call or in code, although no earlier step has shown them.
 
-A replay compares an answer with itself, so a literal one would always be right. In code an answer is *written* if the
-call that ends the episode stands at the top level of a block, and its answer is a literal or a name of one. A name
-counts by the last statement that sets it, at the top level too. All other answers count as computed: those of
-conditional endings, of loops, of functions. A literal hidden there is left to validation's attempts, which see the
-query alone. No code is run.
+Validation replays a solution and compares answers; a literal answer would always pass. In code an answer is *written*
+if the call that ends the episode is at the top level of a block and its argument is a literal or a name of one. The
+value of a name is that of the last top-level statement that sets it. All other answers count as computed: those given
+inside conditions, loops or functions. A literal hidden there can only be found by validation's attempts, which see
+nothing but the query. No code is run.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class _NotLiteral(Exception):
 def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | None, answer: str = "") -> list[str]:
     """At most 5 objections to the written answers of these steps and to `answer`, which is given after them.
 
-    `ending` is the tool that ends an episode; code calls it by the part after its last dot. Where it is "", every call
-    of the last step with an argument `answer` gives one. `parameter` is the argument of `ending` that carries the
-    answer, None where it takes none.
+    `ending` is the tool that ends an episode; code calls it by the part after its last dot. If it is "", every call in
+    the last step that has an argument `answer` gives an answer. `parameter` is the argument of `ending` that holds the
+    answer, None if it has none.
     """
     try:
         return list(dict.fromkeys(_objections(steps, ending, parameter, answer)))[:5]
@@ -57,7 +57,7 @@ def answer_objections(steps: Sequence[Triplet], ending: str, parameter: str | No
 
 
 def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None) -> list[Any]:
-    """The values that these steps write as answers; none where code cannot be read."""
+    """The values that these steps write as answers; none if code cannot be parsed."""
     try:
         return [value for given, _ in _answers(steps, ending, parameter) for value in given]
     except (RecursionError, MemoryError, SyntaxError, ValueError):
@@ -65,7 +65,7 @@ def written_answers(steps: Sequence[Triplet], ending: str, parameter: str | None
 
 
 def states_value(text: str, value: Any) -> bool:
-    """Whether a text contains a value: as whole words, in any case and width; a number by its value."""
+    """Whether a text contains a value: as whole words, ignoring case and character width; a number by its value."""
     said, folded = str(value).strip(), normal_form("NFKC", text).casefold()
     return 0 < len(said) <= _LONGEST_ANSWER and _Text(folded).shows(normal_form("NFKC", said).casefold())
 
@@ -73,8 +73,8 @@ def states_value(text: str, value: Any) -> bool:
 def _answers(
     steps: Sequence[Triplet], ending: str, parameter: str | None
 ) -> Iterator[tuple[list[Any], tuple[_Text, _Text]]]:
-    """For each step: the answers that it writes, and the texts that it showed and that its own code printed."""
-    carries = parameter or ("" if ending else "answer")
+    """For each step: the answers that it writes, the text that it showed, and the literals that its code printed."""
+    argument = parameter or ("" if ending else "answer")
     trees = [parse_code(step) for step in steps]
     names = _last_set(trees)
     for index, (step, tree) in enumerate(zip(steps, trees, strict=True)):
@@ -82,8 +82,8 @@ def _answers(
         given = [
             value for call in step.action.calls if ending and call.name == ending for value in leaves(call.arguments)
         ]
-        for call in _calls(tree) if carries else ():
-            given += _written_in(call, ending.rpartition(".")[2], carries, last, names)
+        for call in _calls(tree) if argument else ():
+            given += _written_in(call, ending.rpartition(".")[2], argument, last, names)
         yield given, (_Text(step.observation.text), _Text("\n".join(map(str, _printed(tree, names)))))
 
 
@@ -100,7 +100,7 @@ def _objections(steps: Sequence[Triplet], ending: str, parameter: str | None, an
 
 
 def _before_the_end(step: Triplet, ending: str) -> Iterator[tuple[_Text, _Text]]:
-    """The texts that the calls of an action showed before the call among them that ended the episode."""
+    """The texts that the calls of one action showed before that action's call that ended the episode."""
     names = [call.name for call in step.action.calls]
     if ending in names[1:] and len(names) == len(step.observation.messages):
         for message in step.observation.messages[: names.index(ending)]:
@@ -131,7 +131,7 @@ class _Text:
 
 
 def _mark_edges(text: str) -> str:
-    """The text with marks at the edges of words and where no word is: it contains a marked text only as whole words."""
+    """The text with marks at word edges, so that one marked text contains another only as whole words."""
     return _EDGE.sub(lambda edge: "\ufdd0" if edge[1] is None else "\ufdd1", text)
 
 
@@ -165,7 +165,7 @@ def parse_code(step: Triplet) -> ast.Module:
 
 
 def _last_set(trees: Sequence[ast.Module]) -> Names:
-    """The names whose last statement at the top level that sets them is a plain assignment, with its expression."""
+    """The names whose last top-level setting is a plain assignment, each with the expression assigned."""
     names: dict[str, ast.expr] = {}
     shared: set[str] = set()
     for statement in (statement for tree in trees for statement in tree.body):
@@ -185,7 +185,7 @@ def _last_set(trees: Sequence[ast.Module]) -> Names:
 
 
 def _calls(tree: ast.Module) -> Iterator[ast.Call]:
-    """The calls that are made in any case: those at the top level, as statements or as values of assignments."""
+    """The calls that are made unconditionally: top-level ones, as statements or as values of assignments."""
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Call):
             yield statement.value
@@ -215,7 +215,8 @@ def _written_in(call: ast.Call, name: str, parameter: str, last: bool, names: Na
 def _literal(node: ast.expr, names: Names) -> Any:
     """The value of a literal expression. Raises _NotLiteral for any other.
 
-    A name stands for the literal it was set to. That may hold no names itself, so no value grows beyond the code.
+    A name has the value of the literal that it was set to. That literal may not contain names, so that no value grows
+    beyond the size of the code.
     """
     match node:
         case ast.Constant():
@@ -256,7 +257,7 @@ def _sum(one: Any, other: Any, sign: int = 1) -> Any:
 
 
 def _printed(tree: ast.Module, names: Names) -> Iterator[Any]:
-    """The literals that a block prints or ends in. Showing them proves nothing: the block did not find them."""
+    """The literals that a block prints or ends in. Showing them does not prove that the block found them."""
     for node in ast.walk(tree):
         printed: Sequence[ast.AST] = ()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
@@ -283,7 +284,7 @@ def _constants(node: ast.AST, names: Names) -> Iterator[Any]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The values within nested lists and dictionaries: at most one more than an answer may have."""
+    """The values within nested lists and dictionaries, at most _MOST_VALUES + 1: one more than an answer may have."""
 
     def within(value: Any) -> Iterator[Any]:
         inner = value.values() if isinstance(value, Mapping) else value

@@ -8,9 +8,9 @@ from cojax.signals import SIGNALS, Guidance, guidance
 from cojax.signals.tools import tools_called
 from cojax.types import ExplorationContext, Origin, Signal, Trajectory, Turn, signature
 
-# The failure cause of a context names so many errors of the trajectory.
+# Errors of the trajectory that a context's failure cause names, at most.
 _ERRORS_NAMED = 3
-# The built-in guidance: what contexts ask for, by their kind.
+# The built-in guidance for contexts, by their kind.
 GUIDANCE: Mapping[str, Guidance] = guidance({name: make() for name, make in SIGNALS.items()})
 
 
@@ -19,8 +19,8 @@ def context_of(
 ) -> ExplorationContext:
     """The context of one trajectory: what was done, what went wrong, and where to explore.
 
-    The focus is the signal's; where there is none, every tool called; where nothing was called, the tools of the task's
-    solution. `ending` is never in it. `guides` says what contexts of each kind ask for. Raises ValueError for a kind
+    The focus is the signal's. Without one it is every tool called, and if nothing was called, the tools of the task's
+    solution. `ending` is never in it. `guides` is the guidance for contexts of each kind. Raises ValueError for a kind
     without guidance.
     """
     if kind not in guides:
@@ -52,7 +52,7 @@ def _summary(trajectory: Trajectory) -> str:
 
 
 def _failure_cause(trajectory: Trajectory, failed: list[Turn]) -> str:
-    """The failed checks, the first errors, and an outcome other than finished; "" for a success without errors."""
+    """The failed checks, the first errors, and the outcome unless it is finished; "" for a success without errors."""
     causes = []
     if missed := [check.name for check in trajectory.checks if not check.passed]:
         causes.append(f"checks failed: {', '.join(missed)}")

@@ -1,4 +1,4 @@
-"""What the loop is made of: `Loop` holds the parts, which never change, and `State` all that changes."""
+"""The data of the loop: `Loop` holds the parts and settings, which never change; `State` holds all that changes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class State:
     """Everything that changes from step to step.
 
     `evolved` is the step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's
-    groups, where they were sampled ahead. `record` is the record so far of a step that was stopped in its evolution,
-    which begins again when the run goes on; None otherwise.
+    groups, if they were sampled ahead. `record` is None, except in a step that was stopped during its evolution: then
+    it is the step's record so far, and the evolution starts again when the run is resumed.
     """
 
     step: int
@@ -47,25 +47,25 @@ class Loop:
     """Everything that stays: the parts, and the paper's settings (Table 9) by their names.
 
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`. Every `evolve_every` steps it prepares at most `contexts`
-    expeditions, which bring back at most `budget` tasks together and `per_context` each. `select` is an entry of
-    `synthesis.SELECTIONS`. A draft that `near_duplicates` finds worded like a task in the pool is refused. `quality`
-    measures the pool after an evolution, for the step's record.
+    expeditions. They find at most `budget` tasks together and `per_context` each. `select` is an entry of
+    `synthesis.SELECTIONS`. A draft is refused if `near_duplicates` finds a task with similar wording in the pool.
+    `quality` measures the pool after an evolution, for the step's record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
-    of `curriculum.CURRICULA`, weighs the other tasks by the scores that the detector `visits` remembers; None weighs
+    of `curriculum.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
     all alike (the paper). With `dynamic_sampling` above 0, tasks are sampled until `batch_size` groups are live or
-    `dynamic_sampling` groups were sampled, and the update learns from the live groups alone.
+    `dynamic_sampling` groups were sampled. The update then learns from the live groups only.
 
-    Signals: `detectors` see the groups of every step. `kinds` are those detectors that raise signals, by name.
+    Signals: `detectors` see the groups of every step. `kinds` are the detectors that raise signals, by name.
 
-    Time: `staleness` is by how many updates the sampling weights may be behind the learning ones. With 1, the next
-    step's groups are sampled while this step's update runs. An update waits for the share `quorum` of each group. With
-    `evolve_beside`, an evolution runs while the next step trains, and its tasks come one step later; at the last step,
-    which no step follows, it does not.
+    Time: `staleness` is the number of updates by which the sampling weights may lag behind the trained weights. With 1,
+    the next step's groups are sampled while this step's update runs. An update starts once the share `quorum` of each
+    group is played. With `evolve_beside`, an evolution runs while the next step trains, and its tasks arrive one step
+    later. The last step has no next step, so its evolution runs at its end.
 
-    The steps of a run play at most `episodes` episodes together, in whole groups; 0 is any number. Steps for which none
-    are left learn nothing. The detector `played` counts them. `score` gives a step's development score, None where the
-    step has none.
+    The run plays at most `episodes` training episodes, in whole groups; 0 means no limit. A step learns nothing once
+    they are used up. The detector `played` counts them. `score` gives a step's development score, None if the step has
+    none.
     """
 
     environment: Environment

@@ -1,4 +1,4 @@
-"""The evolutions of a run (Stages 2 and 3): when one is due, beside what it runs, what its tasks change."""
+"""The evolutions of a run (Stages 2 and 3): when one is due, when it runs, and how its tasks enter the pool."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Evolution:
-    """The evolutions of one run. Each reflects on the signals since the last one and brings back new tasks.
+    """The evolutions of one run. Each reflects on the signals since the last one and finds new tasks.
 
-    An evolution is due every `evolve_every` steps, and ends the step at which it is due. With `evolve_beside` it runs
-    beside the next step instead; at the last step, which no step follows, it does not. Once `stop` turns true, an
-    evolution raises Interrupted and leaves nothing behind.
+    An evolution is due every `evolve_every` steps, and runs at the end of the step at which it is due. With
+    `evolve_beside` it runs in parallel with the next step instead, except at the last step, which has no next step.
+    Once `stop` turns true, an evolution raises Interrupted and changes nothing.
     """
 
     loop: Loop
@@ -32,16 +32,19 @@ class Evolution:
     stop: Callable[[], bool]
 
     def due(self, state: State) -> bool:
-        """Whether an evolution is due after the state's step and was not made yet."""
+        """Whether an evolution is due after the state's step and has not been made yet."""
         return state.step > state.evolved and state.step % self.loop.evolve_every == 0
 
     def due_beside(self, state: State) -> bool:
-        """Whether the evolution that is due runs beside the next step."""
+        """Whether the evolution that is due runs in parallel with the next step."""
         return self.loop.evolve_beside and state.step < self.loop.steps and self.due(state)
 
     @contextlib.contextmanager
     def evolving(self, state: State) -> Iterator[list[Synthesis]]:
-        """Evolves on a thread while the block runs, where that is due; the list is filled when the block ends."""
+        """Runs the evolution that is due on a thread while the block runs.
+
+        The list is filled when the block ends. It stays empty if no evolution is due beside the next step.
+        """
         evolutions: list[Synthesis] = []
         if not self.due_beside(state):
             yield evolutions
@@ -54,7 +57,7 @@ class Evolution:
                 evolutions.append(synthesis.result())
 
     def end_step(self, state: State, record: Mapping[str, Any]) -> tuple[State, Mapping[str, Any]]:
-        """Makes the evolution that ends the step, where one does: the state and the step's record after it."""
+        """Makes the evolution at the end of the step, if one is due there. Returns the new state and the record."""
         if not self.due(state) or self.due_beside(state):
             return state, record
         with self.loop.clock("feedback"):
@@ -63,19 +66,21 @@ class Evolution:
         return state, {**record, "tasks": len(state.pool), **evolution_record(synthesis, state.evolved)}
 
     def with_evolution(self, state: State, synthesis: Synthesis) -> State:
-        """Stores the result of the evolution after the state's step; the state with the new tasks in its pool."""
+        """Stores the result of the evolution after the state's step. Returns the state with the new tasks."""
         with self.loop.clock("feedback"):
             self.directory.add_evolution(synthesis)
         return dataclasses.replace(state, pool=state.pool.add(synthesis.tasks), pending=(), evolved=state.step)
 
     def prepare_evolution(self, state: State) -> Callable[[Callable[[], bool]], Synthesis]:
-        """Gathers all that the evolution after the state's step reads. The function returned makes the evolution on any
-        thread; its argument tells when to stop, and it then raises Interrupted."""
+        """Gathers all that the evolution after the state's step reads, and returns a function that makes the evolution.
+
+        The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.
+        """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
         recall = self.directory.recall(range(state.evolved + 1, state.step + 1))
         loop.near_duplicates.update(state.pool)
-        remembers = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
-        windows = state.memory["forgetting"] if remembers else {}
+        keeps_scores = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
+        windows = state.memory["forgetting"] if keeps_scores else {}
         inputs = EvolutionInputs(
             environment=loop.environment,
             explorer=loop.explorer,
@@ -116,7 +121,7 @@ class Evolution:
 
 
 def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
-    """What a step's record in metrics.jsonl says of the evolution made after `step`."""
+    """The part of a step's record in metrics.jsonl about the evolution made after `step`."""
     origins = [task.origin for task in synthesis.tasks]
     return {
         "evolution": {

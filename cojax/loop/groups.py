@@ -1,4 +1,4 @@
-"""The groups of a step: which tasks it draws, and the episodes played of each."""
+"""The groups of a step: draws its tasks and plays the episodes of each."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ class EpisodeCount:
 
 
 def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
-    """The groups of `step`, played now; `state` is that before the step."""
+    """Plays the groups of `step`; `state` is the state before the step."""
     with time_rollout(loop):
-        return _refilled(loop, state, step, draw_tasks(loop, state, step))
+        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step))
 
 
 @contextlib.contextmanager
 def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
     """Plays the groups of `step` on a thread while the block runs; the list yielded is filled when the block ends.
 
-    The list stays empty without staleness, and for a step after the last one. Where the block fails, the groups are
-    not waited for.
+    The list stays empty at staleness 0, and for a step after the last one. If the block raises, the groups are not
+    waited for.
     """
     groups: list[Group] = []
     if not loop.staleness or step > loop.steps:
         yield groups
         return
     tasks = draw_tasks(loop, state, step)
-    with in_background("ahead", lambda unwanted: _refilled(loop, state, step, tasks, unwanted)) as sampled:
+    with in_background("ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, unwanted)) as sampled:
         yield groups
         with time_rollout(loop):
             groups += sampled.result()
 
 
-def _refilled(
+def _play_and_refill(
     loop: Loop, state: State, step: int, tasks: Sequence[Task], stop: Callable[[], bool] = lambda: False
 ) -> list[Group]:
-    """The groups of these tasks and, with dynamic sampling, of further ones (DAPO, arXiv 2503.14476, §3.2).
+    """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
 
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
     used up, or the pool has no other task. All groups are sampled from the same weights.
@@ -69,33 +69,33 @@ def _refilled(
 
 
 def _missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
-    """How many more groups to sample; none for 0 and below."""
+    """How many more groups to sample; 0 or a negative number means none."""
     missing = loop.batch_size - sum(group.live for group in groups)
     return min(missing, min(loop.dynamic_sampling, _groups_left(loop, state)) - len(groups))
 
 
 def _groups_left(loop: Loop, state: State) -> int:
-    """How many groups the run may still sample, `state` being that before the step."""
+    """How many groups the run may still sample; `state` is the state before the step."""
     if not loop.episodes:
         return sys.maxsize
     return (loop.episodes - state.memory["played"]["episodes"]) // loop.group_size
 
 
 def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Sequence[int]]:
-    """The groups that a step learns from, and the sizes of the largest batch that it may have.
+    """The groups that a step learns from, and the group sizes of the largest batch that a step may have.
 
-    With dynamic sampling these are the live groups alone, so that the mean over groups is taken over them. The sizes
-    are () where every batch is as large as this one.
+    With dynamic sampling only live groups are learned from, so that the mean over groups is taken over them. The sizes
+    are () if every batch is as large as this one.
     """
     sizes = [loop.group_size] * loop.batch_size if loop.dynamic_sampling or loop.episodes else ()
     return [group for group in groups if group.live] if loop.dynamic_sampling else groups, sizes
 
 
 def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Task, ...]:
-    """The tasks of a step, and with `refill` above 0 those of its refill of that number.
+    """The tasks of a step; with `refill` above 0, those of the step's refill of that number.
 
-    The step's number and the pool decide them, and with a curriculum how tasks went so far. A refill draws so many
-    that some of them are new. There are none once the run's episodes are used up.
+    They depend on the step's number and the pool only, and with a curriculum also on past scores. A refill draws enough
+    tasks that some of them are new. There are none once the run's episodes are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
     weight = (lambda id: task_weight(curriculum, scores.get(id, ()))) if curriculum else None
@@ -108,7 +108,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
 
 
 def _play(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool]) -> list[Group]:
-    """The groups of these tasks; the seed and the step alone decide their random numbers."""
+    """Plays the groups of these tasks. Their random numbers depend on the seed and the step only."""
     if not tasks:
         return []
     actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
@@ -118,7 +118,7 @@ def _play(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool]
 
 @contextlib.contextmanager
 def time_rollout(loop: Loop) -> Iterator[None]:
-    """Charges the engine's busy time within the block to generation, and the rest of the wall time to environment."""
+    """Counts the engine's busy time within the block as generation, and the rest of the wall time as environment."""
     busy = loop.engine.busy_seconds
     with loop.clock("environment"):
         yield

@@ -1,4 +1,4 @@
-"""What a step writes: its record in metrics.jsonl, and its checkpoint."""
+"""Writes what a step leaves on disk: its record in metrics.jsonl, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def step_record(
     figures: Mapping[str, float],
     evolutions: Sequence[Synthesis],
 ) -> dict[str, Any]:
-    """The record of the state's step: its `groups`, the signals `found` in them, the learner's `figures`, and the
-    `evolutions` that ran beside it. The seed decides all of it."""
+    """The record of the state's step.
+
+    It is made of the step's `groups`, the signals `found` in them, the learner's `figures`, and the `evolutions` that
+    ran in parallel with the step. All of it depends on the seed only; it holds no times.
+    """
     trajectories = [t for group in groups for t in group.trajectories]
     valid = [t for t in trajectories if t.valid]
     count = max(1, len(valid))
@@ -47,7 +50,7 @@ def step_record(
 
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record with the development score, and the quality of the pool after an evolution, where they are wanted."""
+    """The record with the step's development score, if it has one, and the pool's quality after an evolution."""
     found = dict(record)
     with loop.clock("evaluation"):
         if score := loop.score(state.step):
@@ -58,7 +61,7 @@ def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str
 
 
 def save(loop: Loop, state: State, directory: RunDirectory) -> None:
-    """Checkpoints the state. The arrays reach the disk first; the step counts from then on."""
+    """Checkpoints the state."""
     with loop.clock("checkpoint"):
         host = {
             "evolved": state.evolved,

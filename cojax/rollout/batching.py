@@ -1,9 +1,9 @@
 """Continuous batching over fixed slots: decides which requests share a forward, and runs it.
 
-A request's new tokens except the last are prefilled in chunks, without logits. From the prompt's last token on, one
-token at a time is decoded, for all slots at once. Requests join and leave between any two forwards. How requests are
-grouped depends on the load; the shapes in which a request's own tokens are fed depend on the request alone. One thread
-alone calls a batcher, so it has no locks.
+A request's new prompt tokens, except the last, are prefilled in chunks, without logits. From the prompt's last token
+on, one token at a time is decoded, for all slots together. Requests join and leave between any two forwards. How
+requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend only on the
+request. A batcher has no locks: only one thread calls it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.forwards import chunks, decode, prefill
 
-_SPAN = 128  # a prefill attends to a multiple of so many positions
+_SPAN = 128  # the number of positions that a prefill attends to is a multiple of this
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
@@ -31,7 +31,7 @@ _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although som
 class Session:
     """A growing conversation: its tokens, and how many of them are in its slot's cache, under the weights `version`.
 
-    `reported` is how many tokens' routes earlier completions reported.
+    `reported` is the number of tokens whose routes earlier completions reported.
     """
 
     tokens: list[int] = dataclasses.field(default_factory=list)
@@ -63,7 +63,7 @@ class Request:
 
 
 class Batcher:
-    """Owns the device arrays, the slots and the requests under way."""
+    """Owns the device arrays, the slots and the running requests."""
 
     def __init__(
         self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
@@ -83,11 +83,11 @@ class Batcher:
         return bool(self._prefilling or self._decoding)
 
     def use(self, version: int, params: Params) -> None:
-        """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed anew."""
+        """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
         self._version, self._params = version, params
 
     def admit(self, request: Request) -> bool:
-        """Takes the request in; False, and nothing done, where its session has no slot and none is free."""
+        """Takes the request in. Returns False and does nothing if its session has no slot and none is free."""
         session = request.session
         if session.slot < 0:
             if not self._free:
@@ -100,7 +100,7 @@ class Batcher:
         return True
 
     def free(self, session: Session) -> None:
-        """Makes the session's slot free for another."""
+        """Frees the session's slot."""
         if session.slot >= 0:
             self._free.append(session.slot)
             session.slot = -1
@@ -121,13 +121,16 @@ class Batcher:
         return self._decode()
 
     def _prefill_is_due(self) -> bool:
-        """A full prefill runs at once, a partly filled one after some decode steps. This never changes a result."""
+        """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.
+
+        This affects speed only, never a result.
+        """
         if not self._prefilling or not self._decoding:
             return bool(self._prefilling)
         return len(self._prefilling) >= self._rows or self._steps_since_prefill >= _DECODES_PER_PREFILL
 
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
-        """Size of the next chunk, and positions that it attends to; both follow from the request alone."""
+        """Size of the next chunk, and the positions that it attends to; both depend on the request only."""
         end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
         return request.chunks[0], min(-(-end // _SPAN) * _SPAN, self._length)
 
@@ -181,7 +184,7 @@ class Batcher:
         return finished
 
     def _completion(self, request: Request) -> Completion | None:
-        """The completion, None while more tokens are to be sampled."""
+        """The completion, or None while more tokens are to be sampled."""
         stopped = request.sampled[-1] in request.sampling.stop_tokens
         if not stopped and len(request.sampled) < len(request.uniforms):
             return None
@@ -192,7 +195,7 @@ class Batcher:
         )
 
     def _new_routes(self, request: Request) -> str:
-        """The routes of tokens that were not reported before; after new weights, earlier tokens were fed again."""
+        """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""
         if not self._routed:
             return ""
         fed = np.concatenate([np.asarray(array)[index] for array, index in request.routes])

@@ -1,4 +1,4 @@
-"""A clock of the wall time during which an engine is at work."""
+"""Measures the wall time during which an engine is busy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class BusyTime:
-    """Wall time during which at least one `with` block of it runs, in seconds. Blocks may run in many threads."""
+    """Wall time during which at least one `with` block of this object runs, in seconds; any thread may run a block."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Tasks → groups: plays many episodes at once, each with deadlines and a typed outcome."""
+"""Tasks → groups: plays many episodes in parallel, each with deadlines and a typed outcome."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NONE: Mapping[str, Trajectory] = types.MappingProxyType({})
 
 
 class RolloutError(RuntimeError):
-    """Too many episodes were lost to the machinery for the step to mean anything."""
+    """More episodes were lost to infrastructure failures than the limits allow."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EpisodeCollector:
-    """Has `actors` play `group_size` episodes of each task in `environment`, within `limits`.
+    """Plays `group_size` episodes of each task in `environment` with `actors`, within `limits`.
 
-    Once the share `quorum` of every group is in, the other episodes are cut: their outcome is `cut`, which no
-    advantage counts. Which episodes are cut depends on time.
+    Once the share `quorum` of every group is played, the other episodes are abandoned: their outcome is `cut`, and no
+    advantage counts them. Which episodes are cut depends on timing.
     """
 
     actors: Actors
@@ -49,8 +49,8 @@ class EpisodeCollector:
         """The groups of the tasks, ordered by task and sample, never by arrival.
 
         The random numbers of an episode derive from (seed, task, sample, turn); its id is LABEL-TASK-SAMPLE. An episode
-        whose id is `known` is not played: that trajectory is taken. `on_episode` is called with each episode that was
-        played, for progress. Raises RolloutError, which names the commonest cause, when more than `limits.error_rate`
+        whose id is in `known` is not played: the known trajectory is used. `on_episode` is called with each episode
+        played, to show progress. Raises RolloutError, which names the commonest cause, if more than `limits.error_rate`
         of the episodes are lost, and RolloutStopped soon after `stop` turns true.
         """
         size = self.group_size
@@ -68,7 +68,7 @@ class EpisodeCollector:
         return [Group(task, tuple(trajectories[place * size : (place + 1) * size])) for place, task in enumerate(tasks)]
 
     def _enough(self, results: Mapping[int, Trajectory], jobs: int) -> bool:
-        """Whether every group has its quorum of valid episodes, or all of its episodes; false at a quorum of 1."""
+        """Whether every group has its quorum of valid episodes, or all of its episodes. Always false at quorum 1."""
         size = self.group_size
         needed = math.ceil(self.quorum * size - 1e-9)
         return needed < size and all(

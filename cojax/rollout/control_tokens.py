@@ -1,9 +1,9 @@
-"""Encodes rendered chat templates so that control tokens come from the template alone, never from the text it is given.
+"""Encodes rendered chat templates so that control tokens come only from the template, never from its input text.
 
 A control literal is the text of a control token, such as <|im_end|>. A template is rendered twice. In the first
-rendering the control literals in the given text are replaced by private-use characters. In the second every character
-that occurs in some literal is replaced: any literal there is the template's own, however the template cuts, joins or
-reverses the text.
+rendering the control literals in the input text are replaced by private-use characters. In the second, every input
+character that occurs in some literal is replaced. So any literal found there is the template's own, even if the
+template cuts, joins or reverses its input.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-# Placeholders that stand for other text while the template runs; those that the text itself holds are not used.
+# Characters used as placeholders while the template runs, except those that the input text contains.
 _PRIVATE = range(0xF0000, 0x10FFFE)
 _PRIVATE_CHARACTERS = re.compile("[\U000f0000-\U0010fffd]")
-# Words of JSON schemas. A template may compare with them, so they are not masked in a tool's documentation.
+# Words of JSON schemas. A template may compare values with them, so they are not masked in a tool's documentation.
 _SCHEMA = frozenset((
     "type", "function", "name", "description", "parameters", "properties", "required", "items", "enum", "default",
     "arguments", "return", "anyOf", "additionalProperties", "object", "string", "integer", "number", "boolean",
@@ -52,10 +52,11 @@ class ControlTokens:
         self._placeholders = functools.lru_cache(maxsize=8)(self._choose_placeholders)
 
     def render(self, template: Callable[[Mask], str], given: str) -> tuple[int, ...]:
-        """Tokens of what the template makes of masked text; `given` is all of that text.
+        """The tokens of a rendered template; `given` is all text that is masked in its input.
 
-        A template that inspects the text gets it with only whole literals masked, so that harmless text has the tokens
-        that the tokenizer gives it. Where that would change the control tokens, every character of a literal is masked.
+        If masking single characters changes the rendered text, the template inspects its input. Then only whole
+        literals are masked, so that harmless text has the same tokens as without a mask. But if that changes the
+        control tokens, every character of a literal is masked.
         """
         placeholders = self._placeholders(frozenset(map(ord, _PRIVATE_CHARACTERS.findall(given))))
         by_literal, by_character = template(placeholders.mask_literals), template(placeholders.mask_characters)
@@ -111,7 +112,7 @@ class ControlTokens:
         return tokens
 
     def _choose_placeholders(self, used: frozenset[int]) -> _Placeholders:
-        """Placeholders that the text does not use; with too few left, the text loses its private-use characters."""
+        """Placeholders that the text does not contain; if too few are left, the text's private-use characters go."""
         needed = len(self.ids) + len(self._letters)
         free = list(itertools.islice((code for code in _PRIVATE if code not in used), needed))
         dropped = frozenset() if len(free) == needed else frozenset(_PRIVATE)
@@ -152,5 +153,5 @@ class _Placeholders:
 
 
 def _valid_unicode(text: str) -> str:
-    """The text with "?" for each half of a surrogate pair, which a Python string may hold but no encoding."""
+    """The text with "?" for each lone surrogate, which a Python string may contain but UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()

@@ -1,7 +1,7 @@
 """Replies of a model behind an OpenAI-compatible chat endpoint to messages and tools, for evaluation.
 
-What the server says is untrusted, and a call that fails is an `EngineError`, never an empty action. Tokens are unknown,
-so that nothing can be learned from these episodes.
+The server's replies are untrusted. A failed call raises `EngineError`; it never becomes an empty action. Tokens are
+unknown, so these episodes cannot be trained on.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ JsonObject = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class ChatReply:
-    """What the model said, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote)."""
+    """The model's text, and the calls that it asks for: (id, name, arguments as the JSON text that it wrote)."""
 
     text: str
     calls: tuple[tuple[str, str, str], ...] = ()
 
 
-# Messages, tools in OpenAI function format, and whether the reply is unwanted by now → the reply.
+# Messages, tools in OpenAI function format, an event that is set once the reply is no longer wanted → the reply.
 Complete = Callable[[Sequence[JsonObject], Sequence[Mapping[str, Any]], threading.Event], ChatReply]
 
 
 class ChatEndpoint:
-    """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. May be called from many threads at once.
+    """Chat completions of `model` at `url`, with the key in OPENAI_API_KEY. Any number of threads may call it.
 
-    One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for what is no address.
+    One reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address.
     """
 
     def __init__(
@@ -58,8 +58,11 @@ class ChatEndpoint:
     def __call__(
         self, messages: Sequence[JsonObject], tools: Sequence[Mapping[str, Any]], unwanted: threading.Event
     ) -> ChatReply:
-        """The model's reply. Raises OutOfContext where the server says that the messages are too long for the model,
-        EngineError where no reply can be had or `unwanted` is set."""
+        """The model's reply.
+
+        Raises OutOfContext if the server says that the messages are too long for the model, EngineError if no reply can
+        be obtained or `unwanted` is set.
+        """
         until = time.monotonic() + self._deadline
         offered = {"tools": list(tools)} if tools else {}
         body = {"model": self.model, "messages": list(messages), **offered, **self._settings}
@@ -83,7 +86,7 @@ class ChatEndpoint:
             raise EngineError(reason + given_up) from None
 
     def _reply(self, reply: Any) -> ChatReply:
-        """A completion's first choice. Raises KeyError, IndexError, TypeError or AttributeError for what is none."""
+        """A completion's first choice. Raises KeyError, IndexError, TypeError or AttributeError if it has none."""
         message = reply["choices"][0]["message"]
         text = message.get("content") or ""
         calls = [
@@ -96,5 +99,5 @@ class ChatEndpoint:
         return ChatReply(clean(text[:MOST_TEXT]), tuple((clean(i), clean(name), clean(raw)) for i, name, raw in calls))
 
     def _clean(self, text: str) -> str:
-        """The text without the key. Half a surrogate pair, a Python string but no text, becomes a question mark."""
+        """The text without the API key. A lone surrogate, which UTF-8 cannot encode, becomes a question mark."""
         return self._api.redact(text.encode("utf-8", "replace").decode())

@@ -1,4 +1,4 @@
-"""Actors that play by a chat endpoint: observations become messages of a chat, and the model's replies actions."""
+"""Actors that ask a chat endpoint: observations become chat messages, and the model's replies become actions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cojax.types import Action, Call, Message, Turn
 
 @dataclasses.dataclass(frozen=True)
 class EndpointActors:
-    """`Actors` that all play by one endpoint. Seeds are ignored: the server's randomness cannot be seeded."""
+    """`Actors` that all ask one endpoint. Seeds are ignored: they are not sent."""
 
     complete: Complete
     _ended: dict[str, threading.Event] = dataclasses.field(default_factory=dict)
@@ -31,7 +31,7 @@ class EndpointActors:
 
 
 class EndpointActor:
-    """The actor of one episode. It keeps the history of messages, and the ids of the calls that wait for results."""
+    """The actor of one episode. It keeps the message history, and the ids of the calls that wait for results."""
 
     def __init__(self, complete: Complete, ended: threading.Event):
         self.complete, self.ended = complete, ended
@@ -55,7 +55,7 @@ class EndpointActor:
 def action_of(reply: ChatReply) -> Action:
     """The action of a reply: the calls it asks for, or else those written in its text, as in a policy's reply.
 
-    Never raises. Where one call cannot be read, none counts.
+    Never raises. If one call cannot be parsed, the action has no calls.
     """
     if not reply.calls:
         return parse(reply.text)
@@ -74,7 +74,7 @@ def action_of(reply: ChatReply) -> Action:
 def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[JsonObject, tuple[str, ...]]:
     """The reply as a message of the history, and the ids of its calls, which wait for results.
 
-    Calls that could not be read are written as text: many servers refuse a history whose arguments are no JSON.
+    Calls that cannot be parsed are written as text: many servers refuse a history with invalid JSON arguments.
     """
     if not reply.calls or action.error:
         return {"role": "assistant", "content": action.text}, ()
@@ -91,8 +91,8 @@ def assistant_message(reply: ChatReply, action: Action, turn: int) -> tuple[Json
 def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) -> list[JsonObject]:
     """New messages of the environment as messages of the history.
 
-    Each waiting call gets one result, and the last call also those left over. Where no call waits, results become
-    messages of the user.
+    Each waiting call gets one result, and the last call also any extra results. If no call waits, results become user
+    messages.
     """
     results = [message.content for message in messages if message.role == "tool"] if waiting else []
     kept = len(waiting) - 1
@@ -107,7 +107,7 @@ def environment_messages(messages: Sequence[Message], waiting: Sequence[str]) ->
 
 
 def _as_text(reply: ChatReply) -> str:
-    """The calls as a policy would have written them, whether they can be read or not."""
+    """The calls as a policy would have written them, whether they can be parsed or not."""
     return "\n".join(
         f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
         for _, name, written in reply.calls

@@ -1,7 +1,7 @@
-"""The interface of every rollout engine: weights in, tokens in, tokens and log-probabilities out.
+"""The interface of every rollout engine: weights and tokens in, tokens and log-probabilities out.
 
-Engines know nothing of JAX trees. Weights travel as one `Weights` value, of which the local engine reads the arrays and
-a server the path. Every completion carries the version of its weights.
+Engines know nothing of JAX trees. Weights travel as one `Weights` value: the local engine reads its arrays, a server
+its path. Every completion carries the version of the weights that sampled it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cojax.environment import OutOfContext
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy; no top-k, top-p or penalty, so that log-probs are the policy's own."""
+    """How to sample. `temperature` 0 is greedy. There is no top-k, top-p or penalty, so log-probs are the policy's."""
 
     temperature: float = 1.0
     max_tokens: int = 64
@@ -28,10 +28,11 @@ class Sampling:
 class Completion:
     """Sampled tokens (a stop token included) and their log-probs under logits / temperature.
 
-    `weights_version` is that of the last token. Where weights changed meanwhile, `spans` holds (version, tokens) for
-    each stretch, oldest first, whose counts add up to all tokens; it is empty where one version sampled them all.
-    `routes` is empty, or the experts that tokens went through, as text (`cojax.policy.routes`). It covers the tokens of
-    the conversation that no earlier completion of the session reported, except the last, which was never fed.
+    `weights_version` is that of the last token. If weights changed during the completion, `spans` holds (version,
+    number of tokens) for each stretch, oldest first; the numbers add up to all tokens. It is empty if one version
+    sampled them all. `routes` is empty, or the experts that tokens went through, as text (`cojax.policy.routes`). It
+    covers the tokens of the conversation that no earlier completion of the session reported, except the last token,
+    which was never fed.
     """
 
     tokens: tuple[int, ...]
@@ -47,7 +48,7 @@ class Weights:
     """One version of the policy: `arrays()` yields (HF name, array) lazily, in the parameter table's order.
 
     `path()`, if given, is a model folder in HF format that holds the same weights; a server reads it instead.
-    `fingerprint()`, if given, is equal for equal arrays: an engine that serves these weights already does nothing.
+    `fingerprint()`, if given, is equal for equal arrays: an engine that already serves them does not load them again.
     """
 
     version: int
@@ -74,15 +75,15 @@ class Routed(Protocol):
 
     @property
     def tells_routes(self) -> bool:
-        """Whether its completions do."""
+        """Whether its completions report routes."""
 
 
 class Engine(Protocol):
-    """Samples from the policy. `generate` may be called from many threads at once and blocks until done.
+    """Samples from the policy. `generate` blocks until done; any number of threads may call it.
 
-    Calls that share a `session` belong to one growing conversation, whose cache the engine may keep until `release`.
-    `seed` alone decides the random numbers. Raises `cojax.environment.EngineError` when no completion can be had and
-    `cojax.environment.OutOfContext` when the prompt leaves no room.
+    Calls with the same `session` belong to one growing conversation, whose cache the engine may keep until `release`.
+    Random numbers depend on `seed` only. Raises `cojax.environment.EngineError` if no completion can be obtained and
+    `cojax.environment.OutOfContext` if the prompt leaves no room.
     """
 
     @property
@@ -98,9 +99,9 @@ class Engine(Protocol):
     def release(self, session: str) -> None: ...
 
     def rest(self) -> None:
-        """Says that no completion is wanted until the next `load`.
+        """Announces that no completion is wanted until the next `load`.
 
-        An engine that shares accelerators with the learner may give its memory back until then.
+        An engine that shares accelerators with the learner may release its memory until then.
         """
 
     def close(self) -> None: ...

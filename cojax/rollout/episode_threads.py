@@ -1,8 +1,8 @@
-"""Plays episodes on threads, abandons those that overrun a deadline, and plays lost episodes again.
+"""Plays episodes on threads, abandons those that exceed a deadline, and plays lost episodes again.
 
-Every episode runs on a daemon thread. A thread whose environment or engine overruns its deadline is abandoned, and the
-outcome of its episode follows from the phase in which it hung. A lost episode is played again with the same seeds, so
-that the policy is blamed only for what happens twice.
+Every episode runs on a daemon thread. If its environment or engine exceeds a deadline, the thread is abandoned, and the
+outcome of the episode follows from the phase in which it hung. A lost episode is played again with the same seeds: a
+loss counts against the policy only if it happens twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cojax.rollout.chat import Actors
 from cojax.types import INFRASTRUCTURE, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
-# Phase → outcome. A hang in `step` is put down to the action if it happens twice, any other to the infrastructure.
+# Phase → outcome. A hang in `step` is attributed to the action if it happens twice, any other to the infrastructure.
 _OUTCOME_OF_HANG: dict[str, Outcome] = {"act": "engine_error", "step": "timeout"}
-# Where an environment runs code that a policy wrote, that code may also make the verdict hang.
+# If an environment runs code that a policy wrote, that code may also make the evaluation hang.
 _OUTCOME_OF_CODE_HANG: dict[str, Outcome] = {**_OUTCOME_OF_HANG, "evaluate": "timeout"}
 # Seconds between two checks of the deadlines.
 _CHECK_EVERY = 0.05
@@ -36,9 +36,10 @@ class RolloutStopped(RuntimeError):
 class Limits:
     """Limits of one episode, how many are played at once, and how many may be lost.
 
-    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds in which
-    this process ran. `retries` is how often an episode lost to the infrastructure is played again; one that hung is
-    always played again once. `error_rate` is the share of lost episodes above which `collect` raises.
+    `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds; time in
+    which this process was suspended does not count. `retries` is how often an episode lost to the infrastructure is
+    played again. An episode that hung is always played again, once. `collect` raises if the share of lost episodes is
+    above `error_rate`.
     """
 
     max_turns: int = 30
@@ -59,7 +60,7 @@ class EpisodeRequest:
     seed: tuple[int, ...]
     attempt: int = 0
     lost: int = 0  # attempts lost to the infrastructure
-    hung: bool = False  # an earlier attempt hung in a way that the policy may have caused
+    hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
     progress: Progress = dataclasses.field(default_factory=Progress)
 
     @property
@@ -94,10 +95,10 @@ class EpisodeThreads:
         enough: Callable[[Mapping[int, Trajectory]], bool],
         stop: Callable[[], bool],
     ) -> list[Trajectory]:
-        """Plays the jobs that are not in `results`, until all are or `enough` says that these results suffice.
+        """Plays the jobs that are not in `results`, until all are or `enough` says that the results suffice.
 
-        Adds to `results`. Returns one trajectory a job, in the order of the jobs; those not waited for have the outcome
-        `cut`. Raises RolloutStopped soon after `stop` turns true.
+        Adds to `results`. Returns one trajectory for each job, in the order of the jobs. Episodes that were not waited
+        for have the outcome `cut`. Raises RolloutStopped soon after `stop` turns true.
         """
         missing = [job for job in jobs if job.index not in results]
         for job in missing:
@@ -130,8 +131,11 @@ class EpisodeThreads:
         self.on_episode(result)
 
     def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
-        """Plays a lost episode again with the same seeds: one that hung once, to blame the policy only for what comes
-        twice, one lost to the infrastructure while retries are left. False where the result stands."""
+        """Plays a lost episode again with the same seeds. Returns False if the result is final.
+
+        An episode that hung is played again once, so that a hang counts against the policy only if it is repeated. An
+        episode lost to the infrastructure is played again while retries are left.
+        """
         if result.outcome == "timeout":
             if job.hung:
                 return False
@@ -180,7 +184,7 @@ class EpisodeThreads:
             self.done.put((job, progress, result))
 
     def _abandon_late(self) -> None:
-        """Abandons the threads that overran a deadline, and starts others in their place."""
+        """Abandons the threads that exceeded a deadline, and starts others in their place."""
         now = running()
         with self.lock:
             late = [job for job in self.running.values() if now - job.progress.since > self._deadline(job)]
@@ -191,7 +195,7 @@ class EpisodeThreads:
             phase, progress = job.progress.phase, job.progress
             self.actors.release(job.session)
             self._start_worker()
-            if progress.result is not None:  # it hangs while closing: the verdict stands
+            if progress.result is not None:  # it hangs in close(): its evaluation is already done and counts
                 self.done.put((job, progress, progress.result))
                 continue
             error = f"{phase} took longer than {self._deadline(job):g} s and was abandoned on its thread"
@@ -207,7 +211,7 @@ class EpisodeThreads:
         return self.limits.engine_deadline if job.progress.phase == "act" else self.limits.environment_deadline
 
     def _stop_workers(self) -> None:
-        """Ends idle threads, and abandons those at work: nobody waits for them any more."""
+        """Ends idle threads and abandons busy ones."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.todo.get_nowait()

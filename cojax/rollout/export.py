@@ -1,4 +1,4 @@
-"""Writes and reads model folders in Hugging Face format: with a tokenizer for a hub, weights alone for a server."""
+"""Writes and reads model folders in Hugging Face format: with a tokenizer for users, without one for a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7C00),
 }
 _LABEL = "served.json"
-_SLICE = 1 << 18  # numbers looked at in one go: they stay in the processor's cache
+_SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
 
 
 def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -40,10 +40,9 @@ def save_model(folder: Path, config: ModelConfig, params: Params, tokenizer: Pre
 
 
 def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> Params:
-    """The parameters of a model folder, read one tensor at a time and laid out over the mesh where one is given.
+    """The parameters of a model folder, read one tensor at a time and sharded over the mesh if one is given.
 
-    Raises FileNotFoundError when the folder holds no weights, ValueError for damaged ones and for those of another
-    model.
+    Raises FileNotFoundError if the folder holds no weights, ValueError if they are damaged or of another model.
     """
     try:
         return read_params(folder, config, mesh)
@@ -64,10 +63,10 @@ def write_weights(
 ) -> None:
     """Writes (HF name, array) pairs, in the order of `to_hf`, as a model folder without a tokenizer.
 
-    One array is held at a time; each is cast to `dtype`, "" keeps `config.param_dtype`. `label` is the name under which
-    a server reports these weights; `read_label` reads it. The folder appears whole or not at all and replaces an older
-    one of that name. Raises ValueError for arrays that are not the model's or not finite, OSError with the fix when the
-    disk refuses; the older folder then stays.
+    One array is in memory at a time. Each is cast to `dtype`; "" means `config.param_dtype`. `label` is the name under
+    which a server reports these weights; `read_label` reads it. The folder is replaced atomically. Raises ValueError
+    for arrays that do not fit the model or are not finite, OSError with the fix if writing fails; an older folder of
+    that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     folder = folder.absolute()
@@ -79,7 +78,7 @@ def write_weights(
         if label:
             write_json(part / _LABEL, {"label": label})
         if folder.exists():
-            # A folder cannot replace a full one.
+            # rename() cannot replace a folder that is not empty.
             folder.rename(aside)
         part.rename(folder)
         sync_folder(folder.parent)
@@ -93,7 +92,7 @@ def write_weights(
 
 
 def check_weights(folder: Path) -> None:
-    """Raises FileNotFoundError or DamagedFile where a server could not load all of `folder`. Reads only the headers."""
+    """Raises FileNotFoundError or DamagedFile if a server could not load all of `folder`. Reads only the headers."""
     if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
     names = {SINGLE}
@@ -109,7 +108,7 @@ def check_weights(folder: Path) -> None:
 
 
 def read_label(folder: Path) -> str:
-    """The label that `folder` was written with, "" for none. Raises DamagedFile for a label that cannot be read."""
+    """The label that `folder` was written with, "" if none. Raises DamagedFile for a label that cannot be read."""
     try:
         return str(json.loads((folder / _LABEL).read_text())["label"])
     except FileNotFoundError:
@@ -127,7 +126,7 @@ def prune_weights(folder: Path, keep: Iterable[Path]) -> None:
 
 
 def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) -> Iterator[tuple[str, np.ndarray]]:
-    """The arrays in `dtype`. Raises ValueError for one that is not finite."""
+    """Yields the arrays cast to `dtype`. Raises ValueError for one that is not finite."""
     for name, array in arrays:
         cast = array.astype(dtype, copy=False)
         if not _is_finite(cast):
@@ -136,7 +135,7 @@ def _finite_arrays(arrays: Iterable[tuple[str, np.ndarray]], dtype: np.dtype) ->
 
 
 def _is_finite(array: np.ndarray) -> bool:
-    """Whether all numbers are finite: no exponent is all ones. `np.isfinite` has no fast path for bfloat16."""
+    """Whether all numbers are finite, that is, no exponent has all bits set. `np.isfinite` is slow for bfloat16."""
     bits, mask = _EXPONENT[array.dtype.name]
     flat = np.ascontiguousarray(array).reshape(-1).view(bits)
     slices = (flat[start : start + _SLICE] for start in range(0, flat.size, _SLICE))

@@ -1,4 +1,4 @@
-"""The local engine's arithmetic: prefill, decode and sampling, random numbers, and the division of prompts."""
+"""The local engine's computations: prefill, decode, sampling, random numbers, and the chunks of a prompt."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def prefill(
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
     """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
 
-    Returns the cache, and where `routed` the tokens' routes int[P, C, L, k].
-
-    A negative token is padding; a slot ≥ S is an unused row. Every position must be below `span`.
+    Returns the cache and, if `routed`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
+    marks an unused row. Every position must be below `span`.
     """
     length = cache[0].key.shape[-1]
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
@@ -49,9 +48,9 @@ def decode(
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Feeds one token to every slot and samples the next.
 
-    fed int32[2, S] is token and position (≥ the cache's length: idle), chance float32[2, S] uniform and temperature.
-    Returns the tokens sampled int32[S], their log-probabilities float32[S], the cache, and where `routed` the routes of
-    the tokens fed, int[S, L, k].
+    fed int32[2, S] holds token and position; a position ≥ the cache's length marks an idle slot. chance float32[2, S]
+    holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
+    float32[S], the cache and, if `routed`, the routes of the tokens fed, int[S, L, k].
     """
     hidden, cache, routes = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed)
     tokens, logprobs = sample(logits(config, params, hidden[:, 0]), chance[0], chance[1])
@@ -74,9 +73,9 @@ def sample(scores: jax.Array, uniform: jax.Array, temperature: jax.Array) -> tup
 
 
 def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The token that each row of float32[S, V] draws, and the row's sum float32[S].
+    """The token drawn from each row of float32[S, V], and the row's sum float32[S].
 
-    The token's block is found first, then the token within it: running sums over a whole vocabulary are slow.
+    The token's block is found first, then the token within the block: a cumulative sum over the vocabulary is slow.
     """
     count = weights.shape[-1]
     size = max(1, math.isqrt(count))
@@ -92,9 +91,9 @@ def _draw(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
 
 
 def _first_above(sums: jax.Array, weights: jax.Array, target: jax.Array) -> jax.Array:
-    """int32[S]: the first index whose running sum exceeds the target; the last with weight where rounding leaves none.
+    """int32[S]: the first index whose cumulative sum exceeds the target.
 
-    An index of weight 0 is never returned, even where rounding puts the target on its edge.
+    If rounding leaves no such index, it is the last one with a weight above 0. An index of weight 0 is never returned.
     """
     possible = weights > 0
     above = (sums > target[:, None]) & possible
@@ -105,7 +104,7 @@ def _first_above(sums: jax.Array, weights: jax.Array, target: jax.Array) -> jax.
 def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
     """float32[count] in [0, 1): the request's random numbers, one per token, from the SHA-256 of `seed`.
 
-    A longer draw extends a shorter one.
+    A larger `count` appends numbers; the first ones stay the same.
     """
     digest = hashlib.sha256(repr(tuple(int(part) for part in seed)).encode()).digest()
     bits = np.random.Philox(key=int.from_bytes(digest[:16], "little")).random_raw(count)
@@ -113,7 +112,7 @@ def uniforms(seed: Sequence[int], count: int) -> np.ndarray:
 
 
 def chunks(count: int, sizes: Sequence[int]) -> list[int]:
-    """Sizes of the chunks that hold `count` tokens: at each point the largest that is filled, else the smallest."""
+    """Sizes of the chunks that hold `count` tokens: each is the largest size that is filled, or else the smallest."""
     pieces: list[int] = []
     while count > 0:
         piece = max((size for size in sizes if size <= count), default=min(sizes))

@@ -15,7 +15,7 @@ from cojax.rollout.batching import Batcher, Request, Session
 from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.engine import Completion, Sampling
 
-_POLL_SECONDS = 1.0  # between two looks of a waiting caller whether the thread is alive
+_POLL_SECONDS = 1.0  # between two checks, by a waiting caller, of whether the thread is alive
 
 
 @dataclasses.dataclass(eq=False)
@@ -50,9 +50,9 @@ class Lane:
         return self._thread.is_alive()
 
     def load(self, version: int, params: Params) -> Callable[[], None]:
-        """Hands weights to the thread, which takes them once no request is under way.
+        """Hands weights to the thread, which takes them once no request is running.
 
-        The function returned waits until it has. Both raise EngineError when the lane is down.
+        Returns a function that waits for this. Both raise EngineError if the lane is down.
         """
         update = _Update(version, params)
         with self._wake:
@@ -97,7 +97,7 @@ class Lane:
         return request.completion
 
     def release(self, session: str) -> None:
-        """Forgets the session and frees its slot; a call of it still running raises EngineError. Unknown is fine."""
+        """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
         with self._wake:
             state = self._sessions.pop(session, None)
             if state is None:
@@ -109,7 +109,7 @@ class Lane:
             self._wake.notify_all()
 
     def stop(self, reason: str) -> None:
-        """Stops the thread after its forward; callers that wait get EngineError. May be called twice."""
+        """Stops the thread after its current forward; waiting callers get EngineError. May be called twice."""
         with self._wake:
             self._down = self._down or reason
             for session in self._sessions.values():
@@ -134,7 +134,7 @@ class Lane:
                 self.stop("the engine thread died")
 
     def _abort(self, request: Request, reason: str) -> None:
-        """Wakes the caller; the thread drops the request before its next forward. Needs the lock."""
+        """Wakes the caller; the thread drops the request before its next forward. The lock must be held."""
         request.error = reason
         request.done.set()
 

@@ -1,12 +1,12 @@
-"""The in-process JAX engine: a KV cache, continuous batching over fixed slots, results fixed by the request alone.
+"""The in-process JAX engine: a KV cache and continuous batching over fixed slots; results depend on the request only.
 
-The slots are divided among lanes, each a thread with arrays of its own. XLA runs the small forwards of decoding on one
-core, so it takes several at a time to fill a CPU. A session stays in its lane and keeps its slot and its cache from its
-first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
+The slots are divided among lanes. Each lane is a thread with its own arrays. XLA runs the small forwards of decoding on
+one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
+its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
 
-Every forward has one of a few shapes, slots × 1 or rows × chunk, padded and never shrunk to the live rows, and chunks
-are cut by the request alone; a row's arithmetic never involves another row. So tokens and log-probabilities are the
-same bits whatever else runs, on one machine type, number of threads and lanes, and set of versions.
+Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
+request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
+on one machine type, one number of threads and lanes, and one set of versions.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from cojax.rollout.engine import Completion, Sampling, Weights, check_request
 from cojax.rollout.forwards import uniforms
 from cojax.rollout.lane import Lane
 
-_POLL_SECONDS = 1.0  # between two looks of a caller that waits for a slot whether the threads are alive
+_POLL_SECONDS = 1.0  # between two checks, by a caller that waits for a slot, of whether the threads are alive
 
 
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    It holds `slots` conversations at once, the same number in each of `lanes`; further ones wait for a release. On an
-    accelerator one lane is right, on a CPU one for every core or every two. A conversation holds up to `max_length`
-    tokens, prompt and completion together. `prefill_rows` × each of `prefill_chunks` are the prefill shapes. With
-    `routes` completions report which experts tokens went through.
+    It holds `slots` conversations, the same number in each of `lanes`; further conversations wait for a release. Use
+    one lane on an accelerator, and one for every core or every two on a CPU. A conversation has at most `max_length`
+    tokens, prompt and completion together. The prefill shapes are `prefill_rows` × each of `prefill_chunks`. With
+    `routes`, completions report which experts tokens went through.
 
-    At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1.
+    At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LocalEngine:
             RouteShape.of(config)
         self._config, self._length, self.tells_routes = config, max_length, routes
         self._busy = BusyTime()
-        # Guarded by the lock. Where a lane's lock is needed too, this one is taken first.
+        # Guarded by the lock. If a lane's lock is needed too, this one is taken first.
         self._lock = threading.Lock()
         self._loaded, self._down = False, ""
         self._lane_of: dict[str, int] = {}  # session → index of its lane
@@ -82,18 +82,18 @@ class LocalEngine:
         return self._busy.seconds
 
     def load(self, weights: Weights) -> None:
-        """Takes `weights` and returns once they serve.
+        """Takes `weights` and returns once they are in use.
 
-        A completion comes from one version: those under way finish first, new ones wait. Caches of open sessions are
-        computed anew on their next turn. Raises ValueError for arrays that do not fit or are not finite, EngineError
-        when the engine is down.
+        A completion is sampled by one version: running ones finish first, new ones wait. Caches of open sessions are
+        recomputed on their next turn. Raises ValueError for arrays that do not fit or are not finite, EngineError if
+        the engine is down.
         """
         params = parameters.from_hf(self._config, weights.arrays(), compute_dtype)
         for row in parameters.parameters(self._config):
             if not bool(jnp.isfinite(parameters.leaf_of(params, row)).all()):
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
         params = jax.block_until_ready(unstack(self._config, params))
-        # The lanes share these arrays. Each takes them when its own requests are done, while others go on.
+        # The lanes share these arrays. Each takes them when its own requests are done, without waiting for the others.
         waits = [lane.load(weights.version, params) for lane in self._lanes]
         with self._lock:
             self._loaded = True
@@ -103,15 +103,15 @@ class LocalEngine:
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far: it must begin with all earlier tokens of the session.
 
-        Raises OutOfContext when it leaves no room for a token, ValueError for a prompt that does not extend the
-        session or another mistake of the caller, EngineError when the engine fails, is closed, or releases the session.
+        Raises OutOfContext if the prompt leaves no room for a token, ValueError for a prompt that does not extend the
+        session or another wrong argument, EngineError if the engine fails, is closed, or the session is released.
         """
         tokens = [int(token) for token in prompt]
         check_request(tokens, sampling, self._config.vocab_size, self._length)
         chances = uniforms(seed, min(sampling.max_tokens, self._length - len(tokens)))
         self._wait_for_slot(session)
         with self._lock:
-            # Submitted under the same lock: a session released in between would never free its slot.
+            # Look-up and submission share the lock: a session released in between would never free its slot.
             if session not in self._lane_of:
                 raise EngineError(self._down or f"session {session!r} was released while it waited for a slot")
             lane = self._lanes[self._lane_of[session]]
@@ -119,7 +119,7 @@ class LocalEngine:
         return lane.result(request)
 
     def release(self, session: str) -> None:
-        """Forgets the session and frees its slot; a call of it still running raises EngineError. Unknown is fine."""
+        """Forgets the session, if known, and frees its slot. A running call of the session raises EngineError."""
         with self._lock:
             lane = self._lane_of.pop(session, None)
             if lane is not None:
@@ -133,13 +133,13 @@ class LocalEngine:
         """Does nothing: open sessions keep their cache."""
 
     def close(self) -> None:
-        """Stops the threads; callers that wait get EngineError. May be called twice."""
+        """Stops the threads; waiting callers get EngineError. May be called twice."""
         self._stop("the engine was closed")
         for lane in self._lanes:
             lane.join()
 
     def _wait_for_slot(self, session: str) -> None:
-        """Waits until the session has a lane, or will not get one. A new session gets the lane with most free slots."""
+        """Waits until the session has a lane, or is released. A new session gets the lane with the most free slots."""
         with self._lock:
             if self._down:
                 raise EngineError(self._down)
@@ -156,7 +156,7 @@ class LocalEngine:
                 self._stop("an engine thread died")
 
     def _assign_lanes(self) -> None:
-        """Gives waiting sessions lanes, in order of arrival, while slots are free. Needs the lock."""
+        """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""
         while self._waiting and any(self._free):
             session, lane = next(iter(self._waiting)), self._free.index(max(self._free))
             self._lane_of[session] = lane

@@ -1,11 +1,12 @@
 """Makes tokenizers in HF format for policies trained from scratch, with the ChatML template that Qwen uses.
 
-`word_tokenizer` is for small closed worlds. Each word is one token, and so is each fixed run of punctuation and keys
-around a tool call, so that a call takes about nine tokens. Names of things are the same tokens in a sentence and in
-JSON, without spaces, so that a small policy can copy them; other words include the spaces around them. An unknown word
-is one `<unk>`.
+`word_tokenizer` is for small environments with a fixed vocabulary. Each word is one token. Each fixed run of
+punctuation and keys around a tool call is also one token, so that a call takes about nine tokens. Names of things are
+the same tokens in a sentence and in JSON, without spaces, so that a small policy can copy them; other words include the
+spaces around them. An unknown word is one `<unk>`.
 
-`byte_tokenizer` is for any world: byte-pair encoding over bytes, so that every text has tokens and decodes unchanged.
+`byte_tokenizer` is for any environment: byte-pair encoding over bytes, so that every text can be encoded and decodes
+unchanged.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ CHATML = """
 def word_tokenizer(
     names: Iterable[str], texts: Iterable[str], tools: Sequence[Mapping[str, Any]]
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer of a closed world.
+    """The word tokenizer of an environment with a fixed vocabulary.
 
     `names` are words for things, in sentences and as arguments. `texts` are samples of all other text. `tools` are
-    documents in OpenAI function format; the names of tools and of their arguments get tokens of their own.
+    documents in OpenAI function format; the names of tools and of their arguments get their own tokens.
     """
     names = sorted({*names, *(tool["function"]["name"] for tool in tools)}, key=lambda name: (-len(name), name))
     keys = sorted({key for tool in tools for key in tool["function"]["parameters"].get("properties", {})})
@@ -79,10 +80,10 @@ def word_tokenizer(
 
 
 def byte_tokenizer(texts: Iterable[str], size: int) -> PreTrainedTokenizerFast:
-    """Byte-pair encoding over bytes, trained on `texts`: lossless on any text, the same for the same texts.
+    """Byte-pair encoding over bytes, trained on `texts`: lossless on any text, deterministic in `texts`.
 
-    `size` is the most entries it may have: the 256 bytes, the control tokens and the pairs merged from the texts. Each
-    digit is a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
+    It has at most `size` entries: the 256 bytes, the control tokens and the pairs merged from the texts. Each digit is
+    a token, so that numbers are copied digit by digit. Raises ValueError for a size too small for the bytes.
     """
     least = 256 + len(CONTROLS)
     if size < least:

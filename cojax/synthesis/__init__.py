@@ -1,11 +1,11 @@
 """Stages 2 and 3 as one pipeline: expeditions → contexts → triplets → drafts → verdicts → tasks.
 
-selection.py         which signals an evolution follows
-expeditions.py       where an evolution's expeditions go
-expedition_batch.py  runs a batch of expeditions at the same time and validates their drafts
+selection.py         selects the signals that an evolution follows
+expeditions.py       chooses the task and the guidance of each expedition
+expedition_batch.py  runs a batch of expeditions in parallel and validates their drafts
 collector.py         gathers the new tasks, in the order of the expeditions
-records.py           the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
-interruption.py      stops an evolution before its end
+records.py           makes the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
+interruption.py      stops an evolution early
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ def synthesize(
     near_duplicates: NearDuplicates | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
-    """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` of each
+    """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` by each
     expedition.
 
-    `known` tells whether the pool holds a task of an id, and `near_duplicates` whether it holds one with a similar
-    wording. The expeditions of a batch run at the same time, each with its share of a metered explorer's budget. They
-    know the tasks found before the batch. Their tasks are then taken in the order of the expeditions, without those
-    that an earlier expedition found too and those beyond the budget. Where an environment or a model breaks, its
-    expedition or draft is lost and counted; the evolution goes on. The same seed, and with a model the same replies,
-    give the same tasks.
+    `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds one with similar
+    wording. The expeditions of a batch run in parallel, each with an equal share of a metered explorer's budget. They
+    see the tasks found by earlier batches. After a batch, tasks are taken in the order of the expeditions. Tasks that
+    an earlier expedition also found, and tasks beyond `budget`, are dropped. If an environment or a model fails, its
+    expedition or draft is lost and counted, and the evolution goes on. The same seed gives the same tasks, provided
+    that a model gives the same replies.
 
     Raises Interrupted soon after `stop` turns true.
     """
-    # The pool's near duplicates learn nothing of an evolution that may be interrupted: the collector has a fork.
-    similar = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
-    collector = Collector(explorer.name, step, budget, similar)
+    # A fork: an interrupted evolution must not change the pool's own index of wordings.
+    wordings = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
+    collector = Collector(explorer.name, step, budget, wordings)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
 
@@ -74,7 +74,7 @@ def synthesize(
 
     numbered = enumerate(_until_failure(expeditions, collector.counts))
     while chosen := list(itertools.islice(numbered, max(0, min(explorer.width, collector.left)))):
-        batch = ExpeditionBatch(environment, validate, taken, similar, min(per_context, collector.left))
+        batch = ExpeditionBatch(environment, validate, taken, wordings, min(per_context, collector.left))
         for result in batch.results(explorer, chosen, seed, stop):
             collector.take(result)
     return collector.synthesis(explorer.figures() if isinstance(explorer, Metered) else {})
@@ -95,7 +95,7 @@ def initial_tasks(
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, at most `per_context` on each of at most `attempts * count` setups.
 
-    Raises ValueError where fewer are found, naming the commonest reasons.
+    Raises ValueError, which names the commonest reasons, if fewer are found.
     """
     setups = (setup for round in range(attempts) for setup in sample_setups(environment, split, count, (*seed, round)))
     result = synthesize(

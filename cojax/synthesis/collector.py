@@ -1,4 +1,4 @@
-"""Gathers the new tasks of an evolution from its expeditions, in their order, whichever ended first."""
+"""Gathers the new tasks of an evolution in the order of its expeditions, not in the order in which these end."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class Synthesis:
     """The result of an evolution.
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
-    expeditions.jsonl for each expedition. `figures` are what the explorer says it cost. `counts` are: expeditions,
-    runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (of the discarded), failures (expeditions
-    or validations that the environment broke), explorer_failures (expeditions that the explorer's model broke).
+    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them.
+
+    `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
+    discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
+    (expeditions ended by a failure of the explorer's model).
     """
 
     tasks: tuple[Task, ...] = ()
@@ -44,11 +46,11 @@ class Synthesis:
     def reasons(self, count: int = 3) -> list[str]:
         """The commonest reasons why drafts were refused or expeditions failed, as "reason (4×)".
 
-        Reasons that differ only in their numbers count as one; the first of them is given.
+        Reasons that differ only in numbers count as one; the first of them is shown.
         """
         refused = [record["verdict"]["evidence"][-1] for record in self.drafts if not record["task"]]
         failed = [record["error"] for record in self.expeditions if record["error"]]
-        # Where all runs of an expedition failed, the first one says why.
+        # If all runs of an expedition failed, the reason of the first one counts.
         first_runs = (record["failures"][0] for record in self.expeditions if record["failures"] and not record["runs"])
         failed += [failure.partition(": ")[2] if failure.startswith("run ") else failure for failure in first_runs]
         counts: Counter[str] = Counter()
@@ -64,8 +66,8 @@ class Synthesis:
 class Collector:
     """The tasks found so far, at most `budget`, with the records and counts behind them.
 
-    `near_duplicates` learns the wording of each task. A collector changes only between batches, while no expedition
-    runs.
+    The wording of each task is added to `near_duplicates`. A collector changes only between batches, while no
+    expedition runs.
     """
 
     explorer: str
@@ -83,13 +85,13 @@ class Collector:
         return self.budget - len(self.tasks)
 
     def take(self, result: ExpeditionResult) -> None:
-        """Adds the tasks of an expedition that none overtook, and the records of all it did."""
+        """Adds the tasks of an expedition that earlier ones do not make superfluous, and all its records."""
         expedition, exploration, counts = result.expedition, result.exploration, self.counts
         counts["expeditions"] += 1
         counts["runs_failed"] += len(exploration.failures)
         counts["triplets"] += len(exploration.triplets)
         for draft, verdict, task in result.examined:
-            if task is not None and (reason := self._overtaken(task)):
+            if task is not None and (reason := self._why_superfluous(task)):
                 verdict = dataclasses.replace(verdict, status="discarded", evidence=(*verdict.evidence, reason))
                 task = None
             counts["drafts"] += 1
@@ -112,8 +114,8 @@ class Collector:
             tuple(self.tasks.values()), tuple(self.drafts), dict(self.counts), tuple(self.expeditions), figures
         )
 
-    def _overtaken(self, task: Task) -> str:
-        """Why earlier expeditions of the same batch make this task superfluous; "" where they do not."""
+    def _why_superfluous(self, task: Task) -> str:
+        """Why earlier expeditions of the same batch make this task superfluous; "" if they do not."""
         if task.id in self.tasks:
             return f"duplicate of task {task.id}"
         if self.left <= 0:

@@ -1,6 +1,7 @@
 """Runs a batch of expeditions at the same time, each on its own thread, and validates their drafts.
 
-An expedition sees nothing that the others of its batch find: its seed and the model's replies alone decide its result.
+An expedition sees nothing that the others of its batch find. So its result depends on its seed and the model's replies
+only.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from cojax.types import Task, TaskDraft, Verdict
 from cojax.validation.query import MOST_CHARACTERS, flaw, oversize
 from cojax.validation.similarity import NearDuplicates
 
-# (draft, whether an id is taken, the explorer that pays for model calls) → the verdict, and the task where it accepts.
+# (draft, whether an id is taken, the explorer whose budget pays for model calls) → verdict, and the task if accepted.
 Validate = Callable[[TaskDraft, Callable[[str], bool], Explorer], tuple[Verdict, Task | None]]
 
 # Seconds between two checks of whether to stop.
 _POLL = 0.05
-# Seconds in which expeditions that are told to stop may end by themselves.
+# Seconds that expeditions get to end by themselves after a stop.
 _GRACE = 1.0
 
 
@@ -33,7 +34,7 @@ _GRACE = 1.0
 class ExpeditionResult:
     """One expedition: its number in the evolution, its exploration, its validated drafts, and what ended it early.
 
-    `examined` holds each draft with its verdict, and the task where it was accepted.
+    `examined` holds each draft with its verdict, and with the task if the draft was accepted.
     """
 
     number: int
@@ -47,7 +48,7 @@ class ExpeditionResult:
 class ExpeditionBatch:
     """What the expeditions of a batch have in common. None of it changes while they run.
 
-    `taken` tells whether a task of an id was found before, and `near_duplicates` whether one with a similar wording
+    `taken` says whether a task with a given id was found before, and `near_duplicates` whether one with similar wording
     was. Each expedition looks for `wanted` tasks.
     """
 
@@ -60,19 +61,19 @@ class ExpeditionBatch:
     def results(
         self, explorer: Explorer, expeditions: Sequence[tuple[int, Expedition]], seed: tuple, stop: Callable[[], bool]
     ) -> list[ExpeditionResult]:
-        """Runs the numbered expeditions at the same time; their results in the order of the expeditions.
+        """Runs the numbered expeditions in parallel. Returns their results in the order of the expeditions.
 
-        Up to two drafts more than wanted are asked for, as not every draft is accepted. Raises Interrupted soon after
-        `stop` turns true. The expeditions then end at their next action or model call, and are waited for a second at
-        most.
+        Each is asked for up to two drafts more than wanted, as not every draft is accepted. Raises Interrupted soon
+        after `stop` turns true: the expeditions end at their next action or model call, and are waited for at most a
+        second.
         """
         seeds = [(*seed, number) for number, _ in expeditions]
         with contextlib.ExitStack() as stack:
-            members = stack.enter_context(_team(explorer, seeds))
+            explorers = stack.enter_context(_explorers(explorer, seeds))
             results: list[Future[ExpeditionResult]] = []
             stack.enter_context(_close_budget_on_error(explorer, results))
-            for member, (number, expedition), own_seed in zip(members, expeditions, seeds, strict=True):
-                work = functools.partial(self._run, member, number, expedition, own_seed, stop)
+            for own, (number, expedition), own_seed in zip(explorers, expeditions, seeds, strict=True):
+                work = functools.partial(self._run, own, number, expedition, own_seed, stop)
                 results.append(stack.enter_context(in_background(f"expedition {number}", work)))
             return _wait_for(results, stop)
 
@@ -85,7 +86,7 @@ class ExpeditionBatch:
         stop: Callable[[], bool],
         unwanted: Callable[[], bool],
     ) -> ExpeditionResult:
-        """One expedition: reflects, explores, abstracts and validates, until it has the tasks wanted of it."""
+        """Runs one expedition: reflects, explores, abstracts and validates until `wanted` tasks are found."""
 
         def over() -> bool:
             return unwanted() or stop()
@@ -99,13 +100,13 @@ class ExpeditionBatch:
             return ExpeditionResult(number, expedition, nothing, errors=(error,))
         errors: list[EnvironmentFailure | EngineError] = []
         drafts = explorer.abstract(exploration, world, self.wanted + 2)
-        examined = tuple(self._examined(_until(drafts, errors), explorer, over))
+        examined = tuple(self._examine(_until_failure(drafts, errors), explorer, over))
         return ExpeditionResult(number, expedition, exploration, examined, tuple(errors))
 
-    def _examined(
+    def _examine(
         self, drafts: Iterable[TaskDraft], explorer: Explorer, over: Callable[[], bool]
     ) -> Iterator[tuple[TaskDraft, Verdict, Task | None]]:
-        """The drafts with their verdicts. A draft worded like another task is refused before it is run."""
+        """Yields the drafts with their verdicts. A draft worded like another task is refused before it is run."""
         own: dict[str, Task] = {}
         near_duplicates = self.near_duplicates.fork()
 
@@ -127,8 +128,8 @@ class ExpeditionBatch:
 
 
 def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], near_duplicates: NearDuplicates) -> Verdict | None:
-    """The verdict on a draft that is worded like a task that was found before; None on any other draft."""
-    # Validation refuses a draft that cannot be a query; it may be too long to be compared.
+    """The verdict on a draft that is worded like a task found before; None for any other draft."""
+    # Validation refuses malformed drafts later. They may be too long to compare.
     if draft.objections or flaw(draft.query, MOST_CHARACTERS) or oversize(draft.solution):
         return None
     task = Task(draft.environment, draft.query, draft.setup, draft.solution)
@@ -136,17 +137,16 @@ def _near_duplicate(draft: TaskDraft, taken: Callable[[str], bool], near_duplica
     return Verdict("discarded", (reason,)) if reason else None
 
 
-def _team(explorer: Explorer, places: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
-    """One explorer for each place."""
+def _explorers(explorer: Explorer, seeds: Sequence[tuple]) -> contextlib.AbstractContextManager[Sequence[Explorer]]:
+    """One explorer for each expedition, given by its seed."""
     if isinstance(explorer, Metered):
-        return explorer.split(places)
-    return contextlib.nullcontext([explorer] * len(places))
+        return explorer.split(seeds)
+    return contextlib.nullcontext([explorer] * len(seeds))
 
 
 @contextlib.contextmanager
 def _close_budget_on_error(explorer: Explorer, results: Sequence[Future[ExpeditionResult]]) -> Iterator[None]:
-    """Where the block raises, closes the budget, so that running expeditions spend no more, and gives them _GRACE to
-    end."""
+    """If the block raises, closes the budget, so that running expeditions spend no more, and waits _GRACE for them."""
     try:
         yield
     except BaseException:
@@ -157,7 +157,7 @@ def _close_budget_on_error(explorer: Explorer, results: Sequence[Future[Expediti
 
 
 def _wait_for(results: Sequence[Future[ExpeditionResult]], stop: Callable[[], bool]) -> list[ExpeditionResult]:
-    """All results, in order. Raises the first exception among them at once, and Interrupted when `stop` is true."""
+    """All results, in order. Raises the first exception among them immediately, and Interrupted once `stop` is true."""
     while True:
         done, pending = wait(results, _POLL, FIRST_EXCEPTION)
         for result in done:
@@ -169,8 +169,8 @@ def _wait_for(results: Sequence[Future[ExpeditionResult]], stop: Callable[[], bo
             return [result.result() for result in results]
 
 
-def _until(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
-    """The drafts until the environment or the model breaks; that exception goes into `errors`."""
+def _until_failure(drafts: Iterable[TaskDraft], errors: list[EnvironmentFailure | EngineError]) -> Iterator[TaskDraft]:
+    """Yields the drafts until the environment or the model fails; the exception goes into `errors`."""
     try:
         yield from drafts
     except (EnvironmentFailure, EngineError) as error:

@@ -19,8 +19,8 @@ from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, co
 class Expedition:
     """One trip of an explorer to the task's setup, guided by a context, or unguided with weights over tools.
 
-    `signal` is the evidence of the signal behind it, "" where there is none. `reflect` makes the context when the
-    expedition starts, not before: a model may take long for it, and several expeditions can reflect at the same time.
+    `signal` is the evidence of the signal behind it, "" if there is none. `reflect` makes the context when the
+    expedition starts, not earlier: a model may take long, and several expeditions can reflect in parallel.
     """
 
     task: Task
@@ -31,7 +31,7 @@ class Expedition:
     reflect: Callable[[Explorer], ExplorationContext] | None = None
 
     def prepared(self, explorer: Explorer) -> Expedition:
-        """The expedition with its context, which `reflect` makes where it is given."""
+        """The expedition with its context; `reflect`, if given, makes it now."""
         if self.reflect is None:
             return self
         return dataclasses.replace(self, context=self.reflect(explorer), reflect=None)
@@ -42,9 +42,9 @@ class EvolutionInputs:
     """All that an evolution reads.
 
     `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, and `find`
-    returns a trajectory by its id. `popularity` weighs the tools of an unguided explorer. Unguided expeditions take
-    setups from `split`, never its queries. `contexts` is how many expeditions are prepared. `select` is an entry of
-    `selection.SELECTIONS`. `kinds` give the confidence in a signal from the `visits` of its task.
+    returns a trajectory by its id. `popularity` weights the tools of an unguided explorer. Unguided expeditions take
+    setups from `split`, never queries. `contexts` is how many expeditions are prepared. `select` is an entry of
+    `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its task.
     """
 
     environment: Environment
@@ -83,7 +83,7 @@ def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 
 def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """The control: guided as by a signal, but around trajectories picked at random, one for each task."""
+    """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
     episodes = list(inputs.episodes)
     random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
     for trajectory in itertools.islice(_one_of_each_task(inputs, episodes), inputs.contexts):
@@ -93,8 +93,9 @@ def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The matched control: each signal to follow is moved to a trajectory picked at random.
 
-    The numbers of contexts of each kind, their guidance and how many tools are in focus stay the same. Trajectories are
-    picked at random, one for each task and kind, and the tools in focus at random among those that they called.
+    The number of contexts of each kind, their guidance and the number of tools in focus stay the same. Trajectories are
+    picked at random, one for each task and kind. The tools in focus are picked at random among those that the
+    trajectory called.
     """
     rng = random.Random(repr(("displaced", inputs.seed)))
     chosen = inputs.selected_signals()
@@ -113,7 +114,7 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 
 def _in_random_order(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
-    # A generator: the episodes are drawn when the first one is asked for, as the order of the draws decides results.
+    # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
     yield from _one_of_each_task(inputs, rng.sample(inputs.episodes, len(inputs.episodes)))
 
 

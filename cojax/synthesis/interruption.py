@@ -1,4 +1,4 @@
-"""Stops an evolution before its end: the exception, and an environment in which nothing more happens."""
+"""Stops an evolution early: the exception, and an environment that refuses to start or act once it is stopped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from cojax.types import Action, Observation, Task
 
 
 class Interrupted(Exception):
-    """An evolution was told to stop. Nothing that it found so far is used."""
+    """An evolution was asked to stop. Nothing that it found so far is used."""
 
 
 def interruptible(environment: Environment, over: Callable[[], bool]) -> Environment:
-    """The environment until `over` is true. From then on no episode starts and no action is carried out: both raise
-    EnvironmentFailure."""
+    """The environment, but once `over` returns true, starting an episode or acting in one raises EnvironmentFailure."""
 
     def start(task: Task) -> Episode:
         _raise_if(over)
@@ -32,4 +31,4 @@ def interruptible(environment: Environment, over: Callable[[], bool]) -> Environ
 
 def _raise_if(over: Callable[[], bool]) -> None:
     if over():
-        raise EnvironmentFailure("the evolution was told to stop")
+        raise EnvironmentFailure("the evolution was asked to stop")

@@ -1,4 +1,4 @@
-"""What an evolution writes: the lines of expeditions.jsonl and drafts.jsonl, and the lineage of each new task."""
+"""Makes the records of an evolution: the lines of expeditions.jsonl and drafts.jsonl, and each new task's lineage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ def lineage(expedition: Expedition, draft: TaskDraft, verdict: Verdict, explorer
 def draft_record(
     expedition: Expedition, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int
 ) -> dict[str, Any]:
-    """One line of drafts.jsonl; `number` is that of the expedition within the evolution, and `task` the task that the
-    draft became."""
+    """One line of drafts.jsonl.
+
+    `number` is the expedition's number within the evolution, and `task` the task that the draft became, None if it was
+    refused.
+    """
     return {
         "step": step,
         "expedition": number,
@@ -47,7 +50,7 @@ def expedition_record(
 ) -> dict[str, Any]:
     """One line of expeditions.jsonl.
 
-    It holds the context, how many actions each run took and how many of them worked, why runs failed, and what ended
+    It holds the context, the number of actions of each run and how many of them worked, why runs failed, and what ended
     the expedition early.
     """
     context = expedition.context

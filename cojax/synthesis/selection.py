@@ -1,4 +1,4 @@
-"""Selects the signals that an evolution follows, where there are more than it has expeditions for."""
+"""Selects the signals that an evolution follows if there are more of them than expeditions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]
 
 
 def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """At most `budget` signals, one for each task and kind, taken from the kinds in turn: a rare kind is kept whole."""
+    """At most `budget` signals, one for each task and kind, taken from the kinds in turn, so that no kind crowds out
+    another."""
     return _stratified(signals, budget, seed, lambda signal: 0.0)
 
 
 def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """As `even`, but within each kind the signals with the highest confidence come first."""
+    """Like `even`, but within each kind the signals with the highest confidence come first."""
     return _stratified(signals, budget, seed, confidence)
 
 
 def every(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """All of them, whatever the budget, in random order (the paper's)."""
+    """All signals in random order, even beyond the budget (the paper's choice)."""
     chosen = list(signals)
     random.Random(repr(("select", seed))).shuffle(chosen)
     return tuple(chosen)
@@ -40,10 +41,10 @@ SELECTIONS: dict[str, Select] = {"even": even, "confident": confident, "all": ev
 def visits_of(
     episodes: Mapping[str, Mapping[str, Any]], windows: Mapping[str, Sequence[float]], group_size: int
 ) -> dict[str, list[Visit]]:
-    """The visits of every task that has an episode here, oldest first.
+    """The visits of every task in `episodes`, oldest first.
 
-    Newer visits are counted from `episodes`, by id STEP-TASK-SAMPLE. Before them come older visits, of which only the
-    mean score is left in `windows`: each counts as one of `group_size` trajectories, at step 0.
+    Recent visits are counted from `episodes`, whose ids are STEP-TASK-SAMPLE. Of older visits only the mean score is
+    left, in `windows`: each counts as a visit of `group_size` trajectories at step 0.
     """
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
@@ -62,7 +63,7 @@ def visits_of(
 
 
 def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Confidence:
-    """The confidence that a signal's kind has in it by the visits of its task; 0.5 where nothing is known of them."""
+    """The confidence that a signal's kind has in it, given the visits of its task; 0.5 if none are known."""
 
     def confidence(signal: Signal) -> float:
         known = visits.get(signal.task, ())
@@ -72,9 +73,9 @@ def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Conf
 
 
 def _stratified(
-    signals: Iterable[Signal], budget: int, seed: tuple, worth: Callable[[Signal], float]
+    signals: Iterable[Signal], budget: int, seed: tuple, priority: Callable[[Signal], float]
 ) -> tuple[Signal, ...]:
-    """At most `budget` signals, one for each task and kind, from the kinds in turn, within a kind by `worth`."""
+    """At most `budget` signals, one for each task and kind, from the kinds in turn, within a kind by `priority`."""
     rng = random.Random(repr(("select", seed)))
     kinds: dict[str, list[Signal]] = {}
     for signal in signals:
@@ -82,8 +83,8 @@ def _stratified(
     queues: list[list[Signal]] = []
     for kind in sorted(kinds):
         rng.shuffle(kinds[kind])
-        # The sort is stable: signals of equal worth stay in random order. The last one is taken first.
-        queues.append(sorted({signal.task: signal for signal in kinds[kind]}.values(), key=worth))
+        # The sort is stable: signals of equal priority stay in random order. The last one is taken first.
+        queues.append(sorted({signal.task: signal for signal in kinds[kind]}.values(), key=priority))
     chosen: list[Signal] = []
     while len(chosen) < budget and any(queues):
         chosen += [queue.pop() for queue in queues if queue][: budget - len(chosen)]

@@ -1,4 +1,4 @@
-"""Abstraction by a model: the prompt with its numbered actions, and the drafts of its reply, each with objections."""
+"""Abstraction by a model: the prompt with numbered actions, and the drafts in the reply, each with its objections."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Drafts(BaseModel):
 
 @dataclasses.dataclass(frozen=True)
 class DraftRules:
-    """What a draft must keep to: how episodes end, the text between user turns ("" for one turn), fewest actions."""
+    """Rules for drafts: how episodes end, the text between user turns ("" for one turn), the fewest actions."""
 
     ending: Ending
     separator: str
@@ -57,9 +57,9 @@ class DraftRules:
 
 
 def number_actions(triplets: Sequence[Triplet]) -> dict[int, Triplet]:
-    """All actions by the numbers that stand for them in prompt and reply.
+    """All actions by their numbers in prompt and reply.
 
-    An action that only hands back to the user has no number.
+    An action without calls and text, which only ends the user's turn, has no number.
     """
     acted = [step for step in triplets if step.action.calls or step.action.text.strip()]
     return dict(enumerate(acted, start=1))
@@ -110,7 +110,7 @@ def task_drafts(
 
 
 def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: DraftRules) -> TaskDraft:
-    """The draft with its actions and its objections. Actions come from the record, never from the model's words."""
+    """The draft with its actions and objections. Actions are copied from the record, never from the model's text."""
     ending, separator = rules.ending, rules.separator
     turns = _turns(draft, len(actions) + 1)
     chosen = [number for _, numbers in turns for number in numbers]
@@ -128,7 +128,7 @@ def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: 
         solution.append(Action(calls=(Call(ending.tool, arguments),)))
     objections += answer_objections(found, ending.tool, ending.parameter, answer)
     objections += _query_objections([query for query, _ in turns], separator, found)
-    # Handing back to the user does nothing.
+    # An action that only ends the user's turn does not count.
     count = sum(bool(action.calls or action.text.strip()) for action in solution)
     if count < rules.shortest:
         objections.append(f"it has {count} actions; at least {rules.shortest} are wanted")
@@ -145,7 +145,7 @@ def task_draft(draft: Draft, actions: Mapping[int, Triplet], task: Task, rules: 
 
 
 def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
-    """The user's turns, each with the numbers of its actions; at most `most` numbers in all."""
+    """The user's turns, each with the numbers of its actions; at most `most` numbers in total."""
     turns: list[tuple[str, list[int]]] = []
     for query, numbers in ((draft.query, draft.steps), *((later.query, later.steps) for later in draft.later)):
         turns.append((query, numbers[:most]))
@@ -154,7 +154,7 @@ def _turns(draft: Draft, most: int) -> list[tuple[str, list[int]]]:
 
 
 def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> list[str]:
-    """At most 5 objections where the numbers do not name actions of one run that worked, in order."""
+    """At most 5 objections, unless the numbers name actions of one run that worked, in order."""
     against = [f"action {step} is not in the record" for step in chosen if step not in actions]
     found = [(step, actions[step]) for step in chosen if step in actions]
     against += [
@@ -172,7 +172,7 @@ def _step_objections(chosen: Sequence[int], actions: Mapping[int, Triplet]) -> l
 
 
 def _empty_turns(turns: Sequence[Sequence[int]], actions: Mapping[int, Triplet]) -> list[str]:
-    """An objection where one of several user turns has no action that worked."""
+    """An objection if one of several user turns has no action that worked."""
     worked = [any(step in actions and actions[step].observation.ok for step in steps) for steps in turns]
     if all(worked) or len(turns) == 1:
         return []
@@ -196,11 +196,11 @@ def _query_objections(queries: Sequence[str], separator: str, found: Sequence[Tr
 
 
 def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
-    """The prompt's words for the tasks' purpose, and how many of their characters are untrusted: at most `room`."""
+    """The prompt's text on the purpose of the tasks, and how many of its characters are untrusted: at most `room`."""
     words, context = parts("abstract"), exploration.context
     if context is None:
         return words["unguided"], 0
-    # In the order in which they are left out where there is too little room.
+    # If there is too little room, texts are left out in this order.
     texts = [bullets(context.objectives), ", ".join(context.focus_patterns) or "all of it", exploration.task.query]
     objectives, focus, query = (text or "" for text in fit_texts(texts, room))
     purpose = fill(words["guided"], task=data(query), focus=data(focus), objectives=data(objectives))
@@ -208,7 +208,7 @@ def _purpose(exploration: Exploration, room: int) -> tuple[str, int]:
 
 
 def _tool_lines(environment: Environment) -> str:
-    """One line a tool."""
+    """One line for each tool."""
     functions = (tool["function"] for tool in environment.tools())
     return "\n".join(f"{function['name']}: {function.get('description', '')}" for function in functions)
 
@@ -216,8 +216,7 @@ def _tool_lines(environment: Environment) -> str:
 def _record(actions: Mapping[int, Triplet], room: int) -> str:
     """The actions that worked, by run, in at most `room` characters.
 
-    Where there is too little room, the first ones are left out. What is left out and what failed leaves a gap in the
-    numbers.
+    If there is too little room, the oldest are left out. Numbers of failed and left-out actions are missing.
     """
     worked = {number: step for number, step in actions.items() if step.observation.ok}
     texts = [(signature(step.action), step.observation.text) for step in worked.values()]

@@ -19,13 +19,13 @@ from cojax.host.deadlines import PATIENCE as _PATIENCE
 from cojax.host.deadlines import ask_within
 from cojax.types import Action, Call, Message, Turn, signature
 
-# How often in one turn a model may insist on an action that is known to fail.
-_INSISTS = 2
+# How often in one turn a model may repeat an action that it must avoid.
+_REPEATS = 2
 # The episode's opening takes at most a third of the window, actions that would work take at most a sixth.
 _OPENING, _HINTS = 3, 6
-# Characters of an action that would work.
+# Characters of a hint, which is an action that would work.
 _HINT = 300
-# A call, and one of its arguments, in a line. Where a value holds brackets, it may be code that goes on after the call.
+# A call, and one of its arguments, in a line. A line with nested brackets may be code, so it does not match.
 _NAMED, _ARGUMENT = re.compile(r"([\w.]+)\(([^()]*)\)"), re.compile(r"[\w.-]+=(?!=)")
 
 
@@ -41,8 +41,8 @@ class Move(BaseModel):
 class ChatModelActor:
     """The actor of one episode; single-use.
 
-    `ChatFailure` ends the episode as an engine_error, with the actions so far: where the model fails, or insists on an
-    action that it must avoid.
+    If the model fails, or keeps repeating an action that it must avoid, `ChatFailure` ends the episode as an
+    engine_error, with the actions so far.
     """
 
     def __init__(self, chat_model: ChatModel, instructions: Instructions, *, budget: Budget, seed: tuple, place: str):
@@ -70,7 +70,7 @@ class ChatModelActor:
         """The system and the user message. The untrusted text in them leaves less room to the conversation."""
         window, tools = self.instructions.window, ask_within(_PATIENCE, episode.tools)
         self.writes_text = not tools
-        # Where actions are text, calls are not how they are written.
+        # Hints are written as calls; they do not help if actions are free text.
         count = 0 if self.writes_text else self.instructions.hints
         hints = sample_hints(episode, count, self.seed) if count else []
         shown = [hint for hint in fit_texts(hints[::-1], window // _HINTS, 3) if hint is not None]
@@ -85,9 +85,9 @@ class ChatModelActor:
     def _choose(self) -> Action:
         """The next action that is not to be avoided. Raises ChatFailure."""
         refused: tuple[Message, ...] = ()
-        for insists in range(_INSISTS + 1):
-            place = f"{self.place}/turn {self.turns + 1}" + f"/again {insists}" * bool(insists)
-            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, insists))
+        for repeats in range(_REPEATS + 1):
+            place = f"{self.place}/turn {self.turns + 1}" + f"/again {repeats}" * bool(repeats)
+            action, reply = self._ask((*self._conversation(), *refused), place, (*self.seed, self.turns, repeats))
             if _canonical(signature(action)) not in self.avoided:
                 self.reply = reply
                 return action
@@ -104,7 +104,7 @@ class ChatModelActor:
         return Action(calls=calls), json.dumps(move.model_dump(), ensure_ascii=False)
 
     def _ask_for_text(self, messages: Sequence[Message], place: str, seed: tuple) -> str:
-        """An action in free text. A reply that is empty or cut off may be written again, once. Raises ChatFailure."""
+        """An action in free text. An empty or truncated reply is asked for again, once. Raises ChatFailure."""
         for attempt in range(2):
             reply = self.chat_model.reply(
                 messages, budget=self.budget, seed=seed_of(*seed), place=place + "/repair" * attempt, schema=None
@@ -118,9 +118,9 @@ class ChatModelActor:
         raise ChatFailure("truncated" if reply.truncated else "empty", "twice in a row")
 
     def _conversation(self) -> tuple[Message, ...]:
-        """The first messages and all exchanges. Where these are too long, texts are cut and the oldest left out.
+        """The first messages and all exchanges. If these are too long, texts are shortened and the oldest left out.
 
-        The newest exchange is always in full, as the next action rests on it.
+        The newest exchange is never shortened, as the next action depends on it.
         """
         shown = [*fit_pairs(self.exchanges[:-1], self.room), *self.exchanges[-1:]]
         first = self.first
@@ -136,9 +136,9 @@ class ChatModelActor:
 
 
 def _canonical(line: str) -> tuple[str, ...]:
-    """The same for two lines that write the same action.
+    """A key that is equal for two lines that write the same action.
 
-    White space never counts, and the order of arguments does not where a line reads `tool(name=value, …)`.
+    White space is ignored, and so is the order of arguments in a line of the form `tool(name=value, …)`.
     """
     line = " ".join(line.split())
     if (call := _NAMED.fullmatch(line)) is None:
@@ -148,7 +148,7 @@ def _canonical(line: str) -> tuple[str, ...]:
 
 
 def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
-    """At most `count` actions that would work now, each of another tool, drawn at random."""
+    """At most `count` actions that would work now, drawn at random, each of a different tool."""
     rng = random.Random(repr(("hints", seed)))
     by_tool: dict[str, list[Action]] = {}
     for action in ask_within(_PATIENCE, episode.affordances):
@@ -159,7 +159,7 @@ def sample_hints(episode: Episode, count: int, seed: tuple) -> list[str]:
 
 
 def action_format(tools: Sequence[Mapping[str, Any]], ending: str) -> str:
-    """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's own form."""
+    """The prompt's rules for writing actions: as calls of these tools; without tools, in the environment's format."""
     words = parts("act")
     if not tools:
         return fill(words["text"], ending=f" {fill(words['ending_text'], tool=ending)}" if ending else "")

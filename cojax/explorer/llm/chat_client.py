@@ -19,15 +19,14 @@ from cojax.openai_api.client import ApiClient
 from cojax.types import Message
 
 _LOG = logging.getLogger(__name__)
-# Seconds between two looks at a budget, while other requests are under way.
+# Seconds between two checks of a budget, while other requests are running.
 _LOOK_EVERY = 0.05
-# The endpoint is down, and no further call is tried in this evolution, once at least so many calls failed one after
-# another over at least so many seconds. A few calls may fail by their own fault; many at once by one moment's trouble.
+# An endpoint counts as down after this many failed calls in a row, over at least this many seconds: no further call is
+# made in the evolution. Both must hold: a few calls may fail by chance, and many may fail in one short disturbance.
 _IN_A_ROW, _DOWN = 8, 60.0
-# Kinds of failure that the same call would meet again; the other kinds say nothing about the call.
+# Kinds of failure that belong to the call itself, so that the same call would fail again.
 _LASTING = frozenset({"refused", "too_long", "unreachable", "timeout", "server", "rate", "malformed"})
-# Parts of a request that not every endpoint knows: the words by which one refuses the part, and the setting that leaves
-# the part out.
+# Parts of a request that some endpoints do not support: words in their refusals, and the setting that omits the part.
 _OPTIONAL = {
     "response_format": (("response_format", "json_schema", "schema", "grammar", "guided"), "llm.send_schema"),
     "seed": (("seed",), "llm.send_seed"),
@@ -37,12 +36,12 @@ _OPTIONAL = {
 class ChatClient:
     """A `ChatModel`; any thread may call it.
 
-    A finished call is kept in the journal and never made twice. A call that failed and cost something is kept for its
-    evolution: when the run was killed and the evolution is gone through again, the call is not made; it costs what it
-    cost then and fails again, so that the evolution ends the same. It is made again, on top of what it cost, in two
-    cases: its failure says nothing about the call (the key was wrong, or time or budget were used up), or the evolution
-    was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see it. `clock`
-    gives the seconds that decide whether an endpoint is down.
+    A finished call is kept in the journal and never made twice. A failed call that cost something is kept for its
+    evolution. If the run was killed and the evolution is repeated, the call is not made again: it fails again at the
+    same cost, so that the evolution has the same result. Two kinds of failed calls are made again, and their old cost
+    is added: those whose failure does not belong to the call (a wrong key, no time or budget left), and those of an
+    evolution that was given up afterwards (the endpoint was down, or `reopen` was called). Other evolutions do not see
+    failed calls. `clock` returns seconds; it decides whether an endpoint is down.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class ChatClient:
         self._room = threading.Semaphore(settings.concurrency)
         self._guard = threading.Lock()
         self._counters = Counters()
-        self._under_way: dict[str, threading.Lock] = {}
+        self._running: dict[str, threading.Lock] = {}  # key of a call → held while the call is made
         self._reset("")
 
     def _reset(self, evolution: str) -> None:
@@ -65,14 +64,14 @@ class ChatClient:
             # Calls that failed since the last completion, and when the first of them did.
             self._in_a_row, self._since, self._warned = 0, 0.0, False
             self._over: ChatFailure | None = None
-            self._under_way.clear()
+            self._running.clear()
             self._evolution = evolution
-            # Numbers of the journal's last record of earlier processes, and of the record that gave this evolution up.
+            # Numbers of the last record that the journal had at the start, and of the one that gave this evolution up.
             self._begun, self._given_up = self.journal.length, self.journal.number(self._end)
 
     @property
     def _end(self) -> str:
-        """The key of the record that the evolution was given up."""
+        """The key of the record that says that the evolution was given up."""
         return key_of(["given up", self._evolution])
 
     def begin(self, evolution: str = "") -> Budget:
@@ -90,13 +89,13 @@ class ChatClient:
             self.journal.add(self._end, failed_record(place, self.settings.model, {}, "stopped", "given up", (0, 0)))
 
     def figures(self) -> dict[str, Any]:
-        """What the evolution has cost so far. Tokens in, out and lost add up to what it has paid.
+        """What the evolution has cost so far. Tokens in, out and lost add up to what the budget paid.
 
-        calls, replayed         calls that were answered, and how many of them by the journal
-        requests, retries       requests that this process sent, and how many of them were further attempts
-        tokens_in, tokens_out   of the calls that were answered; `cost` is their price
-        tokens_lost             the most that lost requests may have cost, those of earlier processes included
-        failures                by kind
+        calls, replayed         answered calls, and how many of them the journal answered
+        requests, retries       requests that this process sent, and how many of them were retries
+        tokens_in, tokens_out   of the answered calls; `cost` is their price
+        tokens_lost             an upper bound for requests without an answer, those of earlier processes included
+        failures                number of failures of each kind
         """
         named = self._counters.amounts(
             "calls", "replayed", "requests", "retries", "tokens_in", "tokens_out", "tokens_lost"
@@ -132,18 +131,18 @@ class ChatClient:
             return self._call(body, budget, place)
 
     def _call(self, body: dict[str, Any], budget: Budget, place: str) -> ModelReply:
-        """The reply from the journal, at what the call cost then, or else from the endpoint."""
+        """The reply from the journal, at the cost recorded there, or else from the endpoint."""
         worst = most_prompt_tokens(body) + self.settings.max_tokens
         budget.check(worst)
-        # Of the whole request, whatever is left out of it: calls that differ by their seed alone are different calls.
+        # The key is of the whole request, with parts that are not sent: calls that differ only in their seed differ.
         key = key_of(body)
         with self._guard:
-            once = self._under_way.setdefault(key, threading.Lock())
+            once = self._running.setdefault(key, threading.Lock())
         with once:
-            lost = self._lost(body, budget)
+            lost = self._earlier_cost(body, budget)
             record = self.journal.find(key)
             if record is None:
-                record = self._fresh(body, budget, place, worst, lost)
+                record = self._make_call(body, budget, place, worst, lost)
                 self.journal.add(key, record)
             else:
                 self._counters.count(replayed=1, tokens_lost=max(0, record["tokens"] - sum(record["usage"])))
@@ -152,13 +151,13 @@ class ChatClient:
         return ModelReply(record["text"], record["truncated"])
 
     def _failure_key(self, body: Mapping[str, Any]) -> str:
-        """The key of this evolution's record that the call failed; empty for an evolution without a name."""
+        """The key of this evolution's record that the call failed; "" for an evolution without a name."""
         return key_of(["failed", self._evolution, body, *self._left_out]) if self._evolution else ""
 
-    def _lost(self, body: Mapping[str, Any], budget: Budget) -> tuple[int, int]:
-        """Tokens and requests that earlier processes lost on a call that is made again.
+    def _earlier_cost(self, body: Mapping[str, Any], budget: Budget) -> tuple[int, int]:
+        """Tokens and requests that earlier processes spent on this call, which failed and is made again.
 
-        Raises ChatFailure, and pays what the call cost then, where it failed and is not made again.
+        If the call failed and is not made again, its cost is paid and its ChatFailure is raised.
         """
         key = self._failure_key(body)
         number = self.journal.number(key)
@@ -169,13 +168,13 @@ class ChatClient:
             self._counters.count(tokens_lost=record["tokens"])
             budget.pay(record["tokens"], record["requests"])
             raise ChatFailure(record["kind"], record["reason"])
-        # What this process lost is paid already.
+        # What this process spent is already paid.
         return (record["tokens"], record["requests"]) if number <= self._begun else (0, 0)
 
-    def _fresh(
+    def _make_call(
         self, body: dict[str, Any], budget: Budget, place: str, worst: int, lost: tuple[int, int]
     ) -> dict[str, Any]:
-        """The record of a call that is made now. Its cost includes what earlier processes lost on it."""
+        """Makes a call and returns its record. The cost includes what earlier processes spent on the call."""
         tokens, requests = budget.tokens, budget.requests
         budget.pay(*lost)
         self._counters.count(tokens_lost=lost[0])
@@ -195,7 +194,7 @@ class ChatClient:
         return call_record(place, self.settings.model, sent, found.text, found.truncated, usage, cost)
 
     def _completion(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
-        """The completion of the first attempt that brings one. Raises ChatFailure."""
+        """The completion of the first successful attempt. Raises ChatFailure."""
 
         def attempt() -> ChatCompletion:
             budget.check(worst)
@@ -210,13 +209,13 @@ class ChatClient:
         try:
             found = with_retries(attempt, self.settings.attempts, lambda: budget.seconds, wait)
         except CallFailed as failed:
-            raise self._judged(failed, sent) from None
+            raise self._failure_of(failed, sent) from None
         with self._guard:
             self._in_a_row = 0
         return found
 
     def _attempt(self, sent: dict[str, Any], budget: Budget, worst: int) -> ChatCompletion:
-        """One request. Raises CallFailed; a request that was lost is paid as if it had been answered in full."""
+        """One request. Raises CallFailed; a request without an answer is paid as if it had been answered in full."""
         self._enter(budget)
         try:
             self._counters.count(requests=1)
@@ -237,7 +236,7 @@ class ChatClient:
         return dataclasses.replace(found, text=self._api.redact(found.text))
 
     def _enter(self, budget: Budget) -> None:
-        """Waits until fewer than `concurrency` requests are under way. Raises ChatFailure where time is up before."""
+        """Waits until fewer than `concurrency` requests are running. Raises ChatFailure if time is up before."""
         while not self._room.acquire(timeout=_LOOK_EVERY):
             budget.check(0)
         try:
@@ -246,8 +245,8 @@ class ChatClient:
             self._room.release()
             raise
 
-    def _judged(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
-        """What the last attempt of a call means for the call, and for the rest of the evolution."""
+    def _failure_of(self, failed: CallFailed, sent: Mapping[str, Any]) -> ChatFailure:
+        """The ChatFailure of a call whose last attempt failed. Also decides whether later calls are still tried."""
         hint = _hint(failed, sent)
         failure = ChatFailure(failed.kind, failed.reason + hint)
         if failed.kind == "unauthorised":
@@ -269,7 +268,7 @@ class ChatClient:
         return failure
 
     def _warn(self, failure: ChatFailure) -> None:
-        """Logs the first failure of an evolution, so that a silent run is not taken for a working one."""
+        """Logs the first failure of an evolution, so that nobody takes a failing endpoint for a working one."""
         with self._guard:
             first, self._warned = not self._warned, True
         if first:
@@ -277,7 +276,7 @@ class ChatClient:
 
 
 def _hint(failed: CallFailed, sent: Mapping[str, Any]) -> str:
-    """The setting to change where a refusal names an optional part of the request; else empty."""
+    """The setting to change, if a refusal names an optional part of the request; else ""."""
     if failed.kind == "refused" and failed.status in (400, 422):
         said = failed.reason.casefold()
         for part, (words, setting) in _OPTIONAL.items():

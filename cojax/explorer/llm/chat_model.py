@@ -28,23 +28,23 @@ FailureKind = Literal[
 _T = TypeVar("_T", bound=BaseModel)
 # The deepest nesting of a reply's JSON.
 _DEPTH = 32
-# A request for repair shows so many characters of the failed reply, and of the reason.
+# Characters of the failed reply, and of the reason, in a request for repair.
 _SHOWN, _REASON = 4_000, 600
-# Seconds between two looks at whether a budget was closed.
+# Seconds between two checks of whether a budget was closed.
 _LOOK_EVERY = 0.05
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class ChatFailure(EngineError):
-    """A model gave no usable reply; `kind` says why. It says nothing about any policy or task.
+    """A model gave no usable reply; `kind` says why. It is never evidence about a policy or a task.
 
     budget, deadline   not sent: the evolution's budget or time does not cover it
     stopped            not sent: the budget was closed
-    refused            the endpoint would not take the request
-    unauthorised       the endpoint takes no request: the address, the key or the model is wrong
+    refused            the endpoint refused this request
+    unauthorised       the endpoint refuses every request: the address, the key or the model is wrong
     unreachable, timeout, server, rate, malformed   how the last of several attempts failed
     too_long           the prompt does not fit the model
-    empty, truncated, invalid   there was a reply, and it could not be used
+    empty, truncated, invalid   there was a reply, but it cannot be used
     """
 
     def __init__(self, kind: FailureKind, reason: str):
@@ -63,9 +63,9 @@ class ModelReply:
 class Budget:
     """What may still be spent: tokens, requests, and seconds until `until` (of `time.monotonic`).
 
-    One thread alone spends from a budget; threads that run at the same time get budgets of their own by `shared`. So
-    which calls are refused depends on the replies, never on their order in time. `until` is an exception, and so is
-    `close`, which any thread may call.
+    Only one thread spends from a budget. Parallel threads get separate budgets from `shared`. So which calls are
+    refused depends on the replies, never on timing; exceptions are the deadline `until`, and `close`, which any thread
+    may call.
     """
 
     def __init__(
@@ -76,8 +76,7 @@ class Budget:
         least: tuple[int, int] = (1, 1),
         whole: Budget | None = None,
     ):
-        """`least` are the fewest tokens and requests that make a share useful; `whole` is the budget that this one is
-        a share of."""
+        """`least` is the smallest useful share, in tokens and requests; `whole` is the budget that this is part of."""
         self.tokens, self.requests, self.until, self.least, self.whole = tokens, requests, until, least, whole
         self._closed = False
 
@@ -87,14 +86,14 @@ class Budget:
 
     @property
     def closed(self) -> bool:
-        """Whether this budget, or one that it is a share of, was closed."""
+        """Whether this budget, or the one that it is a share of, was closed."""
         return self._closed or (self.whole is not None and self.whole.closed)
 
     def close(self) -> None:
         """Ends spending from this budget and all its shares.
 
-        The next call raises ChatFailure. A call that waits for another attempt raises it at once; a request that was
-        sent is completed.
+        The next call raises ChatFailure. A call that waits before another attempt raises it immediately. A request that
+        was already sent is completed.
         """
         self._closed = True
 
@@ -125,9 +124,9 @@ class Budget:
 
     @contextlib.contextmanager
     def shared(self, count: int) -> Iterator[list[Budget]]:
-        """Splits what is left into `count` equal budgets; what they do not spend comes back at the end of the block.
+        """Splits what is left into `count` equal budgets; what they do not spend is returned at the end of the block.
 
-        Where equal shares would be below `least`, only the first budgets hold anything.
+        If equal shares would be below `least`, only the first budgets hold anything.
         """
         tokens, requests = max(0, self.tokens), max(0, self.requests)
         funded = max(1, min(count, tokens // self.least[0], requests // self.least[1]))
@@ -148,13 +147,13 @@ class ChatModel(Protocol):
     name: str
 
     def begin(self, evolution: str = "") -> Budget:
-        """Starts an evolution: returns its whole budget, and sets the figures to zero.
+        """Starts an evolution: returns its full budget, and resets the figures.
 
-        The same name means the same evolution, run again after the run was killed; without a name it is a new one.
+        The same name means the same evolution, repeated after the run was killed; "" always means a new one.
         """
 
     def reopen(self) -> None:
-        """Notes that the evolution was given up: when it is run again, calls that failed in it are tried again."""
+        """Records that the evolution was given up: if it is repeated, calls that failed in it are made again."""
 
     def figures(self) -> dict[str, Any]:
         """What the evolution has cost so far."""
@@ -172,9 +171,10 @@ class ChatModel(Protocol):
         schema: Mapping[str, Any] | None = None,
         temperature: float | None = None,
     ) -> ModelReply:
-        """The reply; JSON that fits the schema, where the model's server can enforce one.
+        """The reply; JSON that fits the schema, if the model's server can enforce one.
 
-        `place` names in the journal what the call was for; `temperature` None is the model's own. Raises ChatFailure.
+        `place` says in the journal what the call was for. A `temperature` of None is the model's default. Raises
+        ChatFailure.
         """
 
 
@@ -192,7 +192,7 @@ def check_limits(limits: Mapping[str, Any]) -> None:
 
 
 def seed_of(*parts: Any) -> int:
-    """A seed of 31 bits, as endpoints accept it."""
+    """A seed of 31 bits, which every endpoint accepts."""
     return int(content_hash(["mind", repr(parts)]), 16) % 2**31
 
 
@@ -248,7 +248,7 @@ def read(reply: ModelReply, kind: type[_T]) -> _T:
 
 
 def _json(text: str) -> Any:
-    """The JSON object in a text. Raises ValueError where there is none, or none that a file can hold."""
+    """The JSON object in a text. Raises ValueError if there is none, or none that can be encoded as UTF-8."""
     fenced = _FENCED.search(text)
     start, end = text.find("{"), text.rfind("}")
     candidates = [text.strip(), *([fenced[1]] if fenced else []), *([text[start : end + 1]] if start >= 0 else [])]

@@ -1,4 +1,4 @@
-"""The settings of a chat model behind an endpoint: where it is, and what its calls may take."""
+"""The settings of a chat model behind an endpoint: its address and the limits of its calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class ChatSettings:
     """Where and how to call `model`: `base_url` is like http://HOST:PORT/v1.
 
     `timeout` bounds one request and `deadline` an evolution, in seconds. A reply takes at most `attempts` requests and
-    has at most `max_tokens` tokens; `concurrency` requests go at once. An evolution spends at most
-    `max_tokens_per_evolution`, prompts included, and `max_requests_per_evolution`: a request that could exceed them is
-    not sent. `price_in` and `price_out` are per million tokens, in any currency. `send_schema` is false for an endpoint
-    that refuses requests with `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError for
-    settings that cannot work.
+    has at most `max_tokens` tokens. At most `concurrency` requests run in parallel. An evolution spends at most
+    `max_tokens_per_evolution` tokens, prompts included, and `max_requests_per_evolution` requests: a request that could
+    exceed them is not sent. `price_in` and `price_out` are per million tokens, in any currency. Set `send_schema` to
+    False for an endpoint that refuses `response_format`, and `send_seed` for one that refuses `seed`. Raises ValueError
+    for settings that cannot work.
     """
 
     base_url: str

@@ -22,16 +22,17 @@ class ChatCompletion:
 
 
 def most_prompt_tokens(body: Mapping[str, Any]) -> int:
-    """Tokens that the prompt of a request has at most: no token is shorter than a byte."""
+    """An upper bound for the tokens of a request's prompt: no token is shorter than a byte."""
     sent = {name: body[name] for name in ("messages", "response_format") if name in body}
     return len(json.dumps(sent, ensure_ascii=False).encode()) + _TEMPLATE * len(body["messages"])
 
 
 def read_completion(reply: Any, prompt_most: int) -> ChatCompletion:
-    """The first choice of a reply. Tokens are those of its `usage`; where that names none, the most there can be:
-    `prompt_most` for the prompt, and one a byte of the text.
+    """The first choice of a reply.
 
-    Raises KeyError, IndexError, TypeError or AttributeError for what is no chat completion.
+    Token counts come from its `usage`. If that is missing, they are upper bounds: `prompt_most` for the prompt, and one
+    token for each byte of the text. Raises KeyError, IndexError, TypeError or AttributeError for a reply that is not a
+    chat completion.
     """
     choice = reply["choices"][0]
     text = choice["message"].get("content")

@@ -1,4 +1,4 @@
-"""Counts what an evolution of a chat model costs, and its failures, from any thread."""
+"""Counts the costs and failures of a chat model in one evolution, from any thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counters:
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Counts a ChatFailure that the block raises, and lets it pass."""
+        """Counts a ChatFailure that the block raises; it is still raised."""
         try:
             yield
         except ChatFailure as failure:

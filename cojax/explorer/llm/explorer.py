@@ -1,7 +1,7 @@
-"""The explorer with a language model, which reflects, explores and abstracts; what it says is checked, never trusted.
+"""The explorer with a language model, which reflects, explores and abstracts; its replies are checked, never trusted.
 
-CoEvolve §3.2–3.3. An action counts by what the environment made of it. Drafts consist of actions that really worked.
-Whatever a model or an environment writes stands in prompts as data between marks, never as an instruction.
+CoEvolve §3.2–3.3. The environment decides whether an action worked. Drafts consist of recorded actions that worked.
+Text written by a model or an environment appears in prompts as data between marks, never as an instruction.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Tra
 
 @dataclasses.dataclass
 class LLMExplorer:
-    """Explores by the actions that a model chooses: `runs` episodes at the same time, of at most `steps` actions each.
+    """Explores by the actions that a model chooses: `runs` parallel episodes of at most `steps` actions each.
 
-    `ending` is the tool that ends an episode; "" where an action without calls ends the episode or the user's turn.
-    `separator` stands between the user's turns of a query; "" where a query has one turn. A draft has at least
-    `shortest` actions (3 in the paper): a call that ends the episode counts, handing back to the user does not.
+    `ending` is the tool that ends an episode; "" if an action without calls ends the episode or the user's turn.
+    `separator` separates the user's turns of a query; "" if a query has one turn. A draft has at least `shortest`
+    actions (3 in the paper): a call that ends the episode counts, an action without calls does not.
 
-    `window` bounds the characters of a prompt that others wrote, the model's own actions included. On top come our own
-    words, the tools' documentation where they are offered, the newest exchange of a conversation, and what a repair
-    repeats. `width` expeditions run at the same time. An attempt on a query alone takes at most `attempt_turns`
-    actions. `guidance` says what contexts of each kind ask for.
+    `window` bounds the untrusted characters of a prompt, the model's own earlier actions included. Not counted are our
+    own words, the tools' documentation, the newest exchange of a conversation, and what a request for repair repeats.
+    `width` expeditions run in parallel. An attempt on the query alone takes at most `attempt_turns` actions. `guidance`
+    is what contexts of each kind ask for.
 
-    `place` and `evolution` begin the journal's names of its calls, for an expedition and for the whole evolution.
-    `name`, which stands in a task's lineage, consists of kind, model and version of the prompts.
+    `place` and `evolution` are prefixes of the journal's names for its calls, of an expedition and of the whole
+    evolution. `name`, which is stored in a task's lineage, consists of kind, model and version of the prompts.
     """
 
     chat_model: ChatModel
@@ -79,16 +79,16 @@ class LLMExplorer:
         return self.chat_model.figures()
 
     def remaining_budget(self) -> Budget:
-        """What is left of the evolution's budget; a whole one where no evolution was begun.
+        """What is left of the evolution's budget; a full one if no evolution was begun.
 
-        Closing it ends the evolution at the next call of every explorer that shares it; `begin` makes another.
+        Once it is closed, the next call of every explorer that shares it raises; `begin` makes a new one.
         """
         if self.budget is None:
             self.budget = self.chat_model.begin()
         return self.budget
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None = None) -> ExplorationContext:
-        """Always says not to repeat the actions that failed in the trajectory. Raises ChatFailure."""
+        """The context always lists the trajectory's failed actions as not to be repeated. Raises ChatFailure."""
         context = context_of(trajectory, kind, signal, self.ending, self.guidance)
         messages = reflection_prompt(trajectory, self.guidance[kind].reason, signal, self.window)
         place = f"{self.place}/reflect"
@@ -104,9 +104,9 @@ class LLMExplorer:
         seed: tuple,
         weights: Mapping[str, float] | None = None,
     ) -> Exploration:
-        """A run whose model fails keeps the actions before; its error is among the failures.
+        """A run whose model fails keeps its earlier actions; the error is added to the failures.
 
-        Raises ChatFailure where the budget covers no further call.
+        Raises ChatFailure if the budget covers no further call.
         """
         self.remaining_budget().check(1)
         start = dataclasses.replace(task, solution=())
@@ -125,7 +125,7 @@ class LLMExplorer:
         triplets: list[Triplet] = []
         failures: list[str] = []
         for number, trajectory in enumerate(trajectories):
-            # What a broken environment showed is worth nothing. A failed model leaves its past actions as they were.
+            # Observations of a broken environment are not used. A failure of the model leaves earlier actions valid.
             if trajectory.valid or trajectory.outcome == "engine_error":
                 triplets += [Triplet(turn.action, turn.observation, number) for turn in trajectory.turns]
             if not trajectory.valid:
@@ -133,9 +133,9 @@ class LLMExplorer:
         return Exploration(task, context, seed, tuple(triplets), tuple(failures))
 
     def abstract(self, exploration: Exploration, environment: Environment, limit: int) -> Iterator[TaskDraft]:
-        """Makes drafts of one reply; a draft that breaks a rule says so in its objections.
+        """Yields the drafts of one reply; a draft that breaks a rule has an objection that says so.
 
-        Raises ChatFailure where no reply can be used.
+        Raises ChatFailure if no reply can be used.
         """
         actions = number_actions(exploration.triplets)
         if not any(step.observation.ok for step in actions.values()):
@@ -149,7 +149,7 @@ class LLMExplorer:
 
     @contextlib.contextmanager
     def attempters(self, task: Task, count: int) -> Iterator[list[ChatModelActor]]:
-        """Actors that see the task's query alone, for a validation that asks whether the query suffices."""
+        """Actors that see nothing but the task's query, by which validation checks that the query suffices."""
         instructions = attempt_instructions(steps=self.attempt_turns, ending=self.ending, window=self.window)
         with self.remaining_budget().shared(count) as budgets:
             yield [
@@ -158,7 +158,7 @@ class LLMExplorer:
                     instructions,
                     budget=budget,
                     seed=("attempt", task.id, attempt),
-                    # Named by the evolution: where two expeditions find the same task, the model is asked once.
+                    # Named by the evolution, not the expedition: a task found twice costs one attempt.
                     place=f"{self.evolution}/task {task.id}/attempt {attempt}",
                 )
                 for attempt, budget in enumerate(budgets)

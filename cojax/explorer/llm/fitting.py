@@ -1,18 +1,18 @@
-"""Fits texts into a window of characters: what a prompt shows of texts that are too long together."""
+"""Fits texts into a window of characters: shortens them and leaves out the oldest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# A text cut to fewer characters is worth nothing: rather the oldest texts are left out.
+# Texts are not shortened below this many characters: the oldest are left out instead.
 _LEAST = 120
 
 
 def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None]:
-    """The texts, oldest first, cut to at most `room` characters in all; a text that is left out is None.
+    """The texts, oldest first, shortened to at most `room` characters in total; a text that is left out is None.
 
-    Every text shown costs `each` characters more. All are cut at the same length, the longest that fits, so that long
-    texts get what short ones do not need. Where that length is too small, the oldest texts are left out.
+    Every text shown costs `each` extra characters. All are cut at the same length, the longest that fits, so that long
+    texts get the room that short ones do not need. If that length is too small, the oldest texts are left out.
     """
     kept = _newest([len(text) for text in texts], room, each, _LEAST)
     newest = texts[len(texts) - kept :]
@@ -21,7 +21,7 @@ def fit_texts(texts: Sequence[str], room: int, each: int = 0) -> list[str | None
 
 
 def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> list[tuple[str, str]]:
-    """The newest pairs that fit into `room` characters, cut as `fit_texts` cuts texts; every pair costs `each` more."""
+    """The newest pairs that fit into `room` characters, shortened as in `fit_texts`; each pair costs `each` extra."""
     least = [min(len(one), _LEAST) + min(len(other), _LEAST) for one, other in pairs]
     kept = _newest(least, room, each, 2 * _LEAST)
     newest = pairs[len(pairs) - kept :]
@@ -30,7 +30,7 @@ def fit_pairs(pairs: Sequence[tuple[str, str]], room: int, each: int = 0) -> lis
 
 
 def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
-    """How many of the last texts have room for `each` and the first `least` of their characters."""
+    """How many of the last texts fit if each takes `each` plus at most `least` of its characters."""
     kept = 0
     for length in reversed(lengths):
         room -= each + min(length, least)
@@ -41,10 +41,10 @@ def _newest(lengths: Sequence[int], room: int, each: int, least: int) -> int:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` characters of the text; where it is cut, they end in how many are left out."""
+    """At most `limit` characters of the text; if it is cut, the end says how many characters are left out."""
     if len(text) <= limit:
         return text
-    left_out = f"\n[{len(text)} characters left out]"  # as long as it can get
+    left_out = f"\n[{len(text)} characters left out]"  # the longest that the note can be
     kept = limit - len(left_out)
     return f"{text[:kept]}\n[{len(text) - kept} characters left out]" if kept > 0 else text[: max(0, limit)]
 

@@ -1,4 +1,4 @@
-"""What a model is told before it acts: on an expedition, or when it attempts a task on its query alone."""
+"""The instructions for a model that acts: on an expedition, or in an attempt that sees nothing but a task's query."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cojax.explorer.llm.prompting import bullets, data, fill, parts
 from cojax.explorer.scripted.windows import tool_documentation
 from cojax.types import ExplorationContext, Message, Task
 
-# Tools named to an unguided explorer as the popular ones.
+# Tools that an unguided explorer's prompt names as popular.
 _POPULAR = 10
-# Actions that would work, shown to an explorer before its first one: some environments do not list what they hold.
+# Actions that would work, shown before the first action: some environments do not list what they contain.
 _HINTS = 16
-# Of the actions known to fail, all of which are refused: how many the prompt names, and the characters of each.
+# How many of the refused actions the prompt names, and the characters of each.
 _REMINDERS, _REMINDER = 20, 200
 _LEFT_OUT = "(left out)"
 
@@ -24,12 +24,12 @@ _LEFT_OUT = "(left out)"
 class Instructions:
     """The prompts of one actor, and its limits.
 
-    `first_messages` makes the system and the user message of three texts: how actions are written, the episode's
+    `first_messages` makes the system and the user message from three texts: how actions are written, the episode's
     opening, and actions that would work. `after_action` is the template of the message that follows an action.
 
-    The actor is shown at most `window` characters besides our own words, the tools' documentation and the newest
-    exchange; the untrusted text that `first_messages` adds itself takes `untrusted` of them. It is shown at most
-    `hints` actions that would work. Actions in `avoided` are refused.
+    The actor sees at most `window` untrusted characters, not counting the tools' documentation and the newest exchange.
+    `untrusted` of these characters are in the texts that `first_messages` adds itself. The actor sees at most `hints`
+    actions that would work. Actions in `avoided` are refused.
     """
 
     first_messages: Callable[[str, str, str], tuple[Message, Message]]
@@ -53,7 +53,7 @@ def exploration_instructions(
     ending: str,
     window: int,
 ) -> Instructions:
-    """The instructions of an expedition: guided by the context, unguided where it is None; `purpose` says its aim."""
+    """The instructions of an expedition: guided by the context, unguided if that is None; `purpose` is its aim."""
     words, untrusted = parts("explore"), 0
     if context is None:
         # Without weights no tool is popular: the explorer prefers none.
@@ -77,7 +77,7 @@ def exploration_instructions(
 
 
 def attempt_instructions(*, steps: int, ending: str, window: int) -> Instructions:
-    """The instructions of an attempt that sees a task's query alone, as validation makes it."""
+    """The instructions of validation's attempts, which see nothing but a task's query."""
     words = parts("solve")
 
     def first_messages(acting: str, opening: str, hints: str) -> tuple[Message, Message]:
@@ -91,7 +91,7 @@ def _context_texts(environment: Environment, task: Task, context: ExplorationCon
     """The texts of a context by their slots in the guided prompt, in at most `room` characters."""
     real = tool_documentation(environment)
     focus = [tool for tool in context.focus_patterns if tool in real] or list(context.focus_patterns)
-    # In the order in which they are left out where there is too little room.
+    # If there is too little room, texts are left out in this order.
     texts = {
         "do_not_repeat": bullets(_reminders(context.do_not_repeat, focus)),
         "instability_pattern": context.instability_pattern or "nothing known",
@@ -106,7 +106,7 @@ def _context_texts(environment: Environment, task: Task, context: ExplorationCon
 
 
 def _reminders(lines: Sequence[str], focus: Sequence[str]) -> list[str]:
-    """The failed actions that a prompt names: those of tools in focus first, of these the newest first."""
+    """The failed actions that a prompt names: those of tools in focus first, and the newest first."""
     newest = [shorten(" ".join(line.split()), _REMINDER) for line in reversed(lines)]
     newest.sort(key=lambda line: line.partition("(")[0] not in focus)
     more = len(newest) - _REMINDERS

@@ -1,7 +1,7 @@
-"""The journal keeps every call to a model that was paid for, found again by the content of its request.
+"""The journal keeps every paid call to a model, and finds it by the content of its request.
 
-It is append-only and never cut back, so that a call is not paid twice when a killed run goes on, and a report can show
-the exact text sent and received.
+It is append-only and never truncated. So no call is paid twice when a killed run is resumed, and a report can show the
+exact text sent and received.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def key_of(value: Any) -> str:
 
 
 def sent_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as an endpoint takes them. Half a surrogate pair, a Python string but no text, is replaced."""
+    """Messages in an endpoint's format. A lone surrogate, which UTF-8 cannot encode, is replaced."""
     return [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
 
 
@@ -43,8 +43,11 @@ def call_record(
     usage: tuple[int, int],
     cost: tuple[int, int],
 ) -> dict[str, Any]:
-    """The record of an answered call. `usage` are the tokens of prompt and reply, `cost` the tokens and requests that
-    the call took, lost attempts included."""
+    """The record of an answered call.
+
+    `usage` is the tokens of prompt and reply. `cost` is the tokens and requests that the call took, lost attempts
+    included.
+    """
     return {
         "place": place, "model": model, "sent": sent, "text": text, "truncated": truncated, "usage": list(usage),
         "tokens": cost[0], "requests": cost[1],
@@ -100,7 +103,7 @@ class Journal:
         return self._numbers.get(key, 0)
 
     def find(self, key: str) -> dict[str, Any] | None:
-        """The record of that key, or None. A damaged record counts as none, so that its call is made anew."""
+        """The record of that key, or None. A damaged record counts as missing: its call is made again."""
         with self._guard:
             if self._log is None:
                 return self._memory.get(key)

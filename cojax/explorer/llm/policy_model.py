@@ -1,4 +1,4 @@
-"""The trained policy as the explorer's model: it answers instead of a served one. The paper finds it weaker."""
+"""The trained policy as the explorer's model, in place of a served model. The paper finds it weaker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Completion, Engine, Sampling
 from cojax.types import Message
 
-# Seconds between two looks at whether the budget was closed.
+# Seconds between two checks of whether the budget was closed.
 _LOOK_EVERY = 0.2
 
 
@@ -25,10 +25,10 @@ class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
     A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
-    `most_requests` requests, within `deadline` seconds. A completion is given up when it takes longer than
-    `engine_deadline` seconds or than is left of `deadline`, or when its budget is closed. A schema is asked for in
-    words alone. The journal keeps every reply but never answers a call, as the next weights will answer differently.
-    Raises ValueError for limits that cannot work.
+    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, when
+    `deadline` is over, or when its budget is closed. A schema is described in the prompt but not enforced. The journal
+    keeps every reply but never answers a call, as the next weights would answer differently. Raises ValueError for
+    limits that cannot work.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PolicyModel:
         return Budget(self.most_tokens, self.most_requests, time.monotonic() + self.deadline, least)
 
     def reopen(self) -> None:
-        """Does nothing: a call that failed is always made again."""
+        """Does nothing: failed calls are always made again."""
 
     def figures(self) -> dict[str, Any]:
         """Calls, their tokens, and failures by kind."""
@@ -108,7 +108,7 @@ class PolicyModel:
     ) -> Completion:
         """The engine's completion. Raises ChatFailure.
 
-        A completion that is given up ends on its own thread, as its session is released.
+        A completion that is given up ends on its own thread, because its session is released.
         """
 
         def complete() -> Completion:

@@ -1,4 +1,4 @@
-"""Reads the prompts from the files in prompts/ and fills their slots; their version is a hash of all files."""
+"""Reads the prompts from the files in prompts/ and fills their slots; the prompts' version is a hash of all files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prompt(name: str, **values: str) -> tuple[Message, Message]:
 
 
 def data(text: str) -> str:
-    """Untrusted text between marks. It cannot hold them itself, as they name its own hash."""
+    """Untrusted text between marks. The text cannot contain these marks, as they contain the text's hash."""
     mark = content_hash(text)[:8]
     return f"<data {mark}>\n{text}\n</data {mark}>"
 

@@ -1,4 +1,4 @@
-"""Reflection by a model: the prompt about one trajectory, and the exploration context made of the reply."""
+"""Reflection by a model: the prompt about one trajectory, and the exploration context made from the reply."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def reflection_prompt(trajectory: Trajectory, reason: str, signal: Signal | None
 
 
 def add_reflection(context: ExplorationContext, reflection: Reflection) -> ExplorationContext:
-    """The context with what the model said. An empty list or instability pattern leaves the context's own.
+    """The context with the model's reflection. An empty list or instability pattern does not replace the context's own.
 
-    What the context says not to repeat is kept in any case.
+    `do_not_repeat` is extended, never replaced.
     """
     return dataclasses.replace(
         context,
@@ -68,7 +68,7 @@ def add_reflection(context: ExplorationContext, reflection: Reflection) -> Explo
 
 
 def _record(trajectory: Trajectory, room: int) -> str:
-    """The trajectory's actions and results in at most `room` characters; the newest where there is too little room."""
+    """The trajectory's actions and results in at most `room` characters; the newest if there is too little room."""
     turns = [(signature(turn.action) or "(nothing)", turn.observation.text) for turn in trajectory.turns]
     shown = fit_pairs(turns, room - _NOTE, _HEADINGS)
     first = len(turns) - len(shown)

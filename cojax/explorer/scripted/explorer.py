@@ -1,4 +1,4 @@
-"""The explorer without a language model: it draws actions that would work and words drafts by the grammar."""
+"""The explorer without a language model: it samples from valid actions, and the environment's grammar words drafts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cojax.explorer.scripted.windows import (
 from cojax.signals import Guidance
 from cojax.types import ExplorationContext, Origin, Signal, Task, TaskDraft, Trajectory, Triplet
 
-# A run has at most so many actions more than the longest draft wanted.
+# Actions that a run may have beyond the length of the longest draft wanted.
 _BEYOND = 2
 
 
 def no_neighbours(tool: str) -> tuple[str, ...]:
-    """No tools: for an environment that does not say which ones belong together."""
+    """No tools: for an environment that does not say which tools are related."""
     return ()
 
 
@@ -41,14 +41,14 @@ class ScriptedExplorer:
     longest draft wanted. A guided run either repeats the task's own solution with steps dropped, replaced or added, or
     chooses tools by weight: `focus_weight` for those in focus, `neighbour_weight` for their `neighbours`, 1 for others.
     An unguided run chooses a tool by the weights of the expedition, then an action of it. `chase` is explained at
-    `ExplorationRun`. `ending` is the tool that ends an episode; "" where an action without calls ends the episode or
-    the user's turn.
+    `ExplorationRun`. `ending` is the tool that ends an episode; "" if an action without calls ends the episode or the
+    user's turn.
 
-    A guided draft has the length of its parent's solution plus one of `stretch` (in actions, without the ending), so
-    tasks get shorter as well as longer. An unguided draft has 1 to `short` actions. For each draft wanted, at most
-    `tries` sequences of actions are worded. A user turn ends after each step of a draft, except the last, with the
-    probability `cut`; so drafts can have several user turns. `width` expeditions run at the same time. `guidance` says
-    what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 where a tool ends the
+    A guided draft has the length of its parent's solution plus a random entry of `stretch` (in actions, without the
+    ending), so tasks get shorter as well as longer. An unguided draft has 1 to `short` actions. For each draft wanted,
+    at most `tries` sequences of actions are worded. After each step of a draft except the last, the user's turn ends
+    with probability `cut`; so drafts can have several user turns. `width` expeditions run in parallel. `guidance` is
+    what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the
     episode.
     """
 
@@ -106,7 +106,7 @@ class ScriptedExplorer:
         base, stretch = (len(self._tools(task)), self.stretch) if context else (0, range(1, self.short + 1))
         wanted = draft_lengths(base, stretch, self._longest(task, context), rng)
         found = windows(exploration.triplets, wanted, context.focus_patterns if context else (), rng)
-        # A generator of its own: so a `cut` of 0 changes no other random number.
+        # A separate generator, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
         for whole in itertools.islice(found, self.tries * limit):
@@ -121,7 +121,7 @@ class ScriptedExplorer:
     def _draft(
         self, window: Sequence[Triplet], environment: Environment, task: Task, ending: Ending
     ) -> TaskDraft | None:
-        """The window's actions replayed from a fresh start and worded by the grammar; None where either fails."""
+        """The draft of a window: its actions replayed from a fresh start and worded; None if either fails."""
         worded = ((last, phrase_steps(environment, (*window, last))) for last in ending.after(window[-1]))
         last, first = next(((last, words) for last, words in worded if words), (None, None))
         if last is None or first is None:
@@ -132,7 +132,7 @@ class ScriptedExplorer:
         again = self.play(environment, start, follow(actions), max_turns=len(actions))
         if again.outcome != "finished" or not all(turn.observation.ok for turn in again.turns):
             return None
-        # A fresh start may show something else than the exploration did: the query describes what it shows.
+        # The replay's observations may differ from those explored; the query must describe the replay's.
         query = phrase_steps(environment, [Triplet(turn.action, turn.observation, last.run) for turn in again.turns])
         if query is None:
             return None
@@ -156,7 +156,7 @@ class ScriptedExplorer:
         self, environment: Environment, task: Task, context: ExplorationContext, rng: random.Random
     ) -> ExplorationRun:
         real = tool_documentation(environment)
-        # A policy may have called tools that do not exist.
+        # The trajectory may have called tools that do not exist.
         focus = [tool for tool in context.focus_patterns if tool in real]
         near = {other for tool in focus for other in self.neighbours(tool)} - {*focus, self.ending}
 
@@ -183,7 +183,7 @@ class ScriptedExplorer:
 
 
 def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
-    """The tools in order, each dropped or replaced with probability `change`; half the time one more is put in."""
+    """The tools in order, each dropped or replaced with probability `change`; with probability ½ one more is added."""
     plan: list[str] = []
     for tool in tools:
         draw = rng.random()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from cojax.environment import EnvironmentFailure, Episode, affordances
 from cojax.types import Action, Message, Turn, signature
 
-# The probability that a planned call takes a value from the last observation, where it can.
+# The probability that a planned call uses a value from the last observation, if it can.
 _USES_OBSERVED = 0.9
 
 
@@ -17,8 +17,8 @@ class ExplorationRun:
 
     It first follows `plan` (tool names), then chooses a tool by `weight` and an action of that tool. With probability
     `chase` the action has an argument from the last observation; otherwise, with half of that probability, one from
-    the last action. Three kinds of actions are taken only when nothing else is left: those already taken, those whose
-    signature is in `avoided`, and calls of `ending`. Raises EnvironmentFailure where the episode offers no action.
+    the last action. Three kinds of actions are a last resort: those already taken, those whose signature is in
+    `avoided`, and calls of `ending`. Raises EnvironmentFailure if the episode offers no action.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class ExplorationRun:
                 "the episode offers no affordances; the scripted explorer needs some to choose from"
             )
         options = [action for action in possible if tool_of(action) != self.ending] or list(possible)
-        # Names are cheap to compare, whole signatures are not.
+        # Names are compared first: signatures are expensive to build.
         names = {line.partition("(")[0] for line in self.avoided}
         options = [a for a in options if tool_of(a) not in names or signature(a) not in self.avoided] or options
-        # The opening is the task's text, not the answer to an action.
+        # Before the first action the messages are the task's text, not an observation.
         observed = {word for message in messages for word in words_of(message.content)} if self.touched else set[str]()
         action = self._choose(options, observed)
         self.avoided.add(signature(action))
@@ -65,7 +65,7 @@ class ExplorationRun:
         return self._draw(using or options)
 
     def _draw(self, options: Sequence[Action]) -> Action:
-        """A tool by its weight, then any action of it, so that many possible arguments make no tool more likely."""
+        """A tool by its weight, then any action of it: a tool with more possible arguments is not drawn more often."""
         by_tool: dict[str, list[Action]] = {}
         for action in options:
             by_tool.setdefault(tool_of(action), []).append(action)
@@ -86,7 +86,7 @@ def argument_values(action: Action) -> frozenset[str]:
 
 
 def words_of(text: str) -> set[str]:
-    """The words of an observation, both as they stand and without the punctuation that JSON puts around them."""
+    """The words of an observation, both unchanged and without the punctuation that JSON puts around them."""
     words = text.split()
     return {*words, *(word.strip("\"'{}[](),:") for word in words)} - {""}
 

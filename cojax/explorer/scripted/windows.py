@@ -1,4 +1,4 @@
-"""Windows: sequences of actions, cut out of an exploration, that could be tasks of their own; and how they end."""
+"""Windows: sequences of explored actions that could be tasks of their own; and the endings that can follow them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cojax.types import Action, Call, Message, Observation, Triplet
 class Ending:
     """The tool that ends an episode, and the parameter that carries the answer, if it has one.
 
-    An empty `tool` means that an action without calls ends it, or the user's turn where there are several.
+    An empty `tool` means that an action without calls ends the user's turn, and after the last one the episode.
     """
 
     tool: str
@@ -37,7 +37,7 @@ class Ending:
         return cls(tool, next(iter(tools[tool].get("parameters", {}).get("properties", {})), None))
 
     def after(self, step: Triplet) -> Iterator[Triplet]:
-        """The ways to end after this step: without an answer, or with its observation as the answer."""
+        """The possible last steps after this step: without an answer, or with its observation as the answer."""
         if not self.tool:
             yield Triplet(Action(), Observation(done=True), step.run)
             return
@@ -54,7 +54,7 @@ def tool_documentation(environment: Environment) -> dict[str, Mapping[str, Any]]
 
 
 def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | None:
-    """The query that the environment makes of these steps; None where it has none.
+    """The query by which the environment asks for these steps; None if it has no words for them.
 
     Every exception of the environment becomes EnvironmentFailure.
     """
@@ -62,13 +62,13 @@ def phrase_steps(environment: Environment, steps: Sequence[Triplet]) -> str | No
 
 
 def draft_lengths(base: int, stretch: Sequence[int], longest: int, rng: random.Random) -> Iterator[int]:
-    """Without end: `base` plus one of `stretch` at random, kept between 1 and `longest`."""
+    """Yields without end: `base` plus a random entry of `stretch`, clipped to 1 … `longest`."""
     while True:
         yield min(longest, max(1, base + rng.choice(stretch)))
 
 
 def split_turns(window: Sequence[Triplet], probability: float, rng: random.Random) -> tuple[Triplet, ...]:
-    """The window where, with this probability, the user's turn ends after a step; never after the last one."""
+    """The window, with the user's turn ended after each step with this probability, but never after the last one."""
     steps: list[Triplet] = []
     for step in window[:-1]:
         steps.append(step)
@@ -80,9 +80,9 @@ def split_turns(window: Sequence[Triplet], probability: float, rng: random.Rando
 def windows(
     triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random
 ) -> Iterator[tuple[Triplet, ...]]:
-    """The windows of all runs, each once: next comes one of the length wanted, or of the nearest length left.
+    """Yields every window of all runs once. Each has the next length of `wanted`, or the nearest length left.
 
-    Among those of the same length, windows with a tool in focus come first.
+    Among windows of one length, those with a tool in focus come first.
     """
     runs: dict[int, list[Triplet]] = {}
     for triplet in triplets:
@@ -90,7 +90,7 @@ def windows(
             runs.setdefault(triplet.run, []).append(triplet)
     found = [window for steps in runs.values() for window in _windows_of_run(steps)]
     rng.shuffle(found)
-    # Windows are taken from the end, so those with a tool in focus come last.
+    # Windows are popped from the end, so those with a tool in focus are sorted last.
     found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))
     by_length: dict[int, list[tuple[Triplet, ...]]] = {}
     for window in found:
@@ -104,7 +104,7 @@ def windows(
 
 
 def _windows_of_run(steps: Sequence[Triplet]) -> list[tuple[Triplet, ...]]:
-    """Every sequence of successive steps; and every sequence of successive purposes with the look-ups that these need.
+    """Every sequence of successive steps, and every sequence of successive purposes with the steps that they depend on.
 
     A purpose is a step whose observation no later step uses.
     """
@@ -132,10 +132,10 @@ def _sources(steps: Sequence[Triplet]) -> list[set[int]]:
 
 def _with_sources(step: int, sources: Sequence[set[int]]) -> set[int]:
     """The step, its sources, and theirs in turn."""
-    needed, open_ = set[int](), [step]
-    while open_:
-        step = open_.pop()
+    needed, pending = set[int](), [step]
+    while pending:
+        step = pending.pop()
         if step not in needed:
             needed.add(step)
-            open_ += sources[step]
+            pending += sources[step]
     return needed

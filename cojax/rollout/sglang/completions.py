@@ -1,4 +1,4 @@
-"""Completions of many conversations from the servers of a fleet: retries, deadlines, and which weights sampled what."""
+"""Completions of many conversations from a fleet of servers: retries, deadlines, and a check of their weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cojax.rollout.sglang.server import Server
 
 @dataclasses.dataclass
 class SampledCounts:
-    """Counts of completions, of their prompts' tokens, and of those of these tokens that a prefix cache held."""
+    """Counts of completions, of their prompts' tokens, and of the prompt tokens found in a prefix cache."""
 
     completions: int = 0
     prompt_tokens: int = 0
@@ -34,12 +34,12 @@ class SampledCounts:
 
 @dataclasses.dataclass(eq=False)
 class Completions:
-    """Asks servers for completions; on the event loop of `loop` alone.
+    """Asks servers for completions; only on the event loop of `loop`.
 
-    `versions` gives the version of every label that this run has given to weights. The tokens of a completion are below
-    `vocabulary`. One takes at most `deadline` seconds and `attempts` tries. With `mixed` a completion during which
-    weights changed is kept, without it is sampled anew. A router gets a key for each session, made
-    from `key_prefix`; "" sends none. `shape` is that of the routes to ask for, None for none.
+    `versions` maps every label that this run has given to weights to its version. The tokens of a completion are below
+    `vocabulary`. A completion takes at most `deadline` seconds and `attempts` requests. If weights change during a
+    completion, it is kept with `mixed`, and sampled again without. A router gets a key for each session, made from
+    `key_prefix`; "" sends none. `shape` is the shape of the routes to ask for, None to ask for none.
     """
 
     fleet: Fleet
@@ -58,7 +58,7 @@ class Completions:
     _routes_known: dict[str, int] = dataclasses.field(default_factory=dict)
 
     async def generate(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
-        """At most `room` tokens that continue `tokens`. Raises EngineError, ValueError for a session still at work."""
+        """At most `room` tokens that continue `tokens`. Raises EngineError, or ValueError for a session in use."""
         if session in self._tasks:
             raise ValueError(f"session {session!r} is still generating; one call at a time")
         task = asyncio.current_task()
@@ -87,14 +87,14 @@ class Completions:
             del self._tasks[session]
 
     def forget(self, session: str) -> None:
-        """Ends the session and its call. Unknown is fine."""
+        """Ends the session, if known, and cancels its call."""
         if session in self._tasks:
             self._tasks[session].cancel()
         self._routes_known.pop(session, None)
         self.fleet.conversations.forget(session)
 
     async def _attempt(self, tokens: list[int], sampling: Sampling, room: int, session: str, seed: int) -> Completion:
-        """One request to one server. Raises RequestFailed where another may succeed."""
+        """One request to one server. Raises RequestFailed if another may succeed."""
         server = await self.fleet.route(session)
         assert self.fleet.target is not None
         label, rid = self.fleet.target.label, uuid.uuid4().hex
@@ -128,14 +128,14 @@ class Completions:
             server.requests.discard(request)
 
     def _completion(self, reply: ServerReply, server: Server, label: str, sampling: Sampling) -> Completion:
-        """The completion in a reply. Raises RequestFailed where it is not from the weights asked for, `label`."""
+        """The completion in a reply. Raises RequestFailed if it was not sampled from the weights asked for, `label`."""
         assert self.fleet.target is not None
         labels = [name for name, _ in reply.spans]
         if unknown := [name for name in labels if name not in self.versions]:
             fault = f"sampled from weights {unknown[0]!r}, which are not of this run"
             self.fleet.conversations.suspect(server, f"it {fault}")
             raise RequestFailed(f"{server.name} {fault}")
-        # Even a mixed one must end in current weights: a router also asks a server that is left out.
+        # Even a mixed one must end with current weights: a router may choose a server that is left out.
         stale = labels[-1] not in (label, self.fleet.target.label)
         if stale or (len(labels) > 1 and not self.mixed):
             raise RequestFailed(f"{server.name} sampled from weights {' and '.join(labels)}, asked for {label}")

@@ -9,27 +9,27 @@ from typing import Any
 import httpx
 
 _CONNECT_SECONDS = 10.0
-# The server closes idle connections after 5 s. Ours must be closed before that, or a request meets a closed one.
+# The server closes idle connections after 5 s. We close them earlier, so that no request meets a closed one.
 _KEEP_ALIVE = 2.0
 
 
 class RequestFailed(Exception):
-    """A request brought no usable answer; another try may."""
+    """A request had no usable answer; another attempt may have one."""
 
 
 class ServerFailed(RequestFailed):
-    """The server did not answer, or broke: its health must be checked before it gets another request."""
+    """The server did not answer, or failed: its health must be checked before it gets another request."""
 
 
 class RequestRefused(Exception):
-    """The server understood the request and refused it; another try will not help."""
+    """The server understood the request and refused it; another attempt will not help."""
 
 
 class Connections:
-    """Open connections, each in an HTTP client of its own, for one event loop and any number of servers.
+    """Open connections, each in its own HTTP client, for one event loop and any number of servers.
 
-    The pool of httpx looks at all its connections for each request. With hundreds of them that costs more than the
-    request.
+    One httpx client for all would search all its connections for each request. With hundreds of connections that costs
+    more than the request.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Connections:
     ) -> Any:
         """The JSON that `origin`/`path` answers within `seconds` (None: no limit), None for an empty answer.
 
-        Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for another 4xx,
-        ServerFailed for everything else that is no JSON with status 200.
+        Raises RequestFailed for no answer in time and for status 408, 429 and 503, RequestRefused for any other 4xx,
+        ServerFailed for any other status, for invalid JSON and for a broken connection.
         """
         url, timeout = f"{origin}/{path}", httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
         idle, limits = self._idle[origin], httpx.Limits(keepalive_expiry=_KEEP_ALIVE)
         client = idle.pop() if idle else httpx.AsyncClient(limits=limits, verify=self._context, trust_env=False)
         try:
-            # The timeout of httpx bounds each read; a slow answer may take any number of reads.
+            # The timeout of httpx bounds a single read; a slow answer may take any number of reads.
             async with asyncio.timeout(seconds):
                 response = await client.request(method, url, json=body, timeout=timeout, headers=headers)
         except (httpx.ReadTimeout, TimeoutError) as error:
@@ -73,7 +73,7 @@ class Connections:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The server's own error message, cut to what fits into ours."""
+    """The server's own error message, shortened to fit into ours."""
     try:
         body = response.json()
         body = body.get("error", body)

@@ -1,4 +1,4 @@
-"""Assigns conversations to SGLang servers, and gives requests up where a server is left out or nobody waits."""
+"""Assigns conversations to SGLang servers, and cancels requests whose server is left out or that nobody waits for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cojax.rollout.sglang.server_client import ServerClient
 class Conversations:
     """The server of each conversation, by session; for one event loop.
 
-    Where there is a `router`, an address in front of all servers, the router chooses the server instead.
+    With a `router`, an address in front of all servers, the router chooses the server instead.
     """
 
     def __init__(self, servers: Sequence[Server], router: str, connections: Connections) -> None:
         self._servers = servers
-        # It stands for the server that the router chooses; nobody checks its health.
+        # Represents whichever server the router chooses; its health is not checked.
         self._router = Server(ServerClient(router, connections), None, 0, "up") if router else None
         self._assigned: dict[str, Server] = {}
 
     def find(self, session: str) -> Server:
-        """The session's server while it is up, otherwise the one up that has the fewest conversations.
+        """The session's server if it is up, otherwise the server with the fewest conversations among those up.
 
         At least one server must be up.
         """
@@ -40,7 +40,7 @@ class Conversations:
         return server
 
     def forget(self, session: str) -> None:
-        """Ends the session's assignment to a server. Unknown is fine."""
+        """Ends the session's assignment to a server, if it has one."""
         server = self._assigned.pop(session, None)
         if server is not None:
             server.sessions -= 1
@@ -50,9 +50,9 @@ class Conversations:
         return dict(collections.Counter({server.name: server.sessions for server in self._servers}))
 
     def suspect(self, server: Server, fault: str) -> None:
-        """Sends the server no new request before its health was checked, and has it checked at once.
+        """Marks the server as down and has its health checked now; it gets no new request before.
 
-        Behind a router the fault may be that of any server: all are checked.
+        Behind a router the fault may be any server's, so all are checked.
         """
         if server is self._router:
             for each in self._servers:
@@ -63,17 +63,17 @@ class Conversations:
         server.check_now.set()
 
     def cancel(self, server: Server, hung: bool) -> None:
-        """Cancels the requests of a server that is left out, so that they can be tried on another.
+        """Cancels the requests of a server that is left out, so that they can be sent to another.
 
-        A router itself repeats the requests of a dead server. It does not say which requests are with one that hangs,
-        so with `hung` all that went through the router are cancelled.
+        A router itself repeats the requests of a dead server. For a server that hangs (`hung`), it does not say which
+        requests it has, so all requests through the router are cancelled.
         """
         others: Iterable[asyncio.Task[object]] = self._router.requests if self._router is not None and hung else ()
         for request in [*server.requests, *others]:
             request.cancel()
 
     async def abort(self, server: Server, rid: str) -> None:
-        """Ends a request whose answer nobody waits for any more; behind a router, on whichever server it runs."""
+        """Ends a request whose answer is no longer wanted; behind a router, on whichever server it runs."""
         servers = self._servers if server is self._router else [server]
         aborts = (each.client.abort(rid) for each in servers if each.client.url)
         await asyncio.gather(*aborts, return_exceptions=True)

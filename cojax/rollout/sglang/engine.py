@@ -1,7 +1,7 @@
 """The engine that samples on SGLang servers: token ids in, token ids and log-probs out, weights through a folder.
 
-One thread runs an event loop with open HTTP connections; `generate` may be called from hundreds of others. Every reply
-names the weights that sampled it. A completion from weights that were not asked for is thrown away and sampled anew.
+One thread runs an event loop with open HTTP connections; `generate` may be called from hundreds of other threads. Every
+reply names the weights that sampled it. A completion from other weights than requested is discarded and sampled again.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from cojax.rollout.sglang.weights import WeightsFolder
 class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
-    With a `router`, an address in front of `urls`, completions are asked of it, and everything else of the servers.
+    With a `router`, an address in front of `urls`, completion requests go to the router; all other requests go to the
+    servers.
 
-    A conversation takes up to `max_length` tokens. Weights are written to `folder`/weights/VERSION/, a path that every
-    server must see, as `dtype` ("": the parameters' own). Servers that `follow` that folder load them by themselves
-    (`python -m experiments.serve`); others are told to. One `generate` takes at most `deadline` seconds and `attempts`
-    tries, on any server. With `mixed`, a completion during which weights changed is kept, with its spans; without, it
-    is sampled anew. With `routes` completions report which experts tokens went through. `busy_seconds` is the wall time
-    with at least one completion under way, `served` counts what servers have answered.
+    A conversation has at most `max_length` tokens. Weights are written as `dtype` ("": the parameters' own) to
+    `folder`/weights/VERSION/, a path that every server must see. With `follow`, servers watch that folder and load new
+    weights by themselves (`python -m experiments.serve`); otherwise they are sent a request to load them. One
+    `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
+    completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
+    which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
+    counts the servers' answers.
 
-    At temperature 0 the most likely token is taken, and log-probabilities are those at temperature 1. `seed` decides
-    the random numbers only where servers run with --enable-deterministic-inference.
+    At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1. `seed` decides
+    the random numbers only if servers run with --enable-deterministic-inference.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class SGLangEngine:
         shape = route_shape(config, routes, mixed)
         self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
         self._release_memory, self.tells_routes = release_memory, shape is not None
-        self._run = uuid.uuid4().hex[:8]  # labels of two runs must differ on a server that both use
+        self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._versions: dict[str, int] = {}  # label → version
         self._folders: list[Path] = []
-        self._loaded: tuple[int, str] | None = None  # version and fingerprint of the weights loaded last
+        self._loaded: tuple[int, str] | None = None  # version and fingerprint of the last loaded weights
         self._loading = threading.Lock()
         self._store = WeightsFolder(folder)
         self._connections = Connections()
@@ -106,12 +108,12 @@ class SGLangEngine:
         return self._fleet
 
     def load(self, weights: Weights) -> None:
-        """Writes `weights` to disk, has the servers take them, and returns once those that are up serve them.
+        """Writes `weights` to disk, has the servers load them, and returns once every server that is up serves them.
 
-        New completions wait meanwhile; those under way go on under the new weights. A server that cannot take them gets
-        no request until it has. Weights whose version and fingerprint are those loaded last are not sent again. Raises
-        ValueError for arrays that do not fit or are not finite and for a damaged folder, OSError when the disk refuses
-        or a folder is missing, EngineError when no server takes them.
+        New completions wait meanwhile; running ones continue with the new weights. A server that fails to load them
+        gets no request until it has loaded them. Weights with the version and fingerprint of the last load are not
+        loaded again. Raises ValueError for arrays that do not fit or are not finite and for a damaged folder, OSError
+        if writing fails or a folder is missing, EngineError if no server loads them.
         """
         with self._loading:
             self._loop.raise_if_closed()
@@ -124,14 +126,14 @@ class SGLangEngine:
                 return
             self._loop.call(self._fleet.sync(target))
             self._loaded = given
-            # The version before stays for a server that was left out, as do folders that servers are still reading.
+            # Kept: the previous version, for a server that was left out, and folders that servers are still reading.
             self._folders = [*self._folders, target.folder][-2:]
             self._store.prune([*self._folders, *self._fleet.reading()])
 
     def _write(self, weights: Weights) -> LabelledWeights:
-        """The weights on disk, under a label that no others have."""
+        """Writes the weights to disk under a unique label."""
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
-        # Known before the folder is there: a server that follows may sample from it at once.
+        # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
         if weights.path is None or self._follow:
             return self._store.write(weights, self._config, self._dtype, label)
@@ -142,8 +144,8 @@ class SGLangEngine:
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far.
 
-        Raises OutOfContext when it leaves no room for a token, ValueError for a mistake of the caller, EngineError when
-        no server gives a completion in time, or the session is released.
+        Raises OutOfContext if the prompt leaves no room for a token, ValueError for a wrong argument, EngineError if no
+        server completes it in time or the session is released.
         """
         tokens = [int(token) for token in prompt]
         # A token outside the vocabulary would crash a server.
@@ -158,18 +160,18 @@ class SGLangEngine:
         return self._loop.call(call, f"session {session!r} was released while generating")
 
     def release(self, session: str) -> None:
-        """Forgets the session; a call of it still running raises EngineError. Unknown is fine."""
+        """Forgets the session, if known. A running call of the session raises EngineError."""
         self._loop.call_soon(self._completions.forget, session)
 
     def rest(self) -> None:
-        """With `release_memory`, has the servers give back the memory of weights and cache until the next `load`."""
+        """With `release_memory`, has the servers release the memory of weights and cache until the next `load`."""
         with self._loading:
             self._loop.raise_if_closed()
             if self._release_memory and self._fleet.target is not None:
                 self._loop.call(self._fleet.rest())
 
     def close(self) -> None:
-        """Ends the servers that are ours; callers that wait get EngineError. May be called twice."""
+        """Ends the servers that this engine started; waiting callers get EngineError. May be called twice."""
         if self._loop.close(self._close):
             self._store.close()
 

@@ -1,4 +1,4 @@
-"""The experts that tokens went through, as SGLang reports them: how to ask for them, and how to read the answer."""
+"""The experts that tokens went through, as SGLang reports them: the request and the parsing of the answer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _WIRE = np.dtype("<i4")
 
 
 def route_shape(config: ModelConfig, routes: bool, mixed: bool) -> RouteShape | None:
-    """The shape of the routes that completions report, None where they are to report none.
+    """The shape of the routes that completions report, None if they report none.
 
-    Raises ValueError for a model with experts that SGLang cannot serve, and for settings under which no routes can be
-    reported.
+    Raises ValueError for a model with experts that SGLang cannot serve, and for settings that exclude routes.
     """
     if config.sparse and config.tie_word_embeddings:
         raise ValueError(
@@ -48,8 +47,8 @@ class RoutesRequest:
     def read(self, about: Mapping[str, Any], tokens: int) -> str:
         """The routes in a reply's `meta_info`, as `RouteShape.encode` writes them.
 
-        The last of the conversation's `tokens` was never fed and has no route. Raises KeyError, TypeError or ValueError
-        for an answer that is not the routes of exactly the other tokens from `start` on.
+        The conversation has `tokens` tokens; the last was never fed and has no route. Raises KeyError, TypeError or
+        ValueError for an answer that is not the routes of exactly the other tokens from `start` on.
         """
         reported = about["routed_experts"]
         if not isinstance(reported, str):

@@ -1,7 +1,7 @@
-"""Several SGLang servers as one: gives them weights, and gives each conversation a server that has the current ones.
+"""Several SGLang servers as one: gives them weights, and gives each conversation a server with the current weights.
 
-Everything here runs on one event loop. A server gets requests only while it is known to serve the current weights. One
-that dies, hangs or comes back with other weights is left out until it has them (supervisor.py).
+Everything here runs on one event loop. A server gets requests only while it is known to serve the current weights. A
+server that dies, hangs or comes back with other weights is left out until it has the current ones (supervisor.py).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cojax.rollout.sglang.supervisor import FleetSettings, Supervisor
 class Fleet:
     """The servers at `urls`, or those of `processes`; one of the two is empty.
 
-    Where there is a `router`, an address in front of all servers, it chooses the server of each conversation. The file
-    `released` says which of the servers at `urls` lack memory, as after a trainer that was killed.
+    With a `router`, an address in front of all servers, the router chooses the server of each conversation. The file
+    `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class Fleet:
 
     @property
     def target(self) -> LabelledWeights | None:
-        """The weights that servers are to serve."""
+        """The weights that servers should serve."""
         return self.supervisor.target
 
     # --- requests ---
 
     async def route(self, session: str) -> Server:
-        """The session's server, which has its prefix in the cache; for a new one that with fewest conversations.
+        """The session's server, whose cache holds its prefix; for a new session, the one with fewest conversations.
 
         Waits while weights change and while no server is up. Raises EngineError once none can come up any more.
         """
@@ -71,12 +71,12 @@ class Fleet:
         return "; ".join(f"{server.name}: {server.fault}" for server in self.servers if not server.up)
 
     def reading(self) -> list[Path]:
-        """Folders that servers are loading or starting on."""
+        """Folders that servers are loading weights from."""
         return [server.reading for server in self.servers if server.reading is not None]
 
     @property
     def serving(self) -> bool:
-        """Whether a server is up, and so serves the target, and servers are not told to rest."""
+        """Whether a server is up, and so serves the target, and the fleet is not resting."""
         return bool(self._up()) and not self.supervisor.resting
 
     def _up(self) -> list[Server]:
@@ -90,11 +90,11 @@ class Fleet:
     # --- weights ---
 
     async def sync(self, target: LabelledWeights) -> None:
-        """Has the servers take `target`, and returns when each serves it or is left out.
+        """Has the servers load `target`, and returns when each serves it or is left out.
 
-        New requests wait meanwhile. A server that its watch is bringing back takes the target before it is up; this
-        waits for it only where no other server is up. Where nothing answers at one of `urls` yet, this waits as long as
-        a start may take. Raises EngineError when no server has taken the target.
+        New requests wait meanwhile. A server that is recovering loads the target before it is up; this waits for it
+        only if no other server is up. If nothing answers yet at one of `urls`, this waits as long as a start may take.
+        Raises EngineError if no server has loaded the target.
         """
         supervisor = self.supervisor
         supervisor.target, supervisor.syncing, supervisor.resting = target, True, False
@@ -120,14 +120,15 @@ class Fleet:
     async def _update(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target at once, or leaves them out."""
         known = [server.state != "new" for server in servers]
-        for server in servers:  # all before the first update, so that no watch begins one too
+        for server in servers:  # set for all before the first update, so that no watch starts one too
             server.state, server.fault = "updating", "takes new weights"
         await asyncio.gather(*map(self.supervisor.update, servers, [target] * len(servers), known))
 
     async def _wait_for_one(self, recoveries: Sequence[int]) -> None:
-        """Waits until a server is up, or none will be.
+        """Waits until a server is up, or until none can come up.
 
-        Raises TimeoutError for servers at `urls`; those of ours have deadlines of their own.
+        Servers at `urls` get `limits.startup` seconds, then TimeoutError is raised. Launched servers have deadlines of
+        their own.
         """
         attached = all(server.process is None for server in self.servers)
         limit, changed = self.supervisor.limits.startup if attached else None, self.supervisor.changed
@@ -135,28 +136,28 @@ class Fleet:
             await changed.wait_for(lambda: self._up() or not any(map(self._may_come_up, self.servers, recoveries)))
 
     def _may_come_up(self, server: Server, recoveries: int) -> bool:
-        """Whether a server is still to come up or be given up.
+        """Whether to go on waiting for a server that is not up.
 
-        One of ours is until it is lost. One at `urls` is where nothing answers, as somebody may start it, and until so
-        many of its `recoveries` have ended.
+        A launched server may come up until it is lost. A server at `urls` may come up while nothing answers there, as
+        somebody may start it, and while it has ended fewer than `recoveries` recoveries.
         """
         if server.process is not None:
             return server.state != "lost"
         return server.absent or server.recoveries < recoveries
 
     async def rest(self) -> None:
-        """Has every server give its memory back until the next sync, also one that comes up before that."""
+        """Has every server release its memory until the next sync, including servers that come up before it."""
         self.supervisor.resting = True
         await asyncio.gather(*(self.supervisor.rest(server) for server in self.servers if server.up))
 
     def set_target(self, target: LabelledWeights) -> None:
-        """Has every server take `target` when it can, without waiting for any."""
+        """Has every server load `target` when it can, without waiting for any."""
         self.supervisor.target = target
         for server in self.servers:
             server.check_now.set()
 
     async def close(self) -> None:
-        """Stops watching, has resting servers take their memory again, and ends those that are ours for good."""
+        """Stops watching, has resting servers take their memory again, and ends launched servers for good."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*self._watches, return_exceptions=True)

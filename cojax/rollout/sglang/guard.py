@@ -2,10 +2,10 @@
 
     python guard.py PARENT COMMAND…
 
-PARENT is the process id of the process that starts this one. Everything is ended when PARENT is gone (by SIGKILL too),
-when this process gets SIGTERM, or when the command ends. The command gets SIGTERM; after a few seconds all descendants
-that are left get SIGKILL, in whatever group or session they are. SIGUSR1 skips those seconds. This process ends after
-the last descendant. If this process itself is killed, the kernel kills the command. Standard library only; Linux.
+PARENT is the process id of the trainer, which starts this process. Everything is ended when PARENT is gone (also by
+SIGKILL), when this process gets SIGTERM, or when the command ends. The command gets SIGTERM; after a few seconds all
+remaining descendants get SIGKILL, in every process group and session. SIGUSR1 skips those seconds. This process ends
+after the last descendant. If this process itself is killed, the kernel kills the command. Standard library only; Linux.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))  # it runs isolated
 from cojax.host.processes import adopt_orphans, descendants, end, reap
 
 _PDEATHSIG = 1
-_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two looks, while it serves and while it ends
+_POLL, _CLOSING_POLL = 0.2, 0.05  # seconds between two checks, while it serves and while it ends
 _GRACE = 3.0  # seconds
 
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
             child.wait(_POLL)
     if child.returncode is not None:
         print(f"the server ended by itself with status {child.returncode}", file=sys.stderr, flush=True)
-    # Only to the command: it ends its children in order. A SIGTERM of their own would look like a crash.
+    # Only the command gets SIGTERM: it ends its own children in order, and would take their early end for a crash.
     child.terminate()
 
     until = time.monotonic() + _GRACE

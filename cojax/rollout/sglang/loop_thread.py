@@ -1,4 +1,4 @@
-"""Runs an event loop in a thread of its own, for coroutines that hundreds of other threads call."""
+"""Runs an event loop in its own thread, for coroutines that hundreds of other threads call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 class LoopThread:
-    """Runs coroutines for other threads until `close`; from then on callers, also those that wait, get EngineError.
+    """Runs coroutines for other threads until `close`. From then on all callers, also waiting ones, get EngineError.
 
     `closed` is the message of that error.
     """
@@ -30,12 +30,13 @@ class LoopThread:
         self._thread.start()
 
     def raise_if_closed(self) -> None:
-        """Raises EngineError."""
+        """Raises EngineError if the loop is closed."""
         if self._down:
             raise EngineError(self._down)
 
     def call(self, coroutine: Coroutine[Any, Any, _T], cancelled: str = "") -> _T:
-        """The coroutine's result. Raises EngineError where it is cancelled (`cancelled`) or the loop is closed."""
+        """The coroutine's result. Raises EngineError if the loop is closed, or, with the message `cancelled`, if the
+        coroutine is cancelled."""
         with self._entry:
             if self._down:
                 coroutine.close()
@@ -47,18 +48,18 @@ class LoopThread:
             raise EngineError(self._down or cancelled) from None
 
     def call_soon(self, function: Callable[[str], None], argument: str) -> None:
-        """Calls the function on the loop and does not wait for it; does nothing once the loop is closed."""
+        """Calls the function on the loop without waiting for it; does nothing once the loop is closed."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, argument)
 
     def run_detached(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Runs a coroutine that only `close` waits for. Called on the loop."""
+        """Runs a coroutine that nothing but `close` waits for. Must be called on the loop."""
         task = self._loop.create_task(coroutine)
         self._detached.add(task)
         task.add_done_callback(self._detached.discard)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Cancels all calls, runs `last`, and ends loop and thread. False where it was closed before."""
+        """Cancels all calls, runs `last`, and ends loop and thread. Returns False if it was closed before."""
         with self._entry:
             if self._down:
                 return False
@@ -79,7 +80,7 @@ class LoopThread:
             self._calls.discard(task)
 
     async def _cancel_and_run(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        # This is every call: those that entered before have had their first turn on the loop by now.
+        # These are all calls: every call that entered before has registered itself on the loop by now.
         calls = list(self._calls)
         for call in calls:
             call.cancel()

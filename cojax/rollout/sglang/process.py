@@ -1,4 +1,4 @@
-"""Starts SGLang servers as processes of ours, each with a log file and a guard that ends it when we end."""
+"""Starts SGLang servers as child processes, each with a log file and a guard that ends it when this process ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cojax.host.processes import descendants, end, session
 _GUARD = Path(__file__).with_name("guard.py")
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _SHIMS = Path(__file__).with_name("cpu_shims")
-# Besides these, callers give a dtype: what "auto" would choose is off by a hundredth in the log-probs.
+# Callers also give a dtype: with "auto", log-probs are off by about 0.01.
 _CPU_FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--disable-cuda-graph",
     "--grammar-backend", "none", "--mem-fraction-static", "0.5", "--max-total-tokens", "32768",
@@ -28,7 +28,7 @@ _CPU_FLAGS = (
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
-# The time that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
+# Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
 _STOP_SECONDS = 15.0
 _TAIL_BYTES = 4_000
 
@@ -38,10 +38,10 @@ class LaunchSettings:
     """How to launch servers.
 
     `python` is an interpreter that has SGLang. `device` "cpu" runs it without an accelerator, "" lets SGLang choose.
-    `flags` are appended to the command line, with {index} as the server's number among those launched together. A
-    conversation takes up to `max_length` tokens; `max_running` completions run at once (0: as memory allows). `port` is
-    the first server's, 0 takes any free one; `logs` is a folder. With `release_memory` servers can give memory back,
-    with `routes` they can report which experts tokens went through.
+    `flags` are appended to the command line; {index} in them becomes the server's number among those launched together.
+    A conversation has at most `max_length` tokens; at most `max_running` completions run in parallel (0: as memory
+    allows). `port` is the first server's, 0 means any free one; `logs` is a folder. With `release_memory` servers can
+    release memory, with `routes` they can report which experts tokens went through.
     """
 
     python: str
@@ -66,7 +66,7 @@ class LaunchSettings:
             raise ValueError(f"sglang.device is {self.device!r}; expected 'cpu', or '' to leave it to SGLang and flags")
 
     def command(self, index: int, port: int, model: Path, label: str) -> list[str]:
-        """The command line of a server of the weights in `model`, labelled `label`, with token ids in and out."""
+        """The command line of a server with the weights in `model`, labelled `label`, and token ids in and out."""
         return [
             self.python, "-m", "sglang.launch_server", "--skip-tokenizer-init", "--log-level-http", "warning",
             "--model-path", str(model), "--weight-version", label, "--host", self.host, "--port", str(port),
@@ -79,14 +79,14 @@ class LaunchSettings:
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
-        """Our environment variables except those of our interpreter; hub look-ups are off, as the model is a folder."""
+        """Our environment variables, without PYTHONPATH and PYTHONHOME; hub look-ups are off: the model is a folder."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         kept |= {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         return kept | (_CPU_ENVIRONMENT if self.device == "cpu" else {})
 
 
 class ServerProcess:
-    """One launched server; `start` may be called again once it has ended, with other weights.
+    """One launched server. Once it has ended, `start` may be called again, also with other weights.
 
     Methods may be called from any thread.
     """
@@ -109,7 +109,7 @@ class ServerProcess:
         return self._guard is not None and self._guard.poll() is None
 
     def start(self, model: Path, label: str) -> None:
-        """Starts the process and returns at once. Raises OSError where port or log cannot be had, or after `stop`."""
+        """Starts the process without waiting for it. Raises OSError if port or log cannot be opened or after `stop`."""
         with self._lock:
             if self._stopped:
                 raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
@@ -127,7 +127,7 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self.launch.environment(),
-                    # Ctrl-C in the terminal must not reach the server: it serves the step to its end.
+                    # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.
                     start_new_session=True,
                 )
 
@@ -141,7 +141,7 @@ class ServerProcess:
             self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the server and its descendants by force: one that hangs ignores SIGTERM. Returns when they are gone."""
+        """Kills the server and its descendants, as a hung server ignores SIGTERM. Returns when they are gone."""
         with self._lock:
             self._end(signal.SIGUSR1)
 
@@ -156,7 +156,7 @@ class ServerProcess:
         return "\n".join(lines[-15:])
 
     def _end(self, number: int) -> None:
-        """Has the guard end everything; does it directly where the guard cannot."""
+        """Has the guard end everything; does it directly if the guard cannot."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
@@ -175,7 +175,7 @@ class ServerProcess:
 
 
 def free_port(host: str, port: int = 0) -> int:
-    """`port`, or any free one for 0. Raises OSError, which names the fix, where it is taken."""
+    """`port`, or any free one for 0. Raises OSError, which names the fix, if the port is taken."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

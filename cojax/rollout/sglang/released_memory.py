@@ -1,4 +1,4 @@
-"""Which memory SGLang servers have given back, recorded in a file for the next trainer in case this one is killed."""
+"""Records which memory SGLang servers have released, in a file for the next trainer in case this one is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReleasedMemoryFile:
-    """The record of all servers that lack memory, by URL. One trainer writes it, from any thread."""
+    """The record of all servers that have released memory, by URL. One trainer writes it, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -31,11 +31,11 @@ class ReleasedMemoryFile:
             _LOG.warning("%s is not read: %s. Start those servers again that still lack their memory", path, error)
 
     def find(self, url: str) -> tuple[str, list[str]]:
-        """Which process at this address lacked memory (`ServerClient.incarnation`), and the kinds; empty for none."""
+        """The `ServerClient.incarnation` that released memory at this address, and the kinds; empty if none."""
         return self._found.get(url, ("", []))
 
     def write(self, url: str, incarnation: str, kinds: Iterable[str]) -> None:
-        """Records the kinds of memory that a server lacks; one that lacks none is removed. Raises StorageError."""
+        """Records the kinds of memory that a server has released; no kinds remove its entry. Raises StorageError."""
         with self._lock:
             if lacking := sorted(kinds):
                 self._found[url] = incarnation, lacking
@@ -46,10 +46,10 @@ class ReleasedMemoryFile:
 
 @dataclasses.dataclass(eq=False)
 class ReleasedMemory:
-    """The `kinds` of memory that one server has given back, and the `incarnation` of its process at that time.
+    """The `kinds` of memory that one server has released, and the `incarnation` of its process at that time.
 
-    The file names a kind before it is released and until it is back. It must be right: a server crashes when it is
-    given memory that it has, or weights for which it has no memory.
+    The file names a kind from before its release until it is restored. It must be correct: a server crashes if it is
+    asked to restore memory that it has, or to load weights without memory for them.
     """
 
     url: str = ""
@@ -66,13 +66,13 @@ class ReleasedMemory:
         return bool(self.kinds)
 
     async def add(self, kinds: Iterable[str]) -> None:
-        """Raises StorageError where it cannot be recorded; then no memory must be released."""
+        """Records further kinds. Raises StorageError if that fails; then no memory may be released."""
         more = self.kinds.union(kinds)
         await self._record(more)
         self.kinds = more
 
     async def remove(self, kinds: Iterable[str]) -> None:
-        """Raises StorageError where it cannot be recorded."""
+        """Records that these kinds are restored. Raises StorageError if that fails."""
         self.kinds = self.kinds.difference(kinds)
         await self._record(self.kinds)
 

@@ -11,8 +11,8 @@ from typing import Any
 class ServerReply:
     """One sampled continuation.
 
-    `spans` holds (label of the weights, tokens) for each stretch sampled by one version, oldest first. `cached` is how
-    many tokens of the prompt the server had in its prefix cache. `routes` are the experts asked for, as text.
+    `spans` holds (label of the weights, number of tokens) for each stretch sampled by one version, oldest first.
+    `cached` is the number of prompt tokens in the server's prefix cache. `routes` are the experts asked for, as text.
     """
 
     tokens: tuple[int, ...]
@@ -26,7 +26,7 @@ class ServerReply:
 def read_reply(answer: Any, room: int, vocabulary: int) -> ServerReply:
     """The completion of 1 to `room` tokens below `vocabulary` in the JSON of a reply, without routes.
 
-    Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is no whole completion.
+    Raises KeyError, TypeError, ValueError, IndexError or OverflowError for a reply that is not a complete completion.
     """
     about = answer["meta_info"]
     finish = about["finish_reason"]

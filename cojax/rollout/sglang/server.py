@@ -1,4 +1,4 @@
-"""One SGLang server as a fleet sees it: its state, how it takes new weights, and how one of ours is started."""
+"""One SGLang server of a fleet: its state, how it loads new weights, and how a launched one is started."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cojax.rollout.sglang.released_memory import ReleasedMemory
 from cojax.rollout.sglang.server_client import ServerClient
 
 _LOG = logging.getLogger(__name__)
-_START_POLL = 0.5  # seconds between two looks at a server that starts
-_WEIGHTS_POLL = 0.2  # seconds between two looks at a server that takes weights by itself
+_START_POLL = 0.5  # seconds between two checks of a server that starts
+_WEIGHTS_POLL = 0.2  # seconds between two checks of a server that loads weights by itself
 
 # new: it has had no weights yet. up: it serves the current ones. updating: a sync gives it new ones. down: it gets no
-# requests; its supervisor checks its health. recovering: its supervisor brings it back. resting: it has given its
-# memory back until the next sync. lost: one of ours that is not started again.
+# requests; its supervisor checks its health. recovering: its supervisor brings it back. resting: it has released its
+# memory until the next sync. lost: a launched server that is not started again.
 State = Literal["new", "up", "updating", "down", "recovering", "resting", "lost"]
 
 
@@ -34,9 +34,9 @@ class LabelledWeights:
 
 @dataclasses.dataclass(frozen=True)
 class ServerLimits:
-    """Seconds for a server to start, for it to take new weights, and between two checks of its health.
+    """Seconds for a server to start, for it to load new weights, and between two checks of its health.
 
-    `restarts` is how often each server of ours may be started again.
+    `restarts` is how often each launched server may be started again.
     """
 
     startup: float = 600.0
@@ -47,24 +47,24 @@ class ServerLimits:
 
 @dataclasses.dataclass(eq=False)
 class Server:
-    """One server and what is known of it; `process` is set where it is ours to start and kill."""
+    """One server and its known state; `process` is None unless this trainer launched it."""
 
     client: ServerClient
     process: ServerProcess | None
     restarts: int
     state: State = "new"
     fault: str = "not started"
-    absent: bool = False  # nothing answered the last call: somebody may yet start it
-    label: str = ""  # of the weights that it took last
+    absent: bool = False  # nothing answered the last call: perhaps it is not started yet
+    label: str = ""  # of the weights that it loaded last
     sessions: int = 0
-    recoveries: int = 0  # that have ended, successful or not
-    replies: int = 0  # since the last check; any shows that it is alive
+    recoveries: int = 0  # recoveries that have ended, successful or not
+    replies: int = 0  # since the last check; one reply shows that it is alive
     missed_checks: int = 0  # in a row without an answer
     silent_since: float = 0.0  # on the monotonic clock; 0 while it answers
     refused: list[str] = dataclasses.field(default_factory=list)  # labels of weights refused since it was up
     released: ReleasedMemory = dataclasses.field(default_factory=ReleasedMemory)
-    memory_lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # of a rest, a wake or an update
-    reading: Path | None = None  # the folder that it loads, which must not be removed meanwhile
+    memory_lock: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)  # held by a rest, a wake or an update
+    reading: Path | None = None  # the folder that it is loading, which must not be removed
     requests: set[asyncio.Task[Any]] = dataclasses.field(default_factory=set)
     check_now: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
@@ -79,10 +79,10 @@ class Server:
     async def take(
         self, target: LabelledWeights, deadline: float, current: Callable[[], bool], *, follow: bool, known: bool = True
     ) -> None:
-        """Has it load the target. With `follow` it does so by itself: this waits for it while the target is `current`.
+        """Has the server load the target. With `follow` it does so by itself: this waits while the target is `current`.
 
-        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. A server that follows and is
-        not `known` to have answered before may still be starting: it raises no RequestFailed.
+        Raises TimeoutError after `deadline` seconds, RequestRefused, and RequestFailed. Exception: a following server
+        that is not `known` to have answered before may still be starting, so RequestFailed is not raised for it.
         """
         self.reading = target.folder
         try:
@@ -98,19 +98,19 @@ class Server:
         self.label = target.label if current() or not follow else self.label
 
     async def rest(self) -> None:
-        """Has it give its memory back until it takes weights, or `wake`. Raises what `ServerClient.rest` raises."""
+        """Has it release its memory until it loads weights, or until `wake`. Raises what `ServerClient.rest` raises."""
         async with self.memory_lock:
             self.released.incarnation = await self.client.incarnation()
             await self.client.rest(self.released)
 
     async def wake(self) -> None:
-        """Has it take its memory again. Raises RequestFailed or RequestRefused."""
+        """Has the server take its memory again. Raises RequestFailed or RequestRefused."""
         async with self.memory_lock:
             if await self._released_memory():
                 await self.client.wake(self.released)
 
     async def _released_memory(self) -> ReleasedMemory:
-        """The memory that it lacks: none where it was started again since, and would crash if given memory twice."""
+        """The memory that it has released: none if it was restarted since. A restore would then crash it."""
         if self.released and await self.client.incarnation() != self.released.incarnation:
             await self.released.remove(self.released.kinds)
         return self.released
@@ -133,7 +133,7 @@ class Server:
             await asyncio.sleep(_WEIGHTS_POLL)
 
     def may_start(self) -> bool:
-        """Whether one of ours may be started; every start but the first takes one of its restarts."""
+        """Whether a launched server may be started; every start but the first uses up one restart."""
         assert self.process is not None
         if not self.process.starts:
             return True
@@ -147,9 +147,9 @@ class Server:
         return True
 
     async def start(self, target: LabelledWeights, deadline: float, *, any_weights: bool) -> None:
-        """Starts the process on the target and waits until it serves it, or `any_weights`.
+        """Starts the process with the target and waits until it serves the target; with `any_weights`, any weights.
 
-        Raises RequestFailed where it does not within `deadline` seconds, OSError where port or log cannot be had.
+        Raises RequestFailed if it does not within `deadline` seconds, OSError if port or log cannot be opened.
         """
         assert self.process is not None
         self.reading = target.folder

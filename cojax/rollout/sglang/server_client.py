@@ -1,4 +1,4 @@
-"""The HTTP calls to one SGLang server: completions, health, weights, and giving memory back."""
+"""The HTTP calls to one SGLang server: completions, health, weights, and the release of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cojax.rollout.sglang.released_memory import ReleasedMemory
 from cojax.rollout.sglang.replies import ServerReply, read_reply
 
 _T = TypeVar("_T")
-# Deadlines in seconds of calls that take no time on a healthy server, and of those that move memory.
+# Deadlines in seconds: of calls that are fast on a healthy server, and of those that move memory.
 _QUICK = 10.0
 _MEMORY = 120.0
 _HEALTH = 40.0  # the server itself gives up after 20
@@ -49,9 +49,9 @@ class ServerClient:
     ) -> ServerReply:
         """Samples at most `room` tokens of 0 … `vocabulary` − 1. The caller bounds the time.
 
-        A router with a policy that reads it sends requests of one `key` to one server. `routes` says which tokens'
-        experts to report, None asks for none. Log-probs are those of logits / temperature; at temperature 0 those at
-        temperature 1. A server heeds the seed only if it runs with --enable-deterministic-inference. Raises
+        A router whose policy is `manual` sends all requests with one `key` to one server. `routes` says for which
+        tokens to report experts, None for none. Log-probs are those of logits / temperature; at temperature 0 those at
+        temperature 1. A server uses the seed only if it runs with --enable-deterministic-inference. Raises
         RequestFailed or RequestRefused.
         """
         answer = await self._post(
@@ -90,11 +90,11 @@ class ServerClient:
         return await self._read("model_info", lambda answer: str(answer["weight_version"]))
 
     async def check_health(self) -> None:
-        """Has the server generate a token. Raises RequestFailed while it does not, ServerFailed where it is gone."""
+        """Has the server generate a token. Raises RequestFailed if it does not, ServerFailed if it is gone."""
         await self._get("health", _HEALTH)
 
     async def can_release_memory(self) -> bool:
-        """Whether it can give memory back, or runs on the CPU, where the request to do so does nothing."""
+        """Whether it can release memory, or runs on the CPU, where a request to release memory does nothing."""
         return await self._read("server_info", lambda i: bool(i["enable_memory_saver"]) or i["device"] == "cpu")
 
     async def reports_routes(self) -> bool:
@@ -102,15 +102,15 @@ class ServerClient:
         return await self._read("server_info", lambda info: bool(info["enable_return_routed_experts"]))
 
     async def incarnation(self) -> str:
-        """A text that differs for a process started later in its place: how long its parts took to start."""
+        """A text that identifies the server's process: how long its parts took to start. A restart changes it."""
         parts = await self._read("server_info", lambda info: [part["startup_time"] for part in info["internal_states"]])
         return json.dumps(parts)
 
     async def rest(self, released: ReleasedMemory) -> None:
-        """Has it give back the memory of cache, weights and graphs; it answers no completion until it is woken.
+        """Has it release the memory of cache, weights and graphs; it answers no completion until it is woken.
 
-        Requests under way are put back in the queue first: a server that is not idle would not survive this. Raises
-        RequestFailed or RequestRefused, StorageError where the release cannot be recorded and is therefore not done.
+        Running requests are put back in the queue first: a server that is not idle would crash. Raises RequestFailed or
+        RequestRefused. Raises StorageError if the release cannot be recorded; then nothing is released.
         """
         await self._pause()
         try:
@@ -122,18 +122,18 @@ class ServerClient:
         await self._post("release_memory_occupation", {"tags": sorted(released.kinds)}, _MEMORY)
 
     async def wake(self, released: ReleasedMemory) -> None:
-        """Ends a `rest` without new weights: the memory of the weights is there again, their values are not."""
+        """Ends a `rest` without new weights: the memory of the weights is allocated again, but without their values."""
         for tag in sorted(released.kinds):
             await self._post("resume_memory_occupation", {"tags": [tag]}, _MEMORY)
             await released.remove([tag])
         await self._post("continue_generation", {}, _QUICK)
 
     async def update(self, folder: Path, label: str, released: ReleasedMemory) -> None:
-        """Has it load the weights in `folder`, a path that it must see as we do. The caller bounds the time.
+        """Has it load the weights in `folder`, which must have the same path on the server. The caller bounds the time.
 
-        Requests under way are put back in the queue, and go on under the new weights with their cache made anew. Memory
-        in `released` is taken again: that of the weights before the update, the rest after it, so that the server
-        takes no more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
+        Running requests are put back in the queue. They continue with the new weights and a recomputed cache. Memory in
+        `released` is taken again: that of the weights before the update, the rest after it, so that the server never
+        takes more than it needs while it shares the accelerator with the learner. Raises RequestFailed or
         RequestRefused.
         """
         await self._pause()
@@ -150,7 +150,7 @@ class ServerClient:
                 await self._post("resume_memory_occupation", {"tags": sorted(released.kinds)}, _MEMORY)
                 await released.remove(released.kinds)
         except BaseException:
-            # A server left paused would answer nobody, and one without its memory must not go on.
+            # A server that stays paused answers no request. But one without its memory must stay paused.
             if not released:
                 await asyncio.shield(self._unpause())
             raise
@@ -159,22 +159,22 @@ class ServerClient:
             raise ServerFailed(f"{self.url} serves weights {found!r} after an update to {label!r}")
 
     async def _pause(self) -> None:
-        """Puts the requests under way back in the queue; they go on if this raises RequestFailed or RequestRefused."""
+        """Puts the running requests back in the queue; they continue if this raises RequestFailed or RequestRefused."""
         try:
             await self._post("pause_generation", {"mode": "retract"}, _QUICK)
         except BaseException as error:
-            # Without an answer the server may have paused all the same, unless it was never reached.
+            # The server may have paused although no answer came, unless it was never reached.
             if not isinstance(error.__cause__, httpx.ConnectError | httpx.ConnectTimeout):
                 await asyncio.shield(self._unpause())
             raise
 
     async def _unpause(self) -> None:
-        """Ends a pause after a fault. A failure of this call is ignored: the fault before it is the one to report."""
+        """Ends a pause after a fault. A failure of this call is ignored, so that the first fault is reported."""
         with contextlib.suppress(RequestFailed, RequestRefused):
             await self._post("continue_generation", {}, _QUICK)
 
     async def _read(self, path: str, read: Callable[[Any], _T]) -> _T:
-        """The result of `read` for the answer. Raises ServerFailed where it lacks a field."""
+        """The result of `read` for the answer. Raises ServerFailed if the answer lacks a field."""
         answer = await self._get(path, _QUICK)
         try:
             return read(answer)

@@ -13,21 +13,22 @@ from cojax.rollout.sglang.conversations import Conversations
 from cojax.rollout.sglang.server import LabelledWeights, Server, ServerLimits, State
 
 _LOG = logging.getLogger(__name__)
-# Unanswered checks in a row until a server counts as hanging: a server under heavy load may miss one.
+# Unanswered checks in a row after which a server counts as hung: a server under heavy load may miss one.
 _MISSES = 3
-_REFUSALS = 3  # of weights until a server of ours is started again: a folder may go while it is about to read it
-_RETRY_SECONDS = 1.0  # to the next check, where something is wrong
+# Refusals of weights after which a launched server is restarted: the folder may vanish just before it is read.
+_REFUSALS = 3
+_RETRY_SECONDS = 1.0  # until the next check after a fault
 
 
 @dataclasses.dataclass(frozen=True)
 class FleetSettings:
     """How a fleet treats its servers.
 
-    Two settings are for servers that get their weights from somebody else. With `follow` they load new weights by
-    themselves, and a sync waits until they have. With `any_weights` they are used whatever they serve, and the target
-    is only what a server of ours starts on.
+    Two settings are for servers that get their weights from another process. With `follow` they load new weights by
+    themselves, and a sync waits until they have. With `any_weights` a server may serve any weights; the target is then
+    only what a launched server starts with.
 
-    With `release_memory` servers may be told to give their memory back. With `routes` they must be able to report which
+    With `release_memory` servers may be asked to release their memory. With `routes` they must be able to report which
     experts tokens went through.
     """
 
@@ -39,10 +40,10 @@ class FleetSettings:
 
 
 class Supervisor:
-    """Watches servers, each in a task of its own, so that no server waits for another; for one event loop.
+    """Watches servers, each in its own task, so that no server waits for another; for one event loop.
 
-    The fleet sets the `target`, the weights that servers are to have, and whether it is `syncing` or `resting`. It may
-    wait on `changed` for another state of any server.
+    The fleet sets the `target`, the weights that servers should have, and whether it is `syncing` or `resting`. It may
+    wait on `changed` for a change of any server's state.
     """
 
     def __init__(self, conversations: Conversations, settings: FleetSettings) -> None:
@@ -53,7 +54,7 @@ class Supervisor:
         self._conversations = conversations
 
     async def watch(self, server: Server) -> None:
-        """Checks the server at every interval, and at once where `check_now` is set; until it is cancelled."""
+        """Checks the server at every interval, and whenever `check_now` is set, until it is cancelled."""
         while True:
             # Not wait_for: in Python 3.11 it swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
@@ -71,7 +72,8 @@ class Supervisor:
                     await self.set_state(server, "down", repr(error))
 
     async def update(self, server: Server, target: LabelledWeights, known: bool) -> None:
-        """Brings one server to the target, or leaves it out. One of ours that hangs is ended; its watch restarts it.
+        """Brings one server to the target, or leaves it out. A launched server that hangs is ended, and its watch
+        restarts it.
 
         `known` says whether it has answered before.
         """
@@ -83,7 +85,7 @@ class Supervisor:
             if self.target is target:
                 await self.set_state(server, "up")
                 return
-            # The caller of this sync was cancelled before it ended.
+            # This sync's caller was cancelled, and another sync began.
             fault, hung = "another sync began", False
         except (RequestFailed, RequestRefused, TimeoutError) as error:
             fault, hung = self._describe(error), not isinstance(error, RequestRefused | ServerFailed)
@@ -92,13 +94,13 @@ class Supervisor:
             if server.process is not None and not isinstance(error, RequestRefused):
                 await asyncio.to_thread(server.process.kill)
         finally:
-            if not server.up:  # whatever happened, also a cancellation: its watch brings it back
+            if not server.up:  # after any failure, also a cancellation: its watch brings it back
                 server.state = "down"
                 server.check_now.set()
         await self.set_state(server, "down", fault, hung)
 
     async def rest(self, server: Server) -> None:
-        """Has one server give its memory back; one that fails to is left out until its watch has checked it."""
+        """Has one server release its memory; a server that fails to is left out until its watch has checked it."""
         server.state, server.fault = "resting", "has given its memory back"
         try:
             await server.rest()
@@ -108,7 +110,7 @@ class Supervisor:
             server.check_now.set()
 
     async def set_state(self, server: Server, state: State, fault: str = "", hung: bool = False) -> None:
-        """Records the state. The requests of a server that is left out are cancelled, to be tried on another."""
+        """Records the state. The requests of a server that is left out are cancelled, to be sent to another."""
         server.recoveries += server.state == "recovering" != state
         server.state, server.fault = state, fault
         server.absent = server.absent and state != "up"
@@ -118,8 +120,11 @@ class Supervisor:
             self.changed.notify_all()
 
     async def _give(self, server: Server, target: LabelledWeights, known: bool = True) -> None:
-        """Gives one server the target. Raises what `Server.take` raises, and RequestRefused where a server that is not
-        ours was started without what is asked of it."""
+        """Gives one server the target.
+
+        Raises what `Server.take` raises, and RequestRefused for a server at `urls` that was started without a flag that
+        the settings need.
+        """
         if self.settings.release_memory and server.process is None and not await server.client.can_release_memory():
             raise RequestRefused(
                 f"{server.name} keeps its memory: start it with --enable-memory-saver, or unset sglang.release_memory"
@@ -139,8 +144,10 @@ class Supervisor:
         return str(error) or late
 
     async def _recover(self, server: Server) -> None:
-        """Brings a server up on the weights that are current by then. One of ours that has ended is started again while
-        restarts are left."""
+        """Brings a server up with the weights that are current at that time.
+
+        A launched server that has ended is started again while restarts are left.
+        """
         process, pause = server.process, _RETRY_SECONDS
         await self.set_state(server, "recovering", server.fault)
         while server.state == "recovering":
@@ -154,7 +161,7 @@ class Supervisor:
                 else:
                     await self.set_state(server, "lost", server.fault)
                     return
-                # Nothing runs in between: a sync either finds it up, or has set the target that it takes next.
+                # No other task runs in between: a sync either finds it up, or has already set the next target.
                 if self.target is target or self.settings.any_weights:
                     server.missed_checks = 0
                     server.refused.clear()
@@ -164,7 +171,7 @@ class Supervisor:
                 _LOG.warning("%s did not come up: %s", server.name, server.fault)
                 refused = isinstance(error, RequestRefused)
                 if self.target is not target:
-                    # Its folder may have gone for a newer one: not the server's fault.
+                    # Its folder may have been replaced by a newer one, which is not the server's fault.
                     server.restarts = restarts
                     if refused:
                         continue
@@ -176,7 +183,7 @@ class Supervisor:
                 alive = process.running
                 await asyncio.to_thread(process.kill)
                 if not alive and server.restarts and self.target is target:
-                    # A port or memory that is taken for a moment must not cost all restarts.
+                    # A port or memory that is briefly taken must not use up all restarts.
                     await asyncio.sleep(pause)
                     pause *= 2
 
@@ -206,7 +213,7 @@ class Supervisor:
         except (RequestFailed, RequestRefused) as error:
             fault = error
         if (server.state, self.target) != (state, target):
-            server.check_now.set()  # a sync or a fault came in between: the finding is out of date
+            server.check_now.set()  # a sync or a fault came in between: this result is out of date
         elif fault is not None:
             await self._note_fault(server, fault)
         else:
@@ -221,7 +228,8 @@ class Supervisor:
                 await self._bring_up(server)
 
     async def _probe(self, server: Server) -> str:
-        """The label of the weights that a healthy server serves. Raises RequestFailed or RequestRefused for another."""
+        """The label of the weights that a healthy server serves. Raises RequestFailed or RequestRefused if it is not
+        healthy."""
         process = server.process
         if process is not None and not process.running:
             raise ServerFailed(f"it has ended; {process.log} ends:\n{process.tail()}")
@@ -232,10 +240,10 @@ class Supervisor:
         return await server.client.version()
 
     async def _note_fault(self, server: Server, fault: RequestFailed | RequestRefused) -> None:
-        """Leaves a sick server out, unless it may be slow only; one of ours is killed and started again."""
+        """Leaves a faulty server out, unless it may only be slow; a launched one is killed and started again."""
         server.missed_checks += 1
         server.silent_since = server.silent_since or time.monotonic()
-        # A server that gets its weights from somebody else is silent until it has them.
+        # A server that gets its weights from another process does not answer until it has them.
         waiting = self.settings.any_weights and time.monotonic() - server.silent_since < self.limits.sync
         hung, soon = not isinstance(fault, RequestRefused | ServerFailed), min(_RETRY_SECONDS, self.limits.probe_every)
         if hung and (server.missed_checks < _MISSES or waiting):
@@ -243,7 +251,7 @@ class Supervisor:
             return
         if str(fault) != server.fault:
             _LOG.warning("%s is left out: %s", server.name, fault)
-        # A server that starts is silent for a while: an absent one that hangs is still to come.
+        # A starting server does not answer for a while: one that was absent and now hangs may still come up.
         server.absent = isinstance(fault, ServerFailed) or (server.absent and hung)
         await self.set_state(server, "down", str(fault), hung)
         if self.syncing and server.absent:

@@ -1,4 +1,4 @@
-"""The folder of weights that trainer and servers share: one trainer writes versions, servers find the newest."""
+"""The folder of weights that trainer and servers share: the trainer writes versions, servers find the newest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
 class WeightsFolder:
     """The versions in `folder`/weights/, one subfolder each, locked for this process until `close`.
 
-    Raises OSError where the folder cannot be written, ValueError where another process has locked it.
+    Raises OSError if the folder cannot be written, ValueError if another process has locked it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,8 +72,8 @@ class WeightsFolder:
 def newest_version(folder: Path, known: LabelledWeights | None = None) -> LabelledWeights | None:
     """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
-    Its files are checked, unless it is the `known` one. A version that is removed meanwhile is replaced by its
-    successor. Raises DamagedFile for a version that is damaged.
+    Its files are checked, unless it is the `known` one. If a version is removed while it is read, its successor is
+    returned. Raises DamagedFile for a version that is damaged.
     """
     for _ in range(_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""Gives SGLang on a CPU the parts of PyTorch that it expects besides CUDA: see README.md."""
+"""Gives SGLang on a CPU the parts of PyTorch and CUDA that it expects: see README.md."""
 
 import contextlib
 import types
