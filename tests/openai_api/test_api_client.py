@@ -53,7 +53,7 @@ def test_a_refusal_that_dribbles_is_given_up_in_time() -> None:
     with endpoint.serving() as url:
         began = time.monotonic()
         assert refused(url, 0.4).kind == "timeout"
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 10  # the client reads 65,536 bytes at most, which would take 22 minutes
         assert endpoint.left.wait(3)
         soon(lambda: not any(thread.name == "openai" for thread in threading.enumerate()))
 
