@@ -20,9 +20,9 @@ _HEAD = """# Settings
 
 Written by `python -m experiments.reference > docs/settings.md`; do not edit.
 
-A setting is given as `--config.NAME=VALUE`. An experiment (`experiments/desk.py`, say) sets some of these anew, a
-preset (`--config.policy=NAME`) others; a flag wins over both. Where a range lists names, `package.module:name` may
-name one of your own, if the range says so.
+Set a setting by `--config.NAME=VALUE`. An experiment (for example `experiments/desk.py`) overrides some defaults, and a
+preset (`--config.policy=NAME`) overrides others; a flag overrides both. If a range ends in `package.module:name`, you
+can name one of your own.
 """
 _FROM_OUTSIDE = "or `package.module:name`"
 
@@ -42,7 +42,7 @@ def lines() -> Iterator[str]:
             yield _row(whole, LEAVES[whole])
         yield ""
     yield "## Settings of entries\n"
-    yield "These sections hold keywords of the entry that is named beside them; its signature says what they may be.\n"
+    yield "Each section sets keywords of the entry in the second column, whose signature declares their ranges.\n"
     yield "| section | keywords of |\n|---|---|"
     for name, whose in OPEN.items():
         yield f"| `{name}` | {_cell(whose)} |"
@@ -57,7 +57,7 @@ def _range(name: str, leaf: Leaf) -> str:
     if name in CHOICES:
         return f"{_listed(CHOICES[name].names())}, {_FROM_OUTSIDE}"
     if name == "signals":
-        return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, parted by commas"
+        return f"any of {_listed(list(SIGNALS))}, {_FROM_OUTSIDE}, separated by commas"
     if name == "policy":
         return f'{_listed(list(PRESETS))}, or ""'
     for one in typing.get_args(leaf.range):

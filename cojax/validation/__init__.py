@@ -1,8 +1,8 @@
 """Validation: decides by running a draft whether it becomes a task (CoEvolve §3.3).
 
-A task's reward is the environment's own comparison with the replayed solution. Validation therefore proves that the
-solution runs and always ends in the same state, that this end is worth something, and that no lesser solution earns
-full reward. As far as the environment and the words show, it also proves that the query asks for this end.
+A task's reward is the environment's own comparison with the replayed solution. So validation proves that the solution
+runs and always ends in the same state, that doing nothing does not end there, and that no shorter version of the
+solution earns full reward. It also checks, as far as environment and wording show it, that the query asks for this end.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Validation:
                - no look-up is superfluous (necessity.py);
                - an answer was shown by an action and does not stand in the query (answer_check.py);
                - the query agrees with the solution (consistency.py);
-               - where attempts are made on the query alone, one of them earns full reward.
-    retained   The run fails, or every attempt does, yet the environment returns a positive reward (the paper's rule).
-               It is no task.
+               - if attempts are made that see only the query, at least one earns full reward.
+    retained   The run or every attempt fails, but the environment returns a positive reward (the paper's rule). The
+               draft does not become a task.
     discarded  Everything else.
 
-    Doing nothing means to end the episode at once, without an answer. An ending that does more is an action like any
-    other; its control ends the episode without an answer instead.
+    Doing nothing means to end the episode immediately, without an answer. If the last action does more than end the
+    episode, it is an action like any other; its control ends the episode without an answer instead.
 
-    The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls of
+    The explorer that wrote the draft names the tool that ends an episode, `ending`, and its budget pays for calls to
     models. `controls` is the number of effective actions left out in turn, drawn by the task's id; None means all.
-    `judge` and `attempts` come last, as they cost most; a judge can refuse a draft but never accept it. With `safe`,
-    drafts under a rule of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run (the
-    ablation): only queries that are no text, duplicates, evaluation tasks and unsafe drafts are refused.
+    `judge` and `attempts` run last, as they cost most; a judge can refuse a draft but never accept it. With `safe`,
+    drafts that match a rule of safety.py are discarded and marked for quarantine. With `enabled` false nothing is run
+    (the ablation): only malformed queries, duplicates, evaluation tasks and unsafe drafts are refused.
     """
 
     environment: Environment
@@ -73,10 +73,10 @@ class Validation:
     def __call__(
         self, draft: TaskDraft, known: Callable[[str], bool], explorer: Explorer
     ) -> tuple[Verdict, Task | None]:
-        """The verdict, and the task where it was accepted. The caller fills in the task's origin and lineage.
+        """The verdict, and the task if it was accepted. The caller adds the task's origin and lineage.
 
-        `known` says whether a task of that id is in the pool already. Where the environment breaks, the draft is
-        discarded with a line of evidence that begins "environment failed". Raises TypeError where a judge or attempts
+        `known` says whether the pool already holds a task with that id. If the environment fails, the draft is
+        discarded with a line of evidence that begins "environment failed". Raises TypeError if a judge or attempts
         need a budget and the explorer has none.
         """
         evidence: list[str] = []
@@ -141,7 +141,7 @@ class Validation:
             raise DraftRefused(f"set aside for review: {rule}", quarantine=rule)
 
     def _repeatable(self, task: Task, run: Replay, evidence: list[str]) -> None:
-        """Raises DraftRefused where a second run passes through other states."""
+        """Raises DraftRefused if a second run passes through other states."""
         again = self._run(task, task.solution)
         if again.states != run.states:
             both = zip(run.states, again.states, strict=False)
@@ -152,8 +152,9 @@ class Validation:
     def _bare_ending(self, task: Task, ending: str) -> Action:
         """The action that ends the episode and does nothing else.
 
-        It is a call of `ending` without arguments, which an environment whose actions are code writes as code. Where
-        there is no such tool it is an action without calls: with the text that the environment offers last, if any.
+        It is a call of `ending` without arguments; an environment whose actions are code turns it into code. Without
+        such a tool it is an action without calls. Its text is that of the last action that the environment offers, if
+        that has no calls either.
         """
         if ending:
             return Action(calls=(Call(ending),))
@@ -171,8 +172,8 @@ class Validation:
         return next((action for action in offered if not action.calls), Action())
 
     def _worth_doing(self, task: Task, run: Replay, bare: Action, evidence: list[str]) -> None:
-        """Raises DraftRefused where doing nothing ends in the same state, or earns full reward."""
-        # In a dialogue, doing nothing ends each of the user's turns at once.
+        """Raises DraftRefused if doing nothing ends in the same state, or earns full reward."""
+        # In a dialogue, doing nothing ends each of the user's turns immediately.
         turns = 1 if bare.calls else sum(not action.calls for action in task.solution[:-1]) + 1
         nothing = self._run(task, (bare,) * turns)
         if nothing.states[-1] == run.states[-1]:
@@ -182,7 +183,8 @@ class Validation:
         evidence.append("has an effect, and doing nothing fails")
 
     def _agrees(self, task: Task, run: Replay, ending: str, evidence: list[str]) -> QueryMatch:
-        """Compares the query with the solution. Raises DraftRefused for an answer that was not shown or is given."""
+        """Compares the query with the solution. Raises DraftRefused for an answer that no action showed or that the
+        query gives away."""
         steps = necessity.triplets(run)
         answer = check_answer(task.query, steps, run.states[-1], ending, self._documents.get(ending, {}))
         if answer.against:
@@ -207,7 +209,7 @@ class Validation:
     def _attempted(
         self, task: Task, attempts: Attempts, explorer: Metered, evidence: list[str]
     ) -> tuple[Verdict, Task | None]:
-        """The verdict by the rewards of attempts on the query alone."""
+        """The verdict given the rewards of attempts that see only the query."""
         found = attempts(self.environment, task, explorer, self.play)
         evidence.append(found.line)
         if found.solved:
@@ -216,7 +218,7 @@ class Validation:
         return Verdict(status, tuple(evidence), found.difficulty), None
 
     def _run(self, task: Task, actions: tuple[Action, ...]) -> Replay:
-        """One replay. Raises EnvironmentFailure where the environment broke or ran out of time: no proof."""
+        """One replay. Raises EnvironmentFailure if the environment failed or timed out: that proves nothing."""
         run = replay(self.environment, task, actions, self.play)
         if not run.trajectory.valid or run.trajectory.outcome == "timeout":
             raise EnvironmentFailure(run.trajectory.error)
@@ -224,7 +226,7 @@ class Validation:
 
 
 def _failure(run: Replay) -> str:
-    """Why the run does not reach its objective; empty where it does."""
+    """Why the run does not earn full reward; "" if it does."""
     for position, turn in enumerate(run.trajectory.turns, start=1):
         if not turn.observation.ok:
             return f"run fails: action {position}, {signature(turn.action)}: {turn.observation.text[:200]}"

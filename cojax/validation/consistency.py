@@ -1,8 +1,8 @@
-"""Checks by their words that a query asks for what its solution does.
+"""Checks by wording that a query asks for what its solution does.
 
-A query in the environment's own wording of the steps agrees. For a query in other words, every argument of a call must
-be named in it, shown by an earlier action, documented with the tool, or computed from such values. Arguments that
-people may call by another name, such as codes, are left open, and the evidence says so.
+A query that equals the environment's own wording of the steps agrees. In any other query, every argument of a call must
+be named in the query, shown by an earlier action, documented with the tool, or computed from such values. Arguments
+that people may call by another name, such as codes, are not checked, and the evidence says so.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _unrelated(
     world: str,
     documents: Documents,
 ) -> str:
-    """Why the query seems to ask for something else altogether; empty where it does not."""
+    """Why the query seems to ask for something unrelated; "" if it does not."""
     asked = {word for word in query.words if not word[0].isdigit()}
     given = {word for _, call in calls for _, value in _arguments(call) for word in words(str(value))}
     done = {
@@ -167,7 +167,7 @@ def _synonym(word: str) -> str:
 
 
 def _contradiction(asked: set[str], called: set[str], done: set[str], documents: Documents) -> str:
-    """Why the query asks for another tool of the same application than those called; empty where it does not."""
+    """Why the query asks for another tool of an application than those called; "" if it does not."""
     split = {tool: [*words(tool)] for tool in documents}
     # The first word of a name is an application where several tools share it.
     prefixes = Counter(name[0] for name in split.values() if len(name) > 1)

@@ -1,6 +1,6 @@
 """Negative controls: the solution is run without each of its parts in turn, and must then earn less.
 
-Without a part that changes the state, the reward must not be full. A part that only shows something must be of use; see
+Without a part that changes the state, the reward must be below 1. A part that only shows something must be needed; see
 necessity.py.
 """
 
@@ -23,9 +23,9 @@ from cojax.validation.refusal import DraftRefused
 class NegativeControls:
     """The negative controls of one task, whose solution was replayed as `run`.
 
-    `bare` is the action that ends the episode in place of the last one, or None where the last one only ends. `agreed`
-    is the comparison of query and solution, `phrase` gives the environment's wording of steps, and `replay` plays other
-    actions.
+    `bare` is the action that ends the episode in place of the last one, or None if the last one does nothing else.
+    `agreed` is the comparison of query and solution, `phrase` returns the environment's wording of steps, and `replay`
+    plays other actions.
     """
 
     task: Task
@@ -40,7 +40,7 @@ class NegativeControls:
     def examine(self, most: int | None, evidence: list[str]) -> None:
         """Leaves out each part in turn and adds a line of evidence for each.
 
-        Of the parts that change the state at most `most` are left out, drawn by the task's id; None means all. Raises
+        At most `most` of the parts that change the state are left out, drawn by the task's id; None means all. Raises
         DraftRefused for a look-up that is not needed, then for a query that does not agree with the solution, then for
         any other part that is not needed.
         """

@@ -142,10 +142,10 @@ class Exclusions:
     def why_done(self, task: Task, run: Replay, again: Callable[[Task, tuple[Action, ...]], Replay]) -> str:
         """The rule that excludes the task by the end of its solution, replayed as `run`; empty where none does.
 
-        The run must not change the world as the solution of an evaluation task on the same setup does, whatever it
-        looks up on the way. Where that solution changes nothing, the run must not earn the full reward of that task.
+        The run must not change the world in the same way as the solution of an evaluation task on the same setup;
+        look-ups do not count. If that solution changes nothing, the run must not earn full reward on that task.
         Evaluation tasks without a solution, or whose solution does not run, are not compared. `again` replays actions
-        as a task.
+        on a task.
         """
         setup = setup_hash(task)
         tasks = self.by_setup.get(setup, ())
@@ -162,23 +162,23 @@ class Exclusions:
 
 @dataclasses.dataclass(frozen=True)
 class End:
-    """An evaluation task, and a hash of how its solution changes the world, empty where it changes nothing."""
+    """An evaluation task, and a hash of how its solution changes the world, "" if it changes nothing."""
 
     task: Task
     change: str
 
     @classmethod
     def of(cls, task: Task, again: Callable[[Task, tuple[Action, ...]], Replay]) -> End | None:
-        """The end of a task's solution, None where that does not run to its end.
+        """The end of a task's solution, None if the solution does not run to its end.
 
-        Raises EnvironmentFailure where the environment broke.
+        Raises EnvironmentFailure if the environment failed.
         """
         run = again(task, task.solution)
         return cls(task, _change(run)) if run.complete else None
 
 
 def _change(run: Replay) -> str:
-    """A hash of the parts of the world that the run changed, as they are at its end; empty where it changed none.
+    """A hash of the parts of the world that the run changed, in their final state; "" if it changed none.
 
     The mappings in a state are the parts of the world. The other values describe the episode: the answer, the outputs
     of calls, whose turn it is.
@@ -231,7 +231,7 @@ def _turns(text: str) -> list[str]:
 
 
 def _distinctive_parts(text: str, words: int) -> set[str]:
-    """The letters of the query and of its turns, as far as they have enough words not to agree by chance."""
+    """The letters of the query and of its turns, of those with enough words not to agree by chance."""
     least = {text: words, **{turn: _TURN_FACTOR * words for turn in _turns(text) if turn != text}}
     spelled = {part: _words(part) for part in least}
     return {"".join(found) for part, found in spelled.items() if len(found) >= least[part]}

@@ -15,7 +15,7 @@ from cojax.unicode_forms import normal_form
 MOST_CHARACTERS = 100_000
 # Bounds of a solution: actions, calls of one action; and over all of it values, characters and depth.
 _ACTIONS, _CALLS, _VALUES, _WRITTEN, _DEPTH = 200, 64, 10_000, 200_000, 32
-# The control tokens of common chat templates, which are refused whatever the policy's own are.
+# The control tokens of common chat templates, which are refused in addition to the policy's own.
 _TEMPLATE = re.compile(
     r"<\|[^\s<>|]{1,40}\|>|</?(?:s|bos|eos|pad|unk|think|tool_call|tool_response|start_of_turn|end_of_turn)>|\[/?inst\]"
 )
@@ -31,9 +31,8 @@ _SIGN = re.compile(r"[^\w\s]")
 def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
     """Why a query is refused, as a line of evidence; empty where it is not.
 
-    A query must be text of at most `longest` characters with a letter or a digit. It may hold no half of a surrogate
-    pair, no control characters, no characters that hide or turn text, and no literal of `control_tokens` in any case or
-    width.
+    A query must be text of at most `longest` characters with a letter or a digit. It must not contain lone surrogates,
+    control characters, characters that hide or reverse text, or a literal of `control_tokens` in any case or width.
     """
     if not isinstance(query, str):
         return f"the query is {type(query).__name__}; expected text"
@@ -54,7 +53,7 @@ def flaw(query: str, longest: int, control_tokens: Sequence[str] = ()) -> str:
 
 
 def oversize(solution: Sequence[Action]) -> str:
-    """Why a solution cannot be played, as it is too large or not JSON; empty where it can."""
+    """Why a solution is too large to play or not JSON; "" if it can be played."""
     if len(solution) > _ACTIONS:
         return f"the solution has {len(solution):,} actions; at most {_ACTIONS} are played"
     calls = [call for action in solution for call in action.calls]

@@ -1,8 +1,8 @@
-"""Safety filter: rules over the words and actions of a draft that set it aside until a person has seen it.
+"""Safety filter: rules over the words and actions of a draft that set it aside for review by a person.
 
-Rules find words, not intentions. A draft that they match is set aside with its evidence: it is never trained on and
-never dropped silently. The rules are about wholesale harm and other people's secrets. Deleting one file or logging in
-is ordinary work.
+Rules match words, not intentions. A draft that matches is set aside with its evidence: it is never trained on and never
+dropped silently. The rules concern wholesale harm and other people's secrets. Deleting one file or logging in is
+allowed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def violated_rule(draft: TaskDraft) -> str:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """The text as it is, decoded, backwards, and in the commonest cipher."""
+    """The text unchanged, decoded, reversed, and in the commonest cipher (ROT13)."""
     yield _plain(text)
     if len(text) > _DECODED or not any(map(str.isalpha, text)):
         return
@@ -53,7 +53,7 @@ def _readings(text: str) -> Iterator[str]:
         yield _plain(reading)
     lowered = _plain(text)
     for reading in (lowered[::-1], codecs.encode(lowered, "rot13")):
-        # Text that is English as it stands is not English in cipher.
+        # A text that reads as English is not also a cipher text.
         if _commonness(reading) >= _commonness(lowered):
             yield reading
 
