@@ -47,7 +47,7 @@ _ALL = 100_000
 
 
 def parts(config: ConfigDict) -> Parts:
-    """Environment, tokenizer, model shape and engine, of a configuration that was checked (experiments/checks.py).
+    """Environment, tokenizer, model shape and engine of a configuration that was checked by experiments/checks.py.
 
     Raises ValueError or OSError with the fix.
     """
@@ -75,7 +75,7 @@ def parts(config: ConfigDict) -> Parts:
 
 
 def mesh_of(config: ConfigDict) -> Mesh | None:
-    """The mesh that the policy is spread over, None for one device."""
+    """The mesh over which the policy is sharded, None for one device."""
     sizes = settings(config.mesh)
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
 
@@ -111,9 +111,9 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
 
 
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
-    """The same learner; where `learner.remat` is "auto", one that recomputes as little in its backward pass as fits.
+    """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
 
-    An engine's copy of the weights must fit beside it.
+    The engine's copy of the weights must fit as well.
     """
     if config.learner.remat != AUTO:
         return made
@@ -124,7 +124,7 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
 
 
 def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> Params:
-    """π_θ before the first step. `found` finds D_0, from whose solutions the policy may learn."""
+    """The parameters before the first step. `found` finds D_0, whose solutions a warm start may use."""
 
     def score(step: int) -> float:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
@@ -156,7 +156,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
             near_duplicates=NearDuplicates(config.validation.pool_similarity),
         )
     except ValueError:
-        # The same command asks again for the replies that failed: the endpoint may work by then.
+        # The same command then makes the failed calls again: the endpoint may work by that time.
         if isinstance(explores, LLMExplorer):
             explores.chat_model.reopen()
         raise
@@ -168,18 +168,18 @@ def initial_explorer(config: ConfigDict) -> str:
 
 
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:
-    """The explorer of that name, or else of config.explorer.name; `journal` stands in for the run's."""
+    """The explorer of that name, by default config.explorer.name; `journal` replaces the run's journal if given."""
     make = find("explorer", name or config.explorer.name, explorers.EXPLORERS)
     return make(config, made, journal or explorers.journal(config))
 
 
 def validation(config: ConfigDict, made: Parts, explores: Explorer) -> Validation:
-    """What examines the drafts of this explorer."""
+    """The validation of this explorer's drafts."""
     return explorers.validation(config, made, explores, reserved(config, made))
 
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
-    """How often each tool is used by the environment's own account; None where it gives none."""
+    """How often each tool is used, as the environment reports it; None if it does not."""
     return environment.popularity() if isinstance(environment, Charted) else None
 
 
@@ -238,9 +238,9 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:
     """Tasks that must never be trained on.
 
-    These are all tasks of the splits that the run evaluates, and of those that the environment keeps for evaluations,
-    so that the policy may be evaluated on any of them. Of splits that are generated without end, the desk's, they are
-    only the tasks that the run evaluates.
+    These are all tasks of the splits that the run evaluates and of those that the environment reserves for evaluations,
+    so that the policy may be evaluated on any of them. Of unlimited generated splits (the desk's) they are only the
+    tasks that the run evaluates.
     """
     loaded = (*made.evaluation, *made.development, *made.challenge)
     splits: tuple[str, ...] = environments.reserved(config.environment.name)

@@ -18,10 +18,10 @@ from cojax.types import Action, Call, ExplorationContext, Origin, Signal, Task, 
 class CarelessExplorer:
     """The explorer `careful`, except that with probability `mistakes` a draft has one name confused with another.
 
-    A name in the query is replaced, in query and solution, by one that the exploration used as another argument. So
-    such a draft describes actions that nobody carried out, and most of them fail; two drafts may be the same. Query and
-    solution still agree: an execution could not detect that they do not. Raises ValueError for `mistakes` outside
-    [0, 1].
+    A name in the query is replaced, in query and solution, by one that the exploration used as another argument. So the
+    draft describes actions that were never carried out, and most of them fail; two drafts may become equal. Query and
+    solution still agree, because validation by execution could not detect a disagreement. Raises ValueError for
+    `mistakes` outside [0, 1].
     """
 
     careful: ScriptedExplorer

@@ -1,4 +1,4 @@
-"""Checks a whole configuration, once, before anything of it is built."""
+"""Checks a whole configuration once, before anything is built from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"
 
 
 def check_run(config: ConfigDict) -> None:
-    """Raises ValueError for a configuration that no run can have. Finds the devices, and builds nothing."""
+    """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
     check(config)
     explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
     assemble.check_rows(config, assemble.mesh_of(config))
@@ -63,7 +63,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_entries(config: ConfigDict) -> None:
-    """Raises ValueError for an entry that there is not, that cannot be set so, or that fails when it is tried."""
+    """Raises ValueError for an unknown entry, for invalid settings of one, and for an entry that fails when tried."""
     for _ in entries.chosen(config):
         pass
     entries.learned_by(config)
@@ -79,7 +79,7 @@ def _check_addresses(config: ConfigDict) -> None:
 
 
 def _check_groups(config: ConfigDict) -> None:
-    """Raises ValueError where an update would wait for fewer than two episodes of a group."""
+    """Raises ValueError if an update would wait for fewer than two episodes of a group."""
     if math.ceil(config.quorum * config.group_size - 1e-9) < 2:
         raise ValueError(
             f"quorum is {config.quorum} of a group of {config.group_size}; expected a share, at most 1, of at least 2 "
@@ -102,7 +102,7 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 
 def _try_entries(config: ConfigDict) -> None:
-    """Tries the curriculum and the weighting, which take numbers alone, on some. Raises ValueError if one fails."""
+    """Calls the curriculum and the weighting on example numbers. Raises ValueError if one fails."""
     trials: dict[str, Callable[[Callable[..., Any]], object]] = {
         "curriculum": lambda wants: [curriculum.task_weight(wants, scores) for scores in _SCORES],
         "learner.weighting": lambda weighting: weightings.check_weights(weighting(_LENGTHS), _LENGTHS),
@@ -117,7 +117,7 @@ def _try_entries(config: ConfigDict) -> None:
 
 
 def _check_rows_hold(config: ConfigDict) -> None:
-    """Raises ValueError where a row cannot hold the longest episode, or a micro-batch what the loss compares."""
+    """Raises ValueError if a row cannot hold the longest episode, or a micro-batch a group that the loss compares."""
     loss, section = entries.learned_by(config).loss, config.learner
     if section.row_length < config.engine.max_length:
         raise ValueError(
@@ -134,7 +134,7 @@ def _check_rows_hold(config: ConfigDict) -> None:
 
 
 def _check_dynamic_sampling(config: ConfigDict) -> None:
-    """Raises ValueError where sampling until enough groups are live cannot work."""
+    """Raises ValueError for settings with which dynamic sampling cannot work."""
     if not (cap := config.dynamic_sampling):
         return
     if cap < config.batch_size:
@@ -156,7 +156,7 @@ def _check_dynamic_sampling(config: ConfigDict) -> None:
 
 
 def _check_episodes(config: ConfigDict) -> None:
-    """Raises ValueError where the episodes of a run cannot be counted, or are too few for a group."""
+    """Raises ValueError if the episodes of a run cannot be counted, or are too few for a group."""
     if config.episodes and (config.staleness or config.episodes < config.group_size):
         raise ValueError(
             f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "
@@ -184,7 +184,7 @@ def _check_servers(config: ConfigDict) -> None:
 
 
 def _check_validation(config: ConfigDict) -> None:
-    """Raises ValueError for checks of drafts that none of the run's drafts can go through."""
+    """Raises ValueError for validation settings that apply to none of the run's drafts."""
     section = config.validation
     asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)

@@ -42,7 +42,7 @@ def flag_in_todays_name(argument: str) -> str:
 
 
 def without_old_names(config: ConfigDict, flags: Collection[str] = ()) -> ConfigDict:
-    """The configuration, what its file sets under an old name moved to today's, unless one of `flags` sets that."""
+    """The configuration with old names replaced by today's; a value under an old name yields to one of `flags`."""
     if not RENAMED:
         return config
     config = config.copy_and_resolve_references()
@@ -64,7 +64,7 @@ def _warn(old: str, new: str) -> None:
 
 
 def _section(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """The section of that dotted name, made where it is missing."""
+    """The section of that dotted name, added if it is missing."""
     for part in filter(None, name.split(".")):
         settings = settings.setdefault(part, {})
     return settings

@@ -72,7 +72,7 @@ def asks_routes(config: ConfigDict) -> bool:
 
 
 def check_routes(config: ConfigDict, engine: Engine) -> None:
-    """Raises ValueError, and closes the engine, where it does not report routes that the learner needs."""
+    """Raises ValueError, and closes the engine, if it does not report the routes that the learner needs."""
     if asks_routes(config) and not (isinstance(engine, Routed) and engine.tells_routes):
         engine.close()
         raise ValueError(
@@ -82,13 +82,13 @@ def check_routes(config: ConfigDict, engine: Engine) -> None:
 
 
 def server_limits(config: ConfigDict) -> ServerLimits:
-    """How long servers are waited for, and how often one may be started again."""
+    """The deadlines of servers, and how often one may be started again."""
     section = config.sglang
     return ServerLimits(section.startup_deadline, section.sync_deadline, section.probe_every, section.restarts)
 
 
 def _check_attached(section: ConfigDict) -> None:
-    """Raises ValueError for a setting of launched servers: with sglang.urls none is launched."""
+    """Raises ValueError for a setting of launched servers, as with sglang.urls none is launched."""
     usual = base.get_config().sglang
     for name in _LAUNCHED_ONLY:
         if section[name] != usual[name]:

@@ -1,6 +1,6 @@
-"""The entries of registries that a configuration names: our own, or from outside as package.module:function.
+"""The registry entries that a configuration names: by name, or user code as package.module:function.
 
-An entry's signature declares its settings; the configuration holds overrides alone.
+An entry's signature declares its settings; the configuration contains overrides only.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "si
 
 
 def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
-    """The entry that the setting `leaf` names. Raises RegistryError for what it cannot be or be set to."""
+    """The entry that the setting `leaf` names. Raises RegistryError for an invalid entry or invalid settings of it."""
     choice, name = CHOICES[leaf], at(config, leaf)
     function = choice.find(name)
     given: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def made_signals(config: ConfigDict) -> dict[str, SignalKind]:
 
 
 def signal_name(whole: str) -> str:
-    """The name of a signal, as `signal_settings` has it."""
+    """The name of a signal in `signal_settings`."""
     return whole.rpartition(":")[2]
 
 
@@ -183,7 +183,7 @@ def described(config: ConfigDict) -> dict[str, Any]:
 
 
 def is_free_form(name: str) -> bool:
-    """Whether `overridden` reads a flag: it sets an entry that has settings, or a setting of an entry."""
+    """Whether `overridden` reads a flag: one that sets an entry with settings, or a setting of an entry."""
     choice = CHOICES.get(name)
     return bool(choice.section) if choice else is_open(name) and name not in OPEN
 
@@ -223,7 +223,7 @@ def defaults(config: ConfigDict) -> dict[str, Any]:
 
 
 def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[str, Any]]:
-    """The entry that a setting belongs to, and what the paper sets of it. Raises RegistryError where there is none."""
+    """The entry that a setting belongs to, and the paper's settings of it. Raises RegistryError if there is none."""
     section = name.rpartition(".")[0]
     if section.startswith(f"{_SIGNALS}."):
         one = section.removeprefix(f"{_SIGNALS}.")

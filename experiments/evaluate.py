@@ -6,9 +6,10 @@
     python -m experiments.evaluate --config=experiments/bfcl.py --endpoint=http://HOST:8000/v1 --endpoint_model=NAME \\
         --samples=4 --config.evaluation.temperature=0.7
 
-The configuration names the environment, the number of tasks of a split (evaluation.tasks, .dev_tasks,
-.challenge_tasks) and how they are played; a checkpoint's run decides the policy. Episodes are stored as they end. The
-same command goes on where it was stopped, and plays invalid episodes again. An endpoint's key is OPENAI_API_KEY.
+The configuration names the environment, the number of tasks of each split (evaluation.tasks, .dev_tasks,
+.challenge_tasks) and how they are played. The policy of a checkpoint is that of its run. Episodes are stored as they
+end. The same command continues where it was stopped, and plays invalid episodes again. The API key of an endpoint is
+read from OPENAI_API_KEY.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ Measure = Callable[[Sequence[Group]], dict[str, Any]]
 
 
 def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
-    """TGC and SGC, both with intervals over scenarios: the tasks of one are alike."""
+    """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
     found = goal_completion(groups)
     tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
     return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
@@ -197,8 +198,10 @@ def splits_of(config: ConfigDict, named: Sequence[str] | None) -> list[str]:
 
 
 def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[Task]], samples: int) -> dict[str, Any]:
-    """The settings that decide the result, with hashes of the task ids of each split: another identity is another
-    evaluation."""
+    """The settings that decide the result, with hashes of the task ids of each split.
+
+    A folder holds the episodes of one identity only.
+    """
     plain = json.loads(json.dumps(config.to_dict()))
     splits = {split: content_hash([task.id for task in found]) for split, found in tasks.items()}
     kept: dict[str, Any] = {"policy": dict(subject.identity), "splits": splits, "samples": samples}

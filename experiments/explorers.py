@@ -27,13 +27,13 @@ from experiments.careless import CarelessExplorer
 from experiments.parts import Parts
 from experiments.settings import JUDGES, attempts, choose, settings
 
-# Expeditions of a model that go at once, where explorer.width is None. The number decides which tasks result, so it
-# must not depend on a setting that may change during a run.
+# Parallel expeditions of a model if explorer.width is None. This number affects which tasks result, so it must not
+# depend on a setting that may change during a run.
 _WIDTH = 2
 
 
 def check(config: ConfigDict, names: Collection[str]) -> None:
-    """Raises ValueError where the explorers of these names cannot work with their settings."""
+    """Raises ValueError if the explorers of these names cannot work with their settings."""
     if "llm" in names:
         chat_settings(config)
     if "policy" in names:
@@ -41,7 +41,7 @@ def check(config: ConfigDict, names: Collection[str]) -> None:
 
 
 def check_ending(config: ConfigDict, environment: Environment) -> None:
-    """Raises ValueError where the environment has no tool explorer.ending: before any expedition is paid for."""
+    """Raises ValueError if the environment has no tool explorer.ending, before any expedition is paid for."""
     Ending.of(environment, config.explorer.ending)
 
 
@@ -58,7 +58,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
 
 
 def careless(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The scripted explorer, erring with chance explorer.mistakes: for experiments on validation."""
+    """The scripted explorer, which makes mistakes with probability explorer.mistakes: for experiments on validation."""
     return CarelessExplorer(scripted(config, made, journal), config.explorer.mistakes)
 
 
@@ -70,7 +70,7 @@ def llm(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
 
 
 def policy(config: ConfigDict, made: Parts, journal: Journal) -> Explorer:
-    """The explorer that asks the policy in training, on the engine of its rollouts."""
+    """The explorer whose model is the policy in training, on the engine of its rollouts."""
     from cojax.explorer.llm.policy_model import PolicyModel
 
     section = settings(config.llm)
@@ -130,7 +130,7 @@ def journal(config: ConfigDict) -> Journal:
 def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Sequence[Task]) -> Validation:
     """The validation of the explorer's drafts. No task of `reserved` passes.
 
-    Attempts and a judge are for queries that a model wrote: those of a grammar are complete by construction.
+    Attempts and a judge are used only for queries that a model wrote: a grammar's queries are complete by construction.
     """
     section = config.validation
     attempted, judge = None, None

@@ -1,4 +1,4 @@
-"""Preflight: builds and tries every part of a run in seconds, and trains nothing."""
+"""Preflight: builds and checks every part of a run in seconds, and trains nothing."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def _disk(config: ConfigDict, state: dict[str, Any]) -> str:
 
 
 def _room(folder: Path, need: int) -> str:
-    """The free and the needed space of the folder's file system. Raises OSError where it does not suffice."""
+    """The free and the needed space of the folder's file system. Raises OSError if there is too little."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < need:
         raise OSError(f"{free / 2**30:.1f} GiB free under {folder}, {need / 2**30:.1f} GiB needed; free some space")

@@ -1,7 +1,7 @@
 """Reflexion: a policy that failed a task writes why, and tries again with its notes (Shinn et al. 2023, Algorithm 1).
 
-It spends more on an evaluation instead of on training: no weight changes. After each trial it must be known whether
-the task is solved, which an evaluation of one trial does not need.
+It costs more at evaluation and changes no weights. It uses the verdict after each trial, which an evaluation with one
+trial does not.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def retry_failures(
 ) -> tuple[list[Group], list[Trial]]:
     """Tries failed tasks again; returns each task's last trial, and a record of each of at most `trials` trials.
 
-    `groups` are the first trial. A task is tried until an episode earns full reward. If the policy `reflects`, it first
-    writes a note about each failure, from about `room` characters of it; otherwise it tries again without a note. A
+    `groups` are the first trial. A task is tried until an episode earns full reward. If the policy `reflects`, it
+    writes a note about each failure before the next trial, and sees about `room` characters of the failed episode. A
     task without a valid episode is not tried again: it is not known to have failed. Raises what `play` raises.
     """
     last = {group.task.id: group for group in groups}
@@ -96,20 +96,20 @@ def _trial(last: Mapping[str, Group], played: Sequence[Group], written: Sequence
 
 
 def _note(group: Group) -> str:
-    """The note that the policy wrote, without its thought; empty where there is none."""
+    """The note that the policy wrote, without its thought; "" if there is none."""
     replies = [_without_thought(turn.action.text) for trajectory in group.trajectories for turn in trajectory.turns]
     return shorten(replies[0], _NOTE) if replies else ""
 
 
 def _without_thought(text: str) -> str:
-    """A reply without the thought before it; empty where the thought did not end."""
+    """A reply without the thought before it; "" if the thought did not end."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 class Notebook:
     """The environment in which notes are written: an episode asks about a failed trajectory, and ends with the reply.
 
-    Being an environment, it has notes sampled as actions are: with deadlines, seeds and retries.
+    As an environment it lets notes be sampled like actions: with deadlines, seeds and retries.
     """
 
     def __init__(self, name: str, failures: Mapping[str, Trajectory], room: int) -> None:

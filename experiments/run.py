@@ -1,8 +1,8 @@
 """One run: python -m experiments.run --config=experiments/desk.py [--config.KEY=VALUE …] [--check]
 
-The same command goes on with a run that was stopped, prints the table of a finished one, and extends it where
-`--config.steps` is larger. So does `--workdir=W` without --config, with the settings of the run in W. `--check` is a
-preflight: it builds and tries everything, and trains nothing.
+The same command resumes a run that was stopped, prints the table of a finished run, and extends it if `--config.steps`
+is larger. `--workdir=W` without --config does the same with the settings of the run in W. `--check` is a preflight: it
+builds and checks every part, and trains nothing.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ EXPECTED = (
 
 
 class Stop:
-    """True from the first SIGINT or SIGTERM during the loop, which then finishes its step and saves a checkpoint.
+    """True after the first SIGINT or SIGTERM during the loop, which then finishes its step and saves a checkpoint.
 
-    A second signal ends the process at once. So does the first one outside the loop, where there is nothing to finish.
+    A second signal ends the process immediately. Outside the loop the first signal does so too.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def run(config: ConfigDict) -> int:
         state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
-            # A call to a model that is under way is paid for: its reply must reach the journal.
+            # A running call to a model is already paid for: its reply must reach the journal.
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
@@ -215,7 +215,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
 
 
 def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
-    """The same state, after a rehearsal that a step's largest batch fits beside the engine and its weights."""
+    """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine."""
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(learned, int(learned.step)))
         if not loop.staleness:

@@ -1,6 +1,6 @@
 """Reads a policy from disk: the shape, tokenizer and parameters of a checkpoint or of a model folder.
 
-Beside its checkpoints, a run keeps what they do not hold:
+A run keeps these files for its checkpoints:
 
     WORKDIR/tokenizer/     tokenizer and chat template
     WORKDIR/model.json     the decoder's shape, the dtype it computes in, and a name for the base of adapters
@@ -38,9 +38,9 @@ _PIECE = 2**24  # bytes of a file that are read at a time
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TrainedPolicy:
-    """A policy read from disk; `step` is 0 for one that no run of ours made, `content` is a checksum.
+    """A policy read from disk; `step` is 0 for a model folder, `content` is a checksum.
 
-    Parameters are stored as `model.param_dtype`, except matrices that adapters were summed into, as `model.dtype`.
+    Parameters have the dtype `model.param_dtype`, except matrices with merged adapters, which have `model.dtype`.
     """
 
     model: ModelConfig
@@ -50,12 +50,12 @@ class TrainedPolicy:
     content: str
 
     def weights(self) -> Weights:
-        """For an engine, as an update computes with it."""
+        """The weights for an engine, in the dtype in which updates compute."""
         return Weights(self.step, lambda: to_hf(self.model, cast_for_compute(self.model, self.params)))
 
 
 def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
-    """Writes what is needed, besides a checkpoint, to read the policy. A run that has `begun` keeps its files."""
+    """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own."""
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
@@ -66,7 +66,7 @@ def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str,
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
-    """The settings of a run, with today's keys. Raises CheckpointError where there is none."""
+    """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
         settings = in_todays_keys(json.loads(path.read_text())["config"], todays_defaults())
@@ -85,8 +85,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
 def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:
     """The policy of a checkpoint of a run: of `step`, or of the newest sound one.
 
-    Adapters are summed into their base; the folder `base` stands in for the run's, where that has moved. Changes no
-    file. Raises CheckpointError for files that are missing, damaged or do not fit.
+    Adapters are summed into their base; `base` is the new folder of the base if that has moved. Changes no file. Raises
+    CheckpointError for files that are missing, damaged or do not fit.
     """
     config = settings_of(workdir)
     tokenizer = _tokenizer(workdir / _TOKENIZER, "keeps its tokenizer there; restore it from a copy")
@@ -121,7 +121,7 @@ def cast(policy: TrainedPolicy, dtype: str) -> TrainedPolicy:
 def shape_of(
     workdir: Path, config: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, base: str | Path = ""
 ) -> ModelConfig:
-    """The shape of a run's policy and the dtype it computes in, from model.json, or as the run itself finds it.
+    """The shape of a run's policy and its dtype, from model.json, or without that file as the run itself derives them.
 
     Raises CheckpointError.
     """
@@ -167,7 +167,7 @@ def content_of(folder: Path) -> str:
 
 
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
-    """The base that the adapters of a run were trained beside, verified where the run kept a fingerprint."""
+    """The base of the adapters of a run, verified if the run kept a fingerprint."""
     started = config["model"]["path"]
     folder = _moved(workdir, started, base) if started or base else workdir / _BASE
     if not folder.is_dir():
@@ -221,7 +221,7 @@ def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) ->
 
 
 def _host() -> jax.Device:
-    """The CPU, where it is a device: float32 parameters that were trained on many devices may not fit on one."""
+    """The CPU if JAX has it as a device: float32 parameters trained on many devices may not fit on one of them."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

@@ -17,11 +17,11 @@ class DeviceMemoryError(RuntimeError):
 
 
 def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int, advice: str) -> None:
-    """Raises DeviceMemoryError where the largest of the programs needs more of this host's memory than is available.
+    """Raises DeviceMemoryError if the largest of the programs needs more of this host's memory than is available.
 
-    The program runs on `devices` parts of that memory, beside `arrays` bytes that are yet to be allocated. For the CPU:
-    there the system grants memory that it does not have, and later ends the process without a message. Does nothing
-    where the system does not report what is available.
+    For CPU devices only: there the system grants memory that it does not have, and later kills the process without a
+    message. The program runs on `devices` devices that share that memory, with `arrays` further bytes that are yet to
+    be allocated. Does nothing if the system does not report the available memory.
     """
     there, need = available_bytes(), needed_bytes(programs, devices, arrays)
     if there is not None and need > there:
@@ -47,8 +47,8 @@ def extra_bytes(program: jax.stages.Compiled) -> int:
 def free_bytes(devices: Sequence[jax.Device]) -> int | None:
     """Bytes that are free on `devices` together.
 
-    Each device counts as much as the fullest one; CPU devices count as this host's memory. None where free memory is
-    not reported, and with several processes, which would have to agree on it.
+    Every device is taken to have as little as the fullest one; CPU devices share this host's memory. None if free
+    memory is not reported, and with several processes, which would have to agree on it.
     """
     if jax.process_count() > 1:
         return None

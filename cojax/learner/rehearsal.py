@@ -1,7 +1,7 @@
 """Memory rehearsal: runs the real update on a full batch before the first step, and discards the result.
 
-A run that does not fit into memory so ends in its first minute, with advice, instead of in its ninth hour.
-`fastest_that_fits` chooses in the same way what the backward pass keeps.
+So a run that does not fit into memory ends in its first minute, with advice, and not hours later. `fastest_that_fits`
+chooses in the same way what the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _FASTEST_FIRST = tuple(REMAT)
 def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> TrainState:
     """Runs everything that a step runs on full rows, and returns the same state, bit for bit.
 
-    `sizes` are the trajectories of each group of a step, which decide the shape of its batch. Only one micro-batch is
-    computed, as they follow one another in the same memory. Nothing is compiled that the first step would not compile.
+    `sizes` are the numbers of trajectories of a step's groups, which decide the shape of its batch. Only one
+    micro-batch is computed, as all use the same memory in turn. Only programs that the first step needs are compiled.
     `state` is donated. Raises DeviceMemoryError.
     """
     rows = learner.objective.rows(sizes, learner.micro_rows)
@@ -38,7 +38,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         if all(device.platform == "cpu" for device in devices):
             check_fits(learner.programs(state, full), len(devices), _batch_bytes(full), advice)
         batch = learner.prepare(state, full, count)
-        # The state stays as it is: an update keeps it where loss or gradient is not finite, and here neither is.
+        # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
         state, _ = learner.apply(state, batch, count)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:

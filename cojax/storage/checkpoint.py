@@ -1,4 +1,4 @@
-"""Checkpoints: arrays by Orbax, everything else as JSON; one directory per step, written whole or not at all.
+"""Checkpoints: arrays by Orbax, everything else as JSON; one directory per step, written atomically.
 
 checkpoints/12/arrays/       Orbax
 checkpoints/12/host.json     step, the caller's host state, size and CRC-32 of every file in arrays/, its own checksum

@@ -1,7 +1,7 @@
-"""Files of a run besides its arrays: append-only JSONL logs, and files that are written whole or not at all.
+"""Files of a run, except its arrays: append-only JSONL logs, and files that are written atomically.
 
-Standard library only. A process killed at any moment leaves a readable folder: a log loses at most a torn last line,
-and every other file is either the old one or the new one.
+Standard library only. A process killed at any moment leaves a readable folder: a log loses at most an incomplete last
+line, and every other file is either the old one or the new one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cojax.storage.durable import sync_folder
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
-# Bytes that no log of ours holds → their name.
+# Bytes that are never in a log → their name.
 _FOREIGN_BYTES = {
     b"\xef\xbb\xbf": "a byte-order mark",
     b"\r": "a carriage return (CRLF line ends)",
@@ -53,8 +53,8 @@ class Log:
     def append(self, records: Iterable[Record]) -> int:
         """Adds one line per record, all or none, and returns the new length in bytes.
 
-        A torn last line, which a killed writer left, is cut first. Raises StorageError when the disk refuses, which
-        leaves the log as before, and ValueError for a record that is not strict JSON (NaN and infinity are not).
+        An incomplete last line, left by a killed writer, is removed first. Raises StorageError if writing fails, which
+        leaves the log unchanged, and ValueError for a record that is not strict JSON (NaN and infinity are not).
         """
         return self.extend(self.encode(records))
 
@@ -66,9 +66,9 @@ class Log:
         """Adds encoded lines, as `append` does."""
         with explaining(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # A buffer would write once more, on closing, what the disk has refused.
+            # Unbuffered: a buffer would try again, on closing, to write what the disk has refused.
             with open(self.path, "a+b", buffering=0) as file:
-                start = _end_of_lastencode_record(file)
+                start = _end_of_last_line(file)
                 file.truncate(start)
                 try:
                     remaining = memoryview(text)
@@ -95,7 +95,7 @@ class Log:
                 os.fsync(file.fileno())
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records, oldest first, without a torn last line. Raises StorageError for a damaged earlier line."""
+        """The records, oldest first, without an incomplete last line. Raises StorageError for another damaged line."""
         if not self.path.exists():
             return
         expect_file(self.path)
@@ -146,12 +146,12 @@ def is_number(name: str) -> bool:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, atomically and durably. Raises StorageError when the disk refuses."""
+    """Writes indented JSON, atomically and durably. Raises StorageError if writing fails."""
     replace_file(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes text, atomically and durably. Raises StorageError when the disk refuses."""
+    """Writes text, atomically and durably. Raises StorageError if writing fails."""
     replace_file(path, text.encode())
 
 
@@ -213,7 +213,7 @@ def encode_record(record: Record, path: Path) -> bytes:
         raise ValueError(f"{path}: a record is not strict JSON: {error}; convert or leave out the value") from error
 
 
-def _end_of_lastencode_record(file: io.FileIO) -> int:
+def _end_of_last_line(file: io.FileIO) -> int:
     """The number of bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end:

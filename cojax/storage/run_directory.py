@@ -1,8 +1,8 @@
 """A run directory: everything a run writes, so that it can be resumed after a stop at any moment.
 
-Logs are append-only. A checkpoint stores their lengths, line counts and checksums beside the arrays. Resuming verifies
-all files before it changes any, then cuts the logs back to the checkpoint. The run writes the records after the
-checkpoint again, identically. Nothing else is lost.
+Logs are append-only. A checkpoint stores their lengths, line counts and checksums together with the arrays. Resuming
+verifies all files before it changes any, then truncates the logs to the checkpoint. The run then writes the later
+records again, identically. Nothing else is lost.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Resumed:
 
 
 class RunDirectory:
-    """The folder of one run, locked until `close`. Raises RunDirectoryError when another process is using it."""
+    """The folder of one run, locked until `close`. Raises RunDirectoryError if another process is using it."""
 
     def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
         self.folder = folder
-        # A stored configuration → the same one with the keys that `claim` is given, where a release has new ones.
+        # A stored configuration, perhaps of an older release → the same one with today's keys.
         self.in_todays_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
         self._lock = lock_folder(folder, "--config.workdir")
         self.files = RunFiles(folder, checkpoints_kept=checkpoints_kept, episodes_kept=episodes_kept)
@@ -79,14 +79,15 @@ class RunDirectory:
     def claim(
         self, config: Mapping[str, Any], facts: Mapping[str, Any], *, accept_changed_code: bool = False
     ) -> Verified | None:
-        """Verifies all files of the run, then writes config.json; returns the checkpoint from which the run goes on.
+        """Verifies all files of the run, then writes config.json; returns the checkpoint to resume from, None for none.
 
-        `facts` stand beside the configuration: versions, commit, hardware, and the source files of `code` from outside.
-        The entry `history` holds every change of settings between two starts, with its step. The folder of a run that
-        never reached its first checkpoint has nothing to lose and is taken over.
+        `facts` are stored with the configuration: versions, commit, hardware, and the source files of user code under
+        `code`. The entry `history` holds every change of settings between two starts, with its step. The folder of a
+        run that never reached its first checkpoint has nothing to lose and is reused.
 
-        Raises RunDirectoryError, which names the difference, when the folder holds a run with other settings than those
-        that may change, or with other code from outside unless `accept_changed_code`. Raises the errors of `verify`.
+        Raises RunDirectoryError, which names the difference, if the folder holds a run with different settings (except
+        those that may change) or, unless `accept_changed_code`, with different user code. Raises the errors of
+        `verify`.
         """
         path = self.folder / "config.json"
         begun = bool(self.checkpointer.steps()) or self._has_steps
@@ -145,7 +146,7 @@ class RunDirectory:
         return later or any(log.length for log in logs) or (self.folder / "summary.json").exists()
 
     def _expect_no_steps(self) -> None:
-        """Raises RunDirectoryError where the folder holds training steps: their checkpoints are gone."""
+        """Raises RunDirectoryError if the folder holds training steps, whose checkpoints are then missing."""
         if self._has_steps:
             raise RunDirectoryError(
                 f"{self.folder} holds steps of a run, but no checkpoint to go on from. "
@@ -153,7 +154,7 @@ class RunDirectory:
             )
 
     def cut(self, found: Verified) -> None:
-        """Cuts the logs and episodes back to the verified checkpoint."""
+        """Truncates the logs and episodes to the verified checkpoint."""
         for log in (*self.files.logs.values(), self.files.checksums.log):
             log.cut()
         self.episodes.truncate(found.step)
@@ -161,7 +162,7 @@ class RunDirectory:
     def begin(self) -> None:
         """Clears the files of a run that never reached its first checkpoint.
 
-        Raises RunDirectoryError where a run went further but its checkpoints are gone.
+        Raises RunDirectoryError if the run went further but its checkpoints are missing.
         """
         self._expect_no_steps()
         for log in (*self.files.logs.values(), self.files.checksums.log):
@@ -171,10 +172,10 @@ class RunDirectory:
         self.files.note(REMADE)
 
     def resume(self, like: Any, memory: Memory) -> Resumed | None:
-        """The state of the newest sound checkpoint, or None where none was ever saved; cuts the logs back to it.
+        """The state of the newest sound checkpoint, or None if none was ever saved; truncates the logs to it.
 
-        All files are verified before any is cut. `like` are arrays, or their shapes, to restore into. `memory` is that
-        of the detectors at the start of a run; the logged changes are applied to it.
+        All files are verified before any is truncated. `like` are arrays, or their shapes, to restore into. `memory` is
+        the detectors' memory at the start of a run; the logged changes are applied to it.
         """
         found, self._verified = self._verified or verify(self.files), None
         if found is None:
@@ -199,9 +200,9 @@ class RunDirectory:
         self.quarantine.append(evolution.quarantined)
 
     def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
-        """Stores the signals of a step, and its episodes with the kinds of signal that each of them raised.
+        """Stores the signals of a step, and its episodes, each with the kinds of its signals.
 
-        The routes of experts are left out: nothing reads them once the step has learned from the episodes.
+        The routes of experts are left out: nothing reads them after the step's update.
         """
         kinds: dict[str, list[str]] = {}
         signals = list(signals)
@@ -216,7 +217,7 @@ class RunDirectory:
         self.signals.append({"step": step, **to_json(signal)} for signal in signals)
 
     def recall(self, steps: Iterable[int]) -> PastTrajectories:
-        """The trajectories of these steps. Raises StorageError where the episodes of one are missing."""
+        """The trajectories of these steps. Raises StorageError if the episodes of a step are missing."""
         return read_trajectories(self.episodes, steps)
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any], waiting: Sequence[Group] = ()) -> None:
@@ -245,10 +246,10 @@ class RunDirectory:
         return {name: list(dataclasses.astuple(extent)) for name, extent in extents.items()}
 
     def summary(self, found: Verified | None) -> dict[str, Any] | None:
-        """summary.json of a run that has finished, by the checkpoint `found`; else None.
+        """The content of summary.json if the run with the checkpoint `found` has finished; else None.
 
-        A run has not finished while summary.json, final.json or a file that every start makes is missing, or is not
-        what the run wrote.
+        A run counts as unfinished while summary.json, final.json or a file that every start writes is missing or
+        changed.
         """
         try:
             summary, final = (read_json(self.folder / name) for name in ("summary.json", "final.json"))

@@ -23,10 +23,10 @@ _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 
 @dataclasses.dataclass(frozen=True)
 class Verified:
-    """Everything of a checkpoint but its arrays, once every file of the run is verified.
+    """A checkpoint without its arrays, after every file of the run was verified.
 
     `changes` are those of the detectors' memory, oldest first. `pending` are the signals that no evolution has used
-    yet. `checked` is False where an older version wrote the checkpoint, which then carries no checksums.
+    yet. `checked` is False for a checkpoint of an older version, which has no checksums.
     """
 
     step: int
@@ -40,10 +40,10 @@ class Verified:
 
 
 def verify(files: RunFiles | Path) -> Verified | None:
-    """The newest sound checkpoint, from which the run can go on; None where no checkpoint was ever saved.
+    """The newest sound checkpoint, from which the run can be resumed; None if no checkpoint was ever saved.
 
-    Reads only. Raises StorageError or CheckpointError, which name the file and what to do, for any file that is not as
-    it was written.
+    Changes nothing. Raises StorageError or CheckpointError, which name the file and what to do, for any file that has
+    changed since it was written.
     """
     files = RunFiles(files) if isinstance(files, Path) else files
     try:
@@ -94,7 +94,7 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
 
 
 def _check_kinds(folder: Path) -> None:
-    """Raises StorageError where a folder stands in the place of a file, or a file in that of a folder."""
+    """Raises StorageError if a folder is in the place of a file, or a file in that of a folder."""
     for name in (*_FILES, *FOLDERS):
         path, kind = folder / name, "folder" if name in FOLDERS else "file"
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):
