@@ -6,6 +6,7 @@ The result is an ordinary model folder in HF format (config.json, model.safetens
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib.metadata
 import inspect
@@ -229,5 +230,15 @@ def cache() -> Path:
 
 
 def fingerprint() -> str:
-    """A hash of the code that decides the result, for the key of `cached`."""
-    return content_hash([inspect.getsource(module) for module in (sys.modules[__name__], *_DECIDING)])
+    """A hash of the code that decides the result, for the key of `cached`. Comments and docstrings do not count."""
+    return content_hash([without_prose(inspect.getsource(module)) for module in (sys.modules[__name__], *_DECIDING)])
+
+
+def without_prose(source: str) -> str:
+    """The code of a module, in Python's own layout, without its comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef() if ast.get_docstring(node):
+                node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)

@@ -14,7 +14,7 @@ from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Call, Task
-from cojax.warm_start import ReachCheck, Schedule, Trained, cached, demonstrate, describe, perform
+from cojax.warm_start import ReachCheck, Schedule, Trained, cached, demonstrate, describe, perform, without_prose
 from tests.counter_environment import CounterEnvironment
 
 DESK = environments.load("desk")
@@ -120,3 +120,11 @@ def test_a_damaged_model_says_what_to_delete(cache):
 
 def test_the_fingerprint_is_stable():
     assert warm_start.fingerprint() == warm_start.fingerprint()
+
+
+def test_prose_is_no_part_of_the_code_that_decides_a_warm_start():
+    bare = "class A:\n    rate = 1\n\n    def f(self):\n        return 'text'\n"
+    documented = bare.replace(":\n    rate", ':\n    """Class."""\n    rate').replace("rate = 1", "rate = 1  # comment")
+    assert documented != bare and without_prose('"""File."""\n' + documented) == without_prose(bare)
+    assert without_prose(bare.replace("1", "2")) != without_prose(bare) != without_prose(bare.replace("text", "other"))
+    assert without_prose('def f():\n    """Alone."""') == without_prose("def f():\n    pass")
