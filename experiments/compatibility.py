@@ -41,7 +41,7 @@ def flag_in_todays_name(argument: str) -> str:
     return argument
 
 
-def without_old_names(config: ConfigDict, flags: Collection[str] = ()) -> ConfigDict:
+def without_old_names(config: ConfigDict, flags: Collection[str] = (), *, warn: bool = True) -> ConfigDict:
     """The configuration, what its file sets under an old name moved to today's, unless one of `flags` sets that."""
     if not RENAMED:
         return config
@@ -53,7 +53,8 @@ def without_old_names(config: ConfigDict, flags: Collection[str] = ()) -> Config
             value = above[last]
             del above[last]
             if value is not None:
-                _warn(old, new)
+                if warn:
+                    _warn(old, new)
                 if new not in flags:
                     put(config, new, value)
     return config
