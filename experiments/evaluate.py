@@ -44,7 +44,7 @@ from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import subjects
+from experiments import entries, subjects
 from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
@@ -234,6 +234,10 @@ def _by(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
 
 def _check(config: ConfigDict, samples: int) -> None:
     check_ranges(config)
+    if not config.environment.name:
+        raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
+    for _ in entries.chosen(config):
+        pass
     temperature = config.evaluation.temperature
     if config.evaluation.trials > 1:
         raise ValueError(
