@@ -123,7 +123,8 @@ class RunDirectory:
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise RunDirectoryError(
-                f"{path} cannot be read ({error}). Restore it from a copy, or choose another --config.workdir."
+                f"{path} cannot be read ({error}). Restore it from a copy (one edited on purpose is taken without its "
+                "last entry, `checksum`), or choose another --config.workdir."
             ) from error
         if different := differences(record["config"], config, FREE_SETTINGS):
             raise RunDirectoryError(
