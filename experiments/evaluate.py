@@ -256,8 +256,6 @@ def _stop(number: int, frame: Any) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):

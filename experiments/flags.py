@@ -54,10 +54,13 @@ def parse(argv: list[str]) -> list[str]:
             check_file(config)
         argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
         _check_names(argv[1:])
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        if len(rest) > 1:
+            raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
+        return rest
     except (FlagError, CheckpointError) as error:
         reason = str(error)
-    except flags.Error as error:
+    except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
         reason = _plainly(str(error))
     CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
     sys.exit(1)

@@ -123,6 +123,12 @@ def test_two_run_directories_are_refused(runs, tmp_path):
         (("--workdir=x", "--config"), "--config has no value"),
         (("--workdir=x", "--config="), "--config is empty; expected a file with get_config()"),
         (("--workdir=" + "x" * 300,), "File name too long"),
+        (
+            ("--config=experiments/desk.py", "config.steps=3"),
+            "unexpected argument 'config.steps=3'; settings are given",
+        ),
+        (("--config=experiments/desk.py", "--noconfig.validate=1"), "--noconfig.validate=1 does not take an argument"),
+        (("--config=experiments/desk.py", "--stpes=3"), "--stpes is no flag; did you mean --config.steps?"),
     ],
 )
 def test_a_flag_without_a_value_and_a_name_of_no_folder(arguments, said, runs):

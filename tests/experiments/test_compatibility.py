@@ -20,6 +20,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if optimizer.clip_norm had been called learner.clip, and steps train_steps."""
     monkeypatch.setitem(base.RENAMED, "learner.clip", "optimizer.clip_norm")
     monkeypatch.setitem(base.RENAMED, "train_steps", "steps")
+    monkeypatch.setitem(base.RENAMED, "explorer.parallel", "explorer.width")
 
 
 def test_an_absent_key_is_its_default_of_today() -> None:
@@ -62,9 +63,10 @@ def test_an_old_name_in_a_stored_configuration(renamed: None, tmp_path: Path) ->
 def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCaptureFixture) -> None:
     config = desk.get_config()
     config.learner.clip = 3.0
+    config.explorer.parallel = 4
     with caplog.at_level(logging.WARNING):
         moved = without_old_names(config)
-        assert moved.optimizer.clip_norm == 3.0
+        assert (moved.optimizer.clip_norm, moved.explorer.width) == (3.0, 4)
         assert without_old_names(config, ["optimizer.clip_norm"]).optimizer.clip_norm == 1.0  # the flag wins
         check(moved)
         assert flag_in_todays_name("--config.train_steps=3") == "--config.steps=3"
