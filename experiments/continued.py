@@ -8,6 +8,7 @@ is short for it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,8 +45,8 @@ def _find_code(workdir: Path) -> None:
     then compares them with what it began with."""
     code = json.loads((workdir / "config.json").read_text()).get("code", {})
     entries_of = code.values() if isinstance(code, dict) else ()
-    folders = [one.get("folder") for one in entries_of if isinstance(one, dict)]
-    sys.path += [one for one in dict.fromkeys(folders) if isinstance(one, str) and Path(one).is_dir()]
+    folders = [one["folder"] for one in entries_of if isinstance(one, dict) and isinstance(one.get("folder"), str)]
+    sys.path += [one for one in dict.fromkeys(folders) if os.path.isdir(one)]
 
 
 def _with_tuples(value: Any) -> Any:
