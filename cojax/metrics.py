@@ -14,17 +14,15 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event
 
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log
-
-if TYPE_CHECKING:
-    # Takes more than a second, as it imports torch: a command that refuses a setting does not wait for it.
-    from tensorboardX import SummaryWriter
 
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
@@ -131,8 +129,6 @@ class Metrics:
         config: Mapping[str, Any] | None = None,
         log: Log | CheckedLog | None = None,
     ):
-        from tensorboardX import SummaryWriter
-
         folder = Path(folder)
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
@@ -181,8 +177,6 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
     """Makes TensorBoard's files again if they lack a value of `log` up to `step`. Returns whether they lacked none."""
-    from tensorboardX import SummaryWriter
-
     board = folder / "tensorboard"
     records = [record for record in log.read() if record["step"] <= step]
     shown = {(record["step"], name, _float32(value)) for record in records for name, value in scalars(record).items()}
@@ -209,8 +203,6 @@ def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = N
 
 def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
     """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged."""
-    from tensorboardX.proto.event_pb2 import Event
-
     found = set()
     for path in sorted(folder.glob(_EVENTS)):
         data = path.read_bytes()
