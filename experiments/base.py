@@ -237,7 +237,8 @@ def get_config() -> ConfigDict:
     for name, leaf in LEAVES.items():
         put(config, name, placeholder(int) if leaf.default is None else leaf.default)
     for old, new in RENAMED.items():
-        put(config, old, placeholder(type(LEAVES[new].default)))
+        default = LEAVES[new].default
+        put(config, old, placeholder(int if default is None else type(default)))
     return config
 
 

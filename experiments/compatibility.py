@@ -41,7 +41,7 @@ def flag_in_todays_name(argument: str) -> str:
     return argument
 
 
-def without_old_names(config: ConfigDict, flags: Collection[str] = ()) -> ConfigDict:
+def without_old_names(config: ConfigDict, flags: Collection[str] = (), *, warn: bool = True) -> ConfigDict:
     """The configuration with old names replaced by today's; a value under an old name yields to one of `flags`."""
     if not RENAMED:
         return config
@@ -53,7 +53,8 @@ def without_old_names(config: ConfigDict, flags: Collection[str] = ()) -> Config
             value = above[last]
             del above[last]
             if value is not None:
-                _warn(old, new)
+                if warn:
+                    _warn(old, new)
                 if new not in flags:
                     put(config, new, value)
     return config

@@ -7,21 +7,46 @@ is short for it.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from experiments import base, trained
+from cojax.registry.annotations import convert_setting
+from cojax.storage.checkpoint import CheckpointError
+from experiments import base, entries, trained
+from experiments.ranges import RANGES, check_shape, leaves
 
 
 def get_config(workdir: str) -> ConfigDict:
-    """The paper's configuration, overwritten by the run's. Raises CheckpointError where there is no run."""
-    config = base.get_config()
-    with config.unlocked(), config.ignore_type():
-        config.update(_with_tuples(trained.settings_of(Path(workdir))))
+    """The paper's configuration, overwritten by the run's. Raises CheckpointError where there is no run, and for
+    settings that no run of this release can have."""
+    config, stored = base.get_config(), trained.settings_of(Path(workdir))
+    _find_code(Path(workdir))
+    try:
+        check_shape(stored, entries.declared())
+        with_tuples = _with_tuples(stored)
+        for name, value in leaves(with_tuples):
+            if name in RANGES:
+                convert_setting(name, RANGES[name], value)
+        with config.unlocked(), config.ignore_type():
+            config.update(with_tuples)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error
     return config
+
+
+def _find_code(workdir: Path) -> None:
+    """Lets entries from outside be imported from where they were when the run began, if they are nowhere else. The run
+    then compares them with what it began with."""
+    code = json.loads((workdir / "config.json").read_text()).get("code", {})
+    entries_of = code.values() if isinstance(code, dict) else ()
+    folders = [one["folder"] for one in entries_of if isinstance(one, dict) and isinstance(one.get("folder"), str)]
+    sys.path += [one for one in dict.fromkeys(folders) if os.path.isdir(one)]
 
 
 def _with_tuples(value: Any) -> Any:

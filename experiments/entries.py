@@ -20,11 +20,11 @@ from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.losses import LOSSES
 from cojax.learner.objective import Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
-from cojax.registry.annotations import RegistryError, from_text
+from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import EVOLUTIONS
 from experiments import base
-from experiments.base import OPEN, PAPER, at, put
+from experiments.base import LEAVES, OPEN, PAPER, at, put
 from experiments.compatibility import without_old_names
 from experiments.engines import ENGINES
 from experiments.explorers import EXPLORERS
@@ -141,8 +141,9 @@ def signals(config: ConfigDict) -> dict[str, ChosenEntry]:
         if name in chosen:
             continue
         if name not in SIGNALS:
-            known = ", ".join(dict.fromkeys((*SIGNALS, *chosen)))
-            raise RegistryError(f"signal_settings.{name} belongs to no signal; there are {known}")
+            known = list(dict.fromkeys((*SIGNALS, *chosen)))
+            meant = registry.did_you_mean(name, known, f"{_SIGNALS}.")
+            raise RegistryError(f"signal_settings.{name} belongs to no signal; {meant}there are {', '.join(known)}")
         _signal(config, name)
     return chosen
 
@@ -182,9 +183,28 @@ def described(config: ConfigDict) -> dict[str, Any]:
     return {leaf: one.described() | of_signals.get(leaf, {}) for leaf, one in chosen(config)}
 
 
+def declared() -> list[str]:
+    """The dotted names of all settings that our own entries declare, those of environments left out."""
+    found = [
+        f"{choice.section}.{setting}"
+        for choice in CHOICES.values()
+        if choice.section not in ("", "environment")
+        for name in choice.names()
+        for setting in registry.settings(choice.find(name))
+    ]
+    found += [f"{_SIGNALS}.{name}.{setting}" for name in SIGNALS for setting in registry.settings(SIGNALS[name])]
+    return list(dict.fromkeys(found))
+
+
 def is_free_form(name: str) -> bool:
-    """Whether `overridden` reads a flag: one that sets an entry with settings, or a setting of an entry."""
+    """Whether `overridden` reads a flag.
+
+    It reads one that sets an entry with settings, a setting of an entry, or a setting that may be None, which
+    ml_collections cannot set.
+    """
     choice = CHOICES.get(name)
+    if name in LEAVES and LEAVES[name].default is None:
+        return True
     return bool(choice.section) if choice else is_open(name) and name not in OPEN
 
 
@@ -202,7 +222,9 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
                 put(config, choice.section, ConfigDict(kept))
                 put(config, leaf, flags[leaf])
         for name, text in flags.items():
-            if name not in CHOICES:
+            if name in LEAVES and name not in CHOICES:
+                put(config, name, from_text(LEAVES[name].range, text))
+            elif name not in CHOICES:
                 declared = registry.settings(_owner(config, name)[0]).get(name.rpartition(".")[2])
                 put(config, name, from_text(declared.annotation, text) if declared else text)
     return config
@@ -213,7 +235,7 @@ def defaults(config: ConfigDict) -> dict[str, Any]:
     whole = without_old_names(base.get_config())
     with whole.unlocked(), whole.ignore_type():
         for name, _ in leaves(config.to_dict()):
-            if is_free_form(name) and name not in CHOICES:
+            if is_free_form(name) and name not in CHOICES and name not in LEAVES:
                 function, paper = _owner(config, name)
                 key = name.rpartition(".")[2]
                 default = registry.settings(function)[key].default
@@ -249,7 +271,10 @@ def _section(config: ConfigDict, leaf: str) -> dict[str, Any]:
 
 def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
     name, function = signal_name(whole), _SIGNAL.find(whole)
-    given = config.signal_settings[name].to_dict() if name in config.signal_settings else {}
+    section = config.signal_settings.get(name, ConfigDict())
+    if not isinstance(section, ConfigDict):
+        raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
+    given = section.to_dict()
     return ChosenEntry(
         "signal", whole, function, registry.check_settings("signal", whole, function, given, f"{_SIGNALS}.{name}.")
     )

@@ -45,7 +45,7 @@ from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import subjects
+from experiments import entries, subjects
 from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
@@ -237,6 +237,10 @@ def _by(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
 
 def _check(config: ConfigDict, samples: int) -> None:
     check_ranges(config)
+    if not config.environment.name:
+        raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
+    for _ in entries.chosen(config):
+        pass
     temperature = config.evaluation.temperature
     if config.evaluation.trials > 1:
         raise ValueError(
@@ -255,8 +259,6 @@ def _stop(number: int, frame: Any) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     for number in (signal.SIGINT, signal.SIGTERM):

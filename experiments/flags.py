@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,18 +15,16 @@ from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
 from experiments import compatibility, continued, entries, presets, trained
-from experiments.ranges import RANGES, is_open, unknown
+from experiments.config_file import FlagError, Parser, check_file
+from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.settings import spelled_out
 
 # One flag for all commands: a process may import several.
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
+flags.FLAGS["config"].parser = Parser()
 _CONTINUED = str(Path(continued.__file__).resolve())
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
 _OF_ENTRIES: dict[str, str] = {}
-
-
-class FlagError(ValueError):
-    """What is wrong with the command line, in one line with the fix."""
 
 
 def configuration() -> ConfigDict:
@@ -53,26 +50,25 @@ def parse(argv: list[str]) -> list[str]:
         argv[1:] = map(compatibility.flag_in_todays_name, argv[1:])
         if "workdir" in flags.FLAGS:
             argv[1:] = _with_config(argv[1:])
-        _check_file(_value("config", argv[1:]) or "")
+        if (config := _value("config", argv[1:])) is not None:
+            check_file(config)
         argv[1:] = _without_entries(argv[1:], _OF_ENTRIES)
         _check_names(argv[1:])
-        return flags.FLAGS(argv)
+        rest = flags.FLAGS(argv)
+        if len(rest) > 1:
+            raise FlagError(f"unexpected argument {rest[1]!r}; settings are given as --config.KEY=VALUE")
+        return rest
     except (FlagError, CheckpointError) as error:
         reason = str(error)
-    except flags.Error as error:
-        reason = _in_file(error, argv) or _plainly(str(error))
-    except (AttributeError, KeyError, SyntaxError) as error:
-        found = _in_file(error, argv)
-        if not found:
-            raise
-        reason = found
+    except (flags.Error, ValueError) as error:  # absl raises a ValueError for --noNAME=VALUE
+        reason = _plainly(str(error))
     CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
     sys.exit(1)
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
     """The arguments of a run, with --config.workdir for --workdir; without --config, with the configuration of the run
-    in that folder. Raises FlagError where neither flag is given, or the folder holds no run."""
+    in that folder. Raises FlagError where neither flag is given, or the folder holds no run, and for two folders."""
     workdir = _value("workdir", arguments)
     if workdir is None:
         if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
@@ -81,6 +77,10 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
                 "go on with, --workdir=runs/desk"
             )
         return list(arguments)
+    if (other := _value(r"config\.workdir", arguments)) not in (None, workdir):
+        raise FlagError(
+            f"--workdir={workdir} and --config.workdir={other} name two run directories; leave one of them out"
+        )
     rest, following = [], iter(arguments)
     for argument in following:
         if argument in ("--workdir", "-workdir"):
@@ -89,72 +89,48 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
             rest.append(argument)
     first = []
     if _value("config", arguments) is None:
-        if not (Path(workdir) / "config.json").exists():
+        if not _is_there(Path(workdir) / "config.json"):
             raise FlagError(
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
             )
-        trained.settings_of(Path(workdir))
         first = [f"--config={_CONTINUED}:{workdir}"]
-    # After --config, before anything that follows --.
-    place = next((at for at, one in enumerate(rest) if one == "--"), len(rest))
+    # After --config, which may stand before its value, and not after a flag that lacks its value.
+    at = next((at for at, one in enumerate(rest) if re.match(r"--?config(=|$)", one)), -1)
+    place = at + 1 + (at >= 0 and "=" not in rest[at])
     return [*first, *rest[:place], f"--config.workdir={workdir}", *rest[place:]]
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. Raises FlagError where the system refuses to say."""
+    try:
+        return path.exists()
+    except OSError as error:
+        raise FlagError(f"--workdir={path.parent}: {error.strerror}") from error
+
+
 def _value(name: str, arguments: Sequence[str]) -> str | None:
-    """What a flag is given, the last time; None where it is not."""
+    """What a flag, by a pattern of its name, is given, the last time; None where it is not. Raises FlagError for one
+    without a value."""
     found = None
     for at, argument in enumerate(arguments):
         if argument == "--":
             break
         if matched := re.match(rf"--?{name}(?:=(.*))?$", argument, re.DOTALL):
-            found = matched[1] if matched[1] is not None else "".join(arguments[at + 1 : at + 2])
+            if matched[1] is None and re.match(r"--|$", "".join(arguments[at + 1 : at + 2])):
+                raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
+            found = matched[1] if matched[1] is not None else arguments[at + 1]
     return found
-
-
-def _check_file(config: str) -> None:
-    """Raises FlagError for a --config that names no file."""
-    path = Path(config.partition(":")[0])
-    if not config or path.is_file():
-        return
-    files = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(str(path), files, n=1)
-    meant = f"did you mean {near[0]}?" if near else "expected a file with get_config(), such as experiments/desk.py"
-    raise FlagError(f"--config={config}: there is no such file; {meant}")
 
 
 def _check_names(arguments: Sequence[str]) -> None:
     """Raises FlagError for a --config.NAME that is neither a setting nor a section."""
-    sections = {name.rpartition(".")[0] for name in RANGES} | {"model", "learner"}
     for argument in arguments:
         if argument == "--":
             break
-        matched = re.match(r"--?(?:no)?config\.([^=]+)", argument)
-        if matched and matched[1] not in RANGES and matched[1] not in sections and not is_open(matched[1]):
-            raise FlagError(unknown(matched[1]))
-
-
-def _in_file(error: BaseException, argv: Sequence[str]) -> str:
-    """The mistake in the file that --config names, with its line; empty where the error came from elsewhere."""
-    path = (_value("config", argv[1:]) or "").partition(":")[0]
-    one: BaseException | None = error
-    while one is not None:
-        if isinstance(one, SyntaxError) and _same(one.filename or "", path):
-            return f"{path}:{one.lineno}: {one.msg}"
-        lines = [frame.lineno for frame in traceback.extract_tb(one.__traceback__) if _same(frame.filename, path)]
-        if lines:
-            inner: object = one
-            while isinstance(inner, BaseException) and inner.args:
-                inner = inner.args[0]
-            unknown_key = " is not a setting." if isinstance(one, (AttributeError, KeyError)) else ""
-            name, *hint = str(inner).splitlines() or [""]
-            return " ".join(f"{path}:{lines[-1]}: {name}{unknown_key} {' '.join(hint)}".split())
-        one = one.__context__
-    return ""
-
-
-def _same(one: str, other: str) -> bool:
-    return Path(one).resolve() == Path(other).resolve()
+        matched = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if matched and matched[1] not in RANGES and not is_section(matched[1]) and not is_open(matched[1]):
+            raise FlagError(unknown(matched[1], entries.declared()))
 
 
 def _plainly(message: str) -> str:
@@ -164,14 +140,22 @@ def _plainly(message: str) -> str:
         return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
     if (setting := re.match(r"flag --config\.([\w.]+)=(.*?): ", message, re.DOTALL)) and setting[1] in RANGES:
         return f"{setting[1]} is {setting[2]!r}; expected {description(RANGES[setting[1]])}"
-    if strange := re.match(r"Unknown command line flag '([\w.]+)'", message):
-        near = difflib.get_close_matches(strange[1], RANGES, n=1)
-        message += f". Did you mean --config.{near[0]}?" if near and "Did you mean" not in message else ""
+    if "Flag --config must have a value" in message:
+        return "no experiment: name one, --config=experiments/desk.py"
+    if number := re.match(r"flag --(\w+)=(.*?): (?:invalid literal for int|could not convert)", message, re.DOTALL):
+        return f"--{number[1]} is {number[2]!r}; expected a whole number"
+    if strange := re.match(r"Unknown command line flag '([^']+)'", message):
+        near = difflib.get_close_matches(strange[1], [*flags.FLAGS, *(f"config.{name}" for name in RANGES)], n=1)
+        near = near or [f"config.{name}" for name in difflib.get_close_matches(strange[1], RANGES, n=1)]
+        return f"--{strange[1]} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 
 def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[str]:
-    """The arguments without the flags of entries, which are `found`: --config.NAME=VALUE, or with VALUE after it."""
+    """The arguments without the flags of entries, which are `found`: --config.NAME=VALUE, or with VALUE after it.
+
+    Raises FlagError for one without a value.
+    """
     found.clear()
     rest: list[str] = []
     following = iter(arguments)
@@ -180,5 +164,8 @@ def _without_entries(arguments: Sequence[str], found: dict[str, str]) -> list[st
         if argument == "--" or not matched or not entries.is_free_form(matched[1]):
             rest += [argument, *following] if argument == "--" else [argument]
         else:
-            found[matched[1]] = next(following, "") if matched[2] is None else matched[2]
+            text = next(following, "--") if matched[2] is None else matched[2]
+            if matched[2] is None and text.startswith("--"):
+                raise FlagError(f"{argument} has no value; give it as {argument}=VALUE")
+            found[matched[1]] = text
     return rest

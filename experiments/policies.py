@@ -40,16 +40,21 @@ INITIAL = "initial"
 Demonstrations = Iterable[tuple[Task, Sequence[Action]]]
 
 
+def check_folder(config: ConfigDict) -> None:
+    """Raises ValueError where model.path names no folder."""
+    if config.model.path and not Path(config.model.path).is_dir():
+        raise ValueError(
+            f"model.path {config.model.path!r} is no folder; expected a model in HF format. Get one, for example by "
+            "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, and name its folder in "
+            "--config.model.path, or choose a small policy from scratch with --config.policy=tiny"
+        )
+
+
 def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[PreTrainedTokenizerBase, ModelConfig]:
     """From the folder model.path, or made for the environment. Raises ValueError or OSError with the fix."""
     if config.model.path:
         folder = Path(config.model.path)
-        if not folder.is_dir():
-            raise ValueError(
-                f"model.path {str(folder)!r} is no folder; expected a model in HF format. Get one, for example by "
-                "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, and name its folder in "
-                "--config.model.path, or choose a small policy from scratch with --config.policy=tiny"
-            )
+        check_folder(config)
         return AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
-from cojax.registry.annotations import RegistryError, convert_setting
+from cojax.registry.annotations import RegistryError, convert_setting, description, shown
 from experiments.base import LEAVES, OPEN, RENAMED
 from experiments.leaf import Names
 from experiments.settings import choose
 
+# Characters of an unknown name that an error shows.
+_SHOWN = 100
 RANGES: dict[str, Any] = {name: leaf.range for name, leaf in LEAVES.items()}
 
 
@@ -30,20 +32,67 @@ def check_ranges(config: ConfigDict) -> None:
         raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
 
 
+def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
+    """Raises RegistryError for an unknown setting, for one that is missing, for a value or a section in the other's
+    place, and for a value that no flag could take the place of, as it is not of the setting's type.
+
+    `further` are names that a mistyped one may mean besides.
+    """
+    check_shape(config.to_dict(), further)
+    for name, value in leaves(config.to_dict()):
+        default = LEAVES[name].default if name in LEAVES else value
+        kinds = (int, float) if isinstance(default, float) else (int, type(None)) if default is None else type(default)
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+            convert_setting(name, RANGES[name], value)
+
+
+def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
+    """Raises RegistryError for an unknown or a missing setting, and for a value or a section in the other's place."""
+    found: Any
+    for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
+        found = config
+        for part in section.split("."):
+            if not isinstance(found, Mapping) or part not in found:
+                raise RegistryError(f"{section} is missing from the configuration; begin with base.get_config()")
+            found = found[part]
+        if not isinstance(found, Mapping):
+            raise RegistryError(f"{section} is {shown(found)}; expected a section")
+    for name, value in config.get("signal_settings", {}).items():
+        if not isinstance(value, Mapping):
+            raise RegistryError(f"signal_settings.{name} is {shown(value)}; expected the section of a signal")
+    given = dict(leaves(config))
+    for name in given:
+        above = [part for part in RANGES if name.startswith(f"{part}.")]
+        if above and above[0] not in OPEN:
+            raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
+        if name not in RANGES and not is_open(name):
+            raise RegistryError(unknown(name, further))
+    if missing := RANGES.keys() - given.keys():
+        raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
+
+
+def is_section(name: str) -> bool:
+    """Whether settings stand in it."""
+    return name in OPEN or any(one.startswith(f"{name}.") for one in RANGES)
+
+
 def is_open(name: str) -> bool:
     """Whether the setting stands in a section whose settings an entry declares."""
     return any(name == section or name.startswith(f"{section}.") for section in OPEN)
 
 
-def unknown(name: str) -> str:
-    """The error for an unknown setting. Suggests those with the same last name first, then those spelled alike."""
-    known = [*RANGES, *OPEN]
-    last = name.rpartition(".")[2]
-    near = [one for one in known if one.rpartition(".")[2] == last]
-    near += difflib.get_close_matches(name, known, cutoff=0.75)
+def unknown(name: str, further: Iterable[str] = ()) -> str:
+    """The error for an unknown setting. Suggests those with the same last name first, then those spelled alike;
+    `further` are known names besides."""
+    known = [*RANGES, *OPEN, *further]
+    low, last = name.lower(), name.lower().rpartition(".")[2]
+    near = [one for one in known if one.lower() == low]
+    near += [one for one in known if one.rpartition(".")[2] == last]
+    near += difflib.get_close_matches(low, known, cutoff=0.75)
     near += [one for one in known if difflib.get_close_matches(last, [one.rpartition(".")[2]], cutoff=0.8)]
     found = list(dict.fromkeys(near))[:3]
     meant = f"did you mean {' or '.join(found)}? " if found else ""
+    name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
     return f"{name} is not a setting; {meant}docs/settings.md lists them all"
 
 

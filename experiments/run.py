@@ -282,8 +282,6 @@ def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     absl_logging.set_verbosity(absl_logging.WARNING)
     end_descendants_at_exit()
     try:

@@ -138,8 +138,6 @@ def _with_label(target: LabelledWeights) -> LabelledWeights:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; settings are given as --config.KEY=VALUE")
     end_descendants_at_exit()
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -33,6 +33,7 @@ from cojax.storage.files import write_json
 from experiments.compatibility import in_todays_keys, todays_defaults
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
+_RESTORE = "Restore it from a copy"
 _PIECE = 2**24  # bytes of a file that are read at a time
 
 
@@ -69,17 +70,25 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
-        settings = in_todays_keys(json.loads(path.read_text())["config"], todays_defaults())
-        if not isinstance(settings["model"], dict) or not isinstance(settings["learner"]["lora"], dict):
-            raise TypeError("model and learner.lora must be sections")
+        stored = json.loads(path.read_text())
+        if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+            raise ValueError("it has no section `config`")
+        settings = in_todays_keys(stored["config"], todays_defaults())
+        learner = settings["learner"]
+        if not all(isinstance(one, dict) for one in (settings["model"], learner, learner and learner["lora"])):
+            raise ValueError("model, learner and learner.lora must be sections")
         return settings
     except OSError as error:
         raise CheckpointError(
             f"{workdir} is no run directory ({path.name}: {error.strerror}); expected the workdir of "
             "python -m experiments.run, such as runs/desk"
         ) from error
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path} holds no settings of a run: it is not JSON ({error}). {_RESTORE}") from error
+    except RecursionError as error:
+        raise CheckpointError(f"{path} holds no settings of a run: it is nested too deep. {_RESTORE}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} holds no settings of a run: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{path} holds no settings of a run: {error}. {_RESTORE}") from error
 
 
 def of_run(workdir: Path, step: int | None = None, base: str | Path = "") -> TrainedPolicy:

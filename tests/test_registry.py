@@ -110,6 +110,7 @@ def test_a_function_of_the_current_folder(folder: Path) -> None:
         "path": "of_mine:double",
         "version": "",
         "hash": hashlib.sha256((folder / "of_mine.py").read_bytes()).hexdigest(),
+        "folder": str(folder),
     }
 
 
@@ -193,14 +194,23 @@ def test_given_settings_are_converted_where_nothing_is_lost() -> None:
 @pytest.mark.parametrize(
     ("function", "given", "said"),
     [
-        (clipped, {"clap": 1.0}, "loss 'mine' has no setting loss_settings.clap; it has clip, kind"),
+        (
+            clipped,
+            {"clap": 1.0},
+            "loss 'mine' has no setting loss_settings.clap; did you mean loss_settings.clip? it has clip, kind",
+        ),
         (clipped, {"clip": -3.0}, "loss_settings.clip is -3.0; expected a number above 0"),
         (clipped, {"clip": 0}, "loss_settings.clip is 0; expected a number above 0"),
         (clipped, {"clip": math.nan}, "loss_settings.clip is nan; expected a number above 0"),
         (clipped, {"clip": math.inf}, "loss_settings.clip is inf; expected a number above 0"),
         (clipped, {"clip": True}, "loss_settings.clip is True; expected a number above 0"),
         (clipped, {"clip": "much"}, "loss_settings.clip is 'much'; expected a number above 0"),
-        (clipped, {"clip": 10**400}, f"loss_settings.clip is {10**400}; expected a number above 0"),
+        (
+            clipped,
+            {"clip": 10**400},
+            "loss_settings.clip is a whole number of very many digits; expected a number above 0, of 64 bits",
+        ),
+        (needy, {"least": 2**63}, "loss_settings.least is 9223372036854775808; expected a whole number, of 64 bits"),
         (needy, {"least": 1, "untold": math.inf}, "loss_settings.untold is inf; expected a number"),
         (clipped, {"kind": "c"}, "loss_settings.kind is 'c'; expected one of 'a', 'b'"),
         (needy, {}, "loss 'mine' needs its setting loss_settings.least: a whole number"),

@@ -38,6 +38,22 @@ REFUSED = (
     (("learner.row_length=100",), "a row must hold the longest episode"),
     (("workdir=/proc/cojax",), "Choose another --config.workdir"),
     (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),
+    (
+        ("steps=1" + "0" * 400,),
+        "steps is a whole number of very many digits; expected a whole number at least 0",
+    ),
+    (("explorer.width=x",), "explorer.width is 'x'; expected a whole number at least 1 or None"),
+    (("explorer.width=None", "stepz=1"), "stepz is not a setting"),
+    (("=3",), "'' is not a setting"),
+    (("STEPS=3",), "STEPS is not a setting; did you mean steps or "),
+    (("learner.loss_settings.kl_coeficient=1",), "did you mean learner.loss_settings.kl_coefficient? it has "),
+    (("learner.loss_setings.kl_coefficient=1",), "did you mean learner.loss_settings.kl_coefficient or "),
+    (("signal_settings.rare.percnt=1",), "did you mean signal_settings.rare.percent? it has "),
+    (("environment.isolted=1",), "did you mean environment.isolated? it has "),
+    (
+        ("environment.isolated",),
+        "--config.environment.isolated has no value; give it as",
+    ),
     (("mesh.data=x",), "mesh.data is 'x'; expected a whole number at least 1 or -1"),
 )
 
@@ -90,6 +106,42 @@ def test_a_missing_config_file_is_named(override, runs):
     said = "error: --config=experiments/deks.py: there is no such file; did you mean experiments/desk.py?\n"
     assert done.stdout == said
     assert "Traceback" not in done.stderr
+
+
+def test_two_run_directories_are_refused(runs, tmp_path):
+    done = runs.continued(tmp_path / "one", f"workdir={tmp_path / 'two'}")
+    assert done.returncode == 1
+    assert f"--workdir={tmp_path}/one and --config.workdir={tmp_path}/two name two run directories" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--workdir",), "--workdir has no value; give it as --workdir=VALUE"),
+        (("--workdir", "--config.steps=3"), "--workdir has no value"),
+        (("--workdir=x", "--config"), "--config has no value"),
+        (("--workdir=x", "--config="), "--config is empty; expected a file with get_config()"),
+        (("--workdir=" + "x" * 300,), "File name too long"),
+        (
+            ("--config=experiments/desk.py", "config.steps=3"),
+            "unexpected argument 'config.steps=3'; settings are given",
+        ),
+        (("--config=experiments/desk.py", "--noconfig.validate=1"), "--noconfig.validate=1 does not take an argument"),
+        (("--config=experiments/desk.py", "--stpes=3"), "--stpes is no flag; did you mean --config.steps?"),
+    ],
+)
+def test_a_flag_without_a_value_and_a_name_of_no_folder(arguments, said, runs):
+    done = runs.command("experiments.run", *arguments)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")
+
+
+def test_a_model_that_is_not_there_is_said_before_anything_is_written(runs, tmp_path):
+    done = runs(tmp_path / "run", "model.path=/nowhere")
+    assert "model.path '/nowhere' is no folder" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_an_experiment_or_a_run_the_fix_is_named(runs, tmp_path):

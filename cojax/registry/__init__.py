@@ -7,6 +7,7 @@ values are allowed (annotations.py).
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import importlib
@@ -16,15 +17,15 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from cojax.registry.annotations import Range, RegistryError, convert_setting, description
 
 __all__ = [
-    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "find", "settings",
-    "source",
+    "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
+    "settings", "source",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -88,7 +89,8 @@ def check_settings(
     for setting in given:
         if setting not in known:
             there = f"it has {', '.join(known)}" if known else "it has none"
-            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {there}")
+            meant = did_you_mean(setting, known, where)
+            raise RegistryError(f"{kind} {name!r} has no setting {where}{setting}; {meant}{there}")
     for setting, declared in known.items():
         if declared.default is REQUIRED and setting not in given:
             values = description(declared.annotation)
@@ -97,6 +99,12 @@ def check_settings(
         setting: convert_setting(f"{where}{setting}", known[setting].annotation, value)
         for setting, value in given.items()
     }
+
+
+def did_you_mean(name: str, known: Iterable[str], where: str = "") -> str:
+    """For an error about an unknown name: the known ones that are spelled alike, with `where` before them."""
+    near = difflib.get_close_matches(name.lower(), known, cutoff=0.7)
+    return f"did you mean {' or '.join(where + one for one in near)}? " if near else ""
 
 
 def check_call(
@@ -113,7 +121,8 @@ def check_call(
 
 
 def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
-    """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file.
+    """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file; of one that
+    'package.module:function' names, also the folder in which the package is found.
 
     If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
     partial, for example, holds arguments that its own file gives.
@@ -129,11 +138,19 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     modules = [module, *([sys.modules[named]] if colon else [])]
     files = dict.fromkeys(vars(one)["__file__"] for one in modules if vars(one).get("__file__"))
     content = b"".join(Path(file).read_bytes() for file in files)
+    where = {"folder": _folder(sys.modules[named])} if colon and vars(sys.modules[named]).get("__file__") else {}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
         "hash": hashlib.sha256(content).hexdigest() if files else "",
+        **where,
     }
+
+
+def _folder(module: types.ModuleType) -> str:
+    """The folder from which the module, or the package that holds it, is imported."""
+    file = Path(vars(module)["__file__"]).absolute()
+    return str(file.parents[module.__name__.count(".") + (file.name == "__init__.py")])
 
 
 def _import(kind: str, name: str, module: str) -> types.ModuleType:

@@ -29,7 +29,8 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         """NaN is in no range. Infinity is in a range only where it is an end."""
-        if not (math.isfinite(value) or value in (self.low, self.high)):
+        # A whole number is finite, and may be too large for a float.
+        if not (isinstance(value, int) or math.isfinite(value) or value in (self.low, self.high)):
             return False
         above = self.low is None or value > self.low or (value == self.low and not self.low_open)
         below = self.high is None or value < self.high or (value == self.high and not self.high_open)
@@ -48,7 +49,19 @@ def convert_setting(name: str, annotation: Any, value: Any) -> Any:
     try:
         return _converted(annotation, value)
     except ValueError:
-        raise RegistryError(f"{name} is {value!r}; expected {description(annotation)}") from None
+        largest = ", of 64 bits" if isinstance(value, int) and abs(value) > LARGEST else ""
+        raise RegistryError(f"{name} is {shown(value)}; expected {description(annotation)}{largest}") from None
+
+
+def shown(value: object) -> str:
+    """A value in an error: its repr, shortened where it is long."""
+    if isinstance(value, int) and abs(value) > 10**_SHOWN:
+        return "a whole number of very many digits"
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # a whole number in it has too many digits, or it is nested too deep
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"
 
 
 def from_text(annotation: Any, text: str) -> Any:
@@ -82,6 +95,10 @@ def description(annotation: Any) -> str:
     return _WORDS.get(annotation, f"what no flag can say ({annotation})")
 
 
+# The largest whole number of a setting: more cannot be computed with.
+LARGEST = 2**63 - 1
+# Characters of a value that an error shows.
+_SHOWN = 200
 # Words of flags for values that Python writes in another way.
 _FLAG_WORDS = {"true": True, "false": False, "none": None}
 _WORDS = {
@@ -121,7 +138,8 @@ def _converted(annotation: Any, value: Any) -> Any:
 def _scalar(annotation: Any, value: Any) -> Any:
     """Converts a value to bool, int, float or str. Raises ValueError for any other value.
 
-    A whole number is a float too; True is neither. NaN and infinity are refused, as config.json cannot hold them.
+    A whole number is a float too; True is neither. NaN and infinity are refused, as config.json cannot hold them, and
+    whole numbers of more than 64 bits.
     """
     if annotation not in (bool, int, float, str) or (isinstance(value, bool) and annotation is not bool):
         raise ValueError
@@ -131,6 +149,8 @@ def _scalar(annotation: Any, value: Any) -> Any:
         except OverflowError as error:
             raise ValueError from error
     if not isinstance(value, annotation) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError
+    if isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise ValueError
     return value
 

@@ -62,6 +62,18 @@ def history(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dic
     return {"history": noted} if noted else {}
 
 
+def check_facts(record: Mapping[str, Any]) -> None:
+    """Raises ValueError for a content of config.json whose `code` or `history` is not what a run writes."""
+    code, noted = record.get("code", {}), record.get("history", [])
+    if not isinstance(code, Mapping) or not isinstance(noted, list):
+        raise ValueError("its `code` is no section or its `history` no list")
+    entries = list(code.values())
+    if not all(isinstance(one, Mapping) for one in (*entries, *noted)):
+        raise ValueError("its `code` or its `history` holds what is no section")
+    if not all(isinstance(one.get("name", ""), str) for one in entries):
+        raise ValueError("its `code` holds a name that is no text")
+
+
 def changed_code(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The settings that name an entry from outside the package whose source file has changed; empty where none has.
 

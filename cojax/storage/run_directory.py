@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
 from cojax.storage.checksums import CheckedLog, has_valid_checksum, with_checksum
-from cojax.storage.differences import FREE_SETTINGS, changed_code, differences, history
+from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
 from cojax.storage.episodes import PastTrajectories, read_trajectories
 from cojax.storage.files import explain_reading, read_json, write_json
 from cojax.storage.run_files import REMADE, RunFiles
@@ -121,10 +121,12 @@ class RunDirectory:
             if not isinstance(record["config"], dict):
                 raise ValueError("it holds no settings")
             has_valid_checksum(record)
+            check_facts(record)
             record["config"] = self.in_todays_keys(record["config"])
         except (OSError, ValueError, KeyError, RecursionError) as error:
             raise RunDirectoryError(
-                f"{path} cannot be read ({error}). Restore it from a copy, or choose another --config.workdir."
+                f"{path} cannot be read ({error}). Restore it from a copy (one edited on purpose is taken without its "
+                "last entry, `checksum`), or choose another --config.workdir."
             ) from error
         if different := differences(record["config"], config, FREE_SETTINGS):
             raise RunDirectoryError(

@@ -25,6 +25,9 @@ from typing import Any
 from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import StorageError, write_json, write_text
 from cojax.storage.run_directory import RunDirectoryError, lock_folder
+from experiments import compatibility, presets
+from experiments.checks import check
+from experiments.settings import spelled_out
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import render_page
 from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
@@ -100,6 +103,8 @@ def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[t
         jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
         for job in jobs:
             job.config  # noqa: B018  a wrong setting is an error before anything runs
+        for settings in {job.arm: job.settings for job in jobs}.values():
+            check(presets.resolve(tables.configuration_of(settings), settings))
         plans.append((called, table, jobs))
     return plans
 
@@ -108,13 +113,14 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
     """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
     found = {}
     for argument in arguments:
-        name, is_one, value = argument.partition("=")
+        name, is_one, value = compatibility.flag_in_todays_name(spelled_out(argument)).partition("=")
+        setting = name.removeprefix("--config.")
         if not (name.startswith("--config.") and is_one):
             raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
         try:
-            found[name.removeprefix("--config.")] = ast.literal_eval(value)
+            found[setting] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[name.removeprefix("--config.")] = value
+            found[setting] = value
     return found
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from cojax.registry.annotations import RegistryError, convert_setting, shown
 from experiments import desk
+from experiments.ranges import RANGES, is_open, is_section, unknown
 
 Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
 
@@ -242,7 +244,7 @@ class StudyRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The whole configuration. Raises KeyError for an unknown setting, TypeError for a wrong type."""
+        """The whole configuration. Raises RegistryError for an unknown setting and for a wrong value."""
         return plain_configuration(self.settings)
 
 
@@ -252,9 +254,17 @@ def plain_configuration(settings: Settings) -> dict[str, Any]:
 
 
 def configuration_of(settings: Settings) -> ConfigDict:
-    """experiments/desk.py with these settings. Raises KeyError for an unknown one, TypeError for a wrong type."""
+    """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
     config = desk.get_config()
     for name, value in settings.items():
+        if name in RANGES:
+            value = convert_setting(name, RANGES[name], value)
+        elif is_section(name):
+            raise RegistryError(
+                f"{name} is a section, given {shown(value)}; set what stands in it: --config.{name}.NAME=VALUE"
+            )
+        elif not is_open(name):
+            raise RegistryError(unknown(name))
         *sections, leaf = name.split(".")
         # Sections named …_settings hold keywords of entries, by name where there are several; checks.py checks them.
         of_entry = any(part.endswith("_settings") for part in sections)
@@ -263,9 +273,10 @@ def configuration_of(settings: Settings) -> ConfigDict:
             if of_entry and part not in section:
                 section[part] = ConfigDict()
             section = section.get(part, {})
-        if leaf not in section and not of_entry:
-            raise KeyError(f"{name} is not a setting of experiments/desk.py; experiments/base.py lists them all")
-        section[leaf] = value
+        try:
+            section[leaf] = value
+        except (TypeError, ValueError) as error:
+            raise RegistryError(f"{name} is {shown(value)}, which is of another type than its default") from error
     return config
 
 

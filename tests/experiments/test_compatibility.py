@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 
 import pytest
 
+from cojax.storage.checkpoint import CheckpointError
 from experiments import base, compatibility, continued, desk, entries, trained
 from experiments.checks import check
 from experiments.compatibility import flag_in_todays_name, in_todays_keys, without_old_names
@@ -18,6 +20,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if optimizer.clip_norm had been called learner.clip, and steps train_steps."""
     monkeypatch.setitem(base.RENAMED, "learner.clip", "optimizer.clip_norm")
     monkeypatch.setitem(base.RENAMED, "train_steps", "steps")
+    monkeypatch.setitem(base.RENAMED, "explorer.parallel", "explorer.width")
 
 
 def test_an_absent_key_is_its_default_of_today() -> None:
@@ -60,9 +63,10 @@ def test_an_old_name_in_a_stored_configuration(renamed: None, tmp_path: Path) ->
 def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCaptureFixture) -> None:
     config = desk.get_config()
     config.learner.clip = 3.0
+    config.explorer.parallel = 4
     with caplog.at_level(logging.WARNING):
         moved = without_old_names(config)
-        assert moved.optimizer.clip_norm == 3.0
+        assert (moved.optimizer.clip_norm, moved.explorer.width) == (3.0, 4)
         assert without_old_names(config, ["optimizer.clip_norm"]).optimizer.clip_norm == 1.0  # the flag wins
         check(moved)
         assert flag_in_todays_name("--config.train_steps=3") == "--config.steps=3"
@@ -75,3 +79,71 @@ def test_an_old_name_in_a_file_and_in_a_flag(renamed: None, caplog: pytest.LogCa
 def test_today_no_old_name_is_a_setting() -> None:
     assert not compatibility.RENAMED.keys() & base.LEAVES.keys()
     assert set(compatibility.RENAMED.values()) <= base.LEAVES.keys()
+
+
+def damaged(folder: Path, text: str) -> str:
+    (folder / "config.json").write_text(text)
+    with pytest.raises(CheckpointError) as caught:
+        continued.get_config(str(folder))
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{folder}/config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", " holds no settings of a run: it is not JSON ("),
+        ("[]", " holds no settings of a run: it has no section `config`. Restore it from a copy"),
+        ('{"config": null}', " holds no settings of a run: it has no section `config`"),
+        ("[" * 100_000, " holds no settings of a run: it is nested too deep"),
+        ('{"config": ' + '{"a": ' * 400 + "1" + "}" * 401, ": 'a.a.a."),
+        ('{"config": {"learner": null}}', " holds no settings of a run: model, learner and learner.lora must be"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+    assert damaged(tmp_path, text).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("steps", "abc", "steps is 'abc'; expected a whole number at least 0"),
+        ("steps", True, "steps is True; expected a whole number"),
+        ("steps", {"a": 1}, "steps is a section; expected a whole number"),
+        ("steps", 10**400, "steps is a whole number of very many digits; expected a whole number at least 0, of "),
+        ("optimizer.learning_rate", 10**400, "optimizer.learning_rate is a whole number of very many digits"),
+        ("llm", 3, "llm is 3; expected a section"),
+        ("signal_settings.rare", 3, "signal_settings.rare is 3; expected the section of a signal"),
+        ("llm.timeuot", 3, "llm.timeuot is not a setting; did you mean llm.timeout?"),
+    ],
+)  # fmt: skip
+def test_a_stored_setting_that_no_run_can_have_is_named(name: str, value: object, said: str, tmp_path: Path) -> None:
+    stored = desk.get_config().to_dict()
+    *above, last = name.split(".")
+    place = stored
+    for part in above:
+        place = place[part]
+    place[last] = value
+    assert damaged(tmp_path, json.dumps({"config": stored})).startswith(f": {said}")
+
+
+def test_an_entry_from_outside_is_found_where_it_was_when_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, run, elsewhere = (tmp_path / name for name in ("there", "run", "elsewhere"))
+    for folder in (there / "outside_package", run, elsewhere):
+        folder.mkdir(parents=True)
+    (there / "outside_package/curves.py").write_text("def flat(scores):\n    return 1.0\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(there)
+    config = desk.get_config()
+    config.curriculum = "outside_package.curves:flat"
+    code = json.loads(json.dumps(entries.described(config)))
+    assert code["curriculum"]["folder"] == str(there)
+    assert "folder" not in code["learner.loss"]
+    (run / "config.json").write_text(json.dumps({"config": config.to_dict(), "code": code}))
+    for name in ("outside_package", "outside_package.curves"):
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(there))])
+    monkeypatch.chdir(elsewhere)
+    check(continued.get_config(str(run)))

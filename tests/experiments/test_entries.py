@@ -176,7 +176,10 @@ def test_what_an_entry_may_not_be_set_to_is_told_in_one_line(mine: None, given: 
 def test_settings_of_no_signal_and_two_signals_of_one_name(mine: None) -> None:
     config = desk.get_config()
     config.signal_settings.rair = ConfigDict({"percent": 1.0})
-    assert refusal(config) == "signal_settings.rair belongs to no signal; there are forgetting, boundary, rare"
+    assert refusal(config) == (
+        "signal_settings.rair belongs to no signal; did you mean signal_settings.rare? there are forgetting, boundary, "
+        "rare"
+    )
     config = desk.get_config()
     config.signals = "mine_of_entries:unlike,other_of_entries:unlike"
     assert "'other_of_entries:unlike' have one name" in refusal(config)

@@ -256,3 +256,22 @@ def test_a_mistake_ends_in_one_line(commands, tmp_path):
     assert done.returncode == 1
     assert "add --config.evaluation.temperature=1, or leave --samples out" in " ".join(done.stdout.split())
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--config.stepz=3", "stepz is not a setting; did you mean steps"),
+        ("--config.environment.isolted=1", "did you mean environment.isolated? it has isolated"),
+        ("--config.environment=", "environment.name is empty; name the environment to evaluate in"),
+        ("--config.learner.loss=hope", "loss 'hope' not found"),
+        ("--samples=x", "--samples is 'x'; expected a whole number"),
+        ("--sampels=2", "--sampels is no flag; did you mean --samples?"),
+    ],
+)
+def test_a_wrong_setting_is_said_before_the_policy_is_read(argument, said, commands, tmp_path):
+    given = ("--config=experiments/desk.py", f"--checkpoint={tmp_path}/none", argument)
+    done = commands.run("experiments.evaluate", *given)
+    assert done.returncode == 1
+    assert said in done.stdout
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cojax.registry.annotations import RegistryError
 from experiments.checks import check
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
 from experiments.study.panels import colours
@@ -128,13 +129,13 @@ def test_losses_are_compared_in_as_many_episodes():
 
 
 def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
-    with pytest.raises(KeyError, match="nosuch is not a setting"):
+    with pytest.raises(RegistryError, match="nosuch is not a setting"):
         configuration_of({"nosuch": 1})
-    with pytest.raises(KeyError, match="synthesis"):
+    with pytest.raises(RegistryError, match=r"synthesis\.nosuch is not a setting"):
         configuration_of({"synthesis.nosuch": 1})
-    with pytest.raises(KeyError, match=r"nosuch\.steps is not a setting"):
+    with pytest.raises(RegistryError, match=r"nosuch\.steps is not a setting"):
         configuration_of({"nosuch.steps": 1})
-    with pytest.raises(TypeError):
+    with pytest.raises(RegistryError, match="expected"):
         configuration_of({"steps": "many"})
     assert configuration_of({"learner.weighting_settings.length": 9}).learner.weighting_settings.length == 9
     assert configuration_of({"signal_settings.rare.minimum": 9}).signal_settings.rare.minimum == 9
@@ -154,7 +155,17 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
     for flags, said in (
         (["--seeds=13"], "12 seeds are fixed beforehand (101 to 112)"),
         (["--development", "--seeds=7"], "6 seeds are fixed beforehand (21 to 26)"),
-        (["--config.nosuch=1"], "nosuch is not a setting of experiments/desk.py"),
+        (["--config.nosuch=1"], "nosuch is not a setting; docs/settings.md lists them all"),
+        (["--config.stpes=1"], "stpes is not a setting; did you mean steps"),
+        (["--config.steps=x"], "steps is 'x'; expected a whole number at least 0"),
+        (["--config.steps=-1"], "steps is -1; expected a whole number at least 0"),
+        (["--config.llm=3"], "llm is a section, given 3; set what stands in it"),
+        (["--config.steps.x=3"], "steps.x is not a setting; did you mean steps?"),
+        (["--config.engine=lokal"], "engine 'lokal' not found; available: local"),
+        (["--config.policy=tniy"], "policy 'tniy' not found; available: qwen3-4b"),
+        (["--config.learner.loss_settings.kl_coeficient=1"], "did you mean learner.loss_settings.kl_coefficient? "),
+        (["--config.learner.loss_settings.kl_coefficient=x"], "kl_coefficient is 'x', which is of another type"),
+        (["--config.signal_settings.rrare.percent=3"], "did you mean signal_settings.rare? "),
         (["--arms=nosuch"], "it has static, random, control, feedback"),
         (["--again=feedback-7", f"--out={tmp_path}"], "there are: none"),
         (["--jobs=0"], "--jobs=0"),

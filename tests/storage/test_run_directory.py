@@ -181,6 +181,25 @@ def test_code_from_outside_that_has_changed_is_refused_unless_it_is_accepted(tmp
     claimed(code("grpo", "d"))
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"code": 3}, {"code": {"a": 3}}, {"code": {"a": {"name": 3}}}, {"code": None}, {"history": 3}, {"history": "abc"}],
+)
+def test_damaged_facts_beside_the_settings_are_one_line(tmp_path, damage):
+    small_runs.begun(tmp_path).close()
+    path = tmp_path / "config.json"
+    record = {**json.loads(path.read_text()), **damage}
+    del record["checksum"]
+    path.write_text(json.dumps(record))
+    again = RunDirectory(tmp_path)
+    try:
+        with pytest.raises(RunDirectoryError, match=r"config.json cannot be read \(its `.*Restore it from a copy"):
+            again.claim(small_runs.CONFIG, {})
+    finally:
+        again.close()
+    assert json.loads(path.read_text()) == record
+
+
 def test_changed_free_settings_are_stored_with_the_step(tmp_path):
     def history(**settings: object) -> list:
         again = RunDirectory(tmp_path)

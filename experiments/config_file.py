@@ -1,0 +1,138 @@
+"""The file that --config names: loaded and checked once; what is wrong with it is said in one line, with its place."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from cojax.registry.annotations import description, shown
+from cojax.storage.checkpoint import CheckpointError
+from experiments import compatibility, entries
+from experiments.ranges import RANGES, check_kinds, is_open, is_section
+
+# What ml_collections says of a value that a setting cannot take.
+_OF_ANOTHER_TYPE = re.compile(
+    r"Could not override field '(?P<field>\w+)' \(reference\)\. (?P<value>.*) "
+    r"is of original type <class '(?P<of>[^']*)'> and cannot be casted to type <class '(?P<wanted>[^']*)'>",
+    re.DOTALL,
+)
+
+
+class FlagError(Exception):
+    """What is wrong with the command line or with the file that it names, in one line with the fix.
+
+    No ValueError: absl would take that for a value of --config, and put its own words before it.
+    """
+
+
+class Parser(flags.ArgumentParser):
+    """Reads --config=FILE or --config=FILE:ARGUMENT."""
+
+    def parse(self, argument: str) -> ConfigDict:
+        return load(argument).lock()
+
+    def flag_type(self) -> str:
+        return "config object"
+
+
+def load(given: str) -> ConfigDict:
+    """The configuration of FILE or FILE:ARGUMENT. Raises FlagError, whatever the file does, and for what is no setting
+    of this project or of another type."""
+    check_file(given)
+    path, *argument = given.split(":", 1)
+    try:
+        module = _module(path)
+        if not callable(getattr(module, "get_config", None)):
+            raise FlagError(f"{path} defines no function get_config(); see experiments/desk.py for one")
+        config = module.get_config(*argument)
+        if not isinstance(config, ConfigDict):
+            raise FlagError(
+                f"{path}: get_config() returns {shown(config)}; expected a configuration, begun with base.get_config()"
+            )
+    except FlagError:
+        raise
+    except CheckpointError as error:
+        raise FlagError(str(error)) from error
+    except (Exception, SystemExit) as error:  # whatever a file does when it is run
+        raise FlagError(_reason(error, path)) from error
+    try:
+        check_kinds(compatibility.without_old_names(config, warn=False), entries.declared())
+    except (ValueError, RecursionError) as error:
+        raise FlagError(f"{path}: {error}") from error
+    return config
+
+
+def check_file(given: str) -> None:
+    """Raises FlagError for a --config that names no file."""
+    path = Path(given.partition(":")[0])
+    try:
+        if given and path.is_file():
+            return
+        files = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    except OSError as error:
+        raise FlagError(f"--config={given}: {error.strerror}") from error
+    near = [one for one in difflib.get_close_matches(str(path), files) if one != str(path)]
+    meant = f"did you mean {near[0]}?" if near else "expected a file with get_config(), such as experiments/desk.py"
+    raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
+
+
+def _module(path: str) -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("config_config", path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[loader.name] = module  # a dataclass of the file looks for its module there
+    loader.exec_module(module)
+    return module
+
+
+def _reason(error: BaseException, path: str) -> str:
+    """What happened, after the last line of the file that was being run."""
+    if isinstance(error, SyntaxError) and _same(error.filename or path, path):
+        return f"{path}:{error.lineno or 1}: {error.msg}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _same(frame.filename, path)]
+    place = f"{path}:{own[-1].lineno}" if own else path
+    inner: BaseException = error
+    while inner.args and isinstance(inner.args[0], BaseException):
+        inner = inner.args[0]
+    whole = str(inner.args[0] if isinstance(inner, (AttributeError, KeyError)) and inner.args else inner)
+    said = " ".join(whole.split())
+    if own and "ml_collections" in frames[-1].filename:
+        if found := _OF_ANOTHER_TYPE.match(said):
+            return f"{place}: {_wrong_type(found, own[-1].line or '')}"
+        if isinstance(error, (AttributeError, KeyError)):
+            name, *hint = whole.splitlines() or [""]
+            return " ".join(f"{place}: {name} is not a setting. {' '.join(hint)}".split())
+    kind = type(error).__name__
+    return f"{place}: {kind}: {said}" if said and said != kind else f"{place}: it ends with {kind}"
+
+
+def _wrong_type(found: re.Match[str], line: str) -> str:
+    """What is wrong with a value that this line of the file gives to a setting of another type."""
+    field, value = found["field"], found["value"]
+    written = re.search(rf"((?:\w+\.)*){field}\b", line)
+    whole = f"{written[1]}{field}" if written else field
+    names = [whole[at.start() :] for at in re.finditer(r"\b\w", whole)]
+    name = next((one for one in names if one in RANGES or is_section(one) or is_open(one)), field)
+    if name in RANGES:
+        expected = description(RANGES[name])
+    elif found["wanted"].endswith("ConfigDict"):
+        expected = "a section"
+    else:
+        expected = description({"int": int, "float": float, "bool": bool, "str": str}.get(found["wanted"], tuple))
+    of = f", of the type {found['of']}" if "." in found["of"] else ""
+    return f"{name} is {shown(value) if found['of'] == 'str' else value}{of}; expected {expected}"
+
+
+def _same(one: str, other: str) -> bool:
+    return Path(one).resolve() == Path(other).resolve()
