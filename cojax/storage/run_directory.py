@@ -86,8 +86,7 @@ class RunDirectory:
         run that never reached its first checkpoint has nothing to lose and is reused.
 
         Raises RunDirectoryError, which names the difference, if the folder holds a run with different settings (except
-        those that may change) or, unless `accept_changed_code`, with different user code. Raises the errors of
-        `verify`.
+        those that may change) or, unless `accept_changed_code`, with other user code. Raises the errors of `verify`.
         """
         path = self.folder / "config.json"
         begun = bool(self.checkpointer.steps()) or self._has_steps

@@ -31,8 +31,9 @@ from experiments.settings import spelled_out
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import render_page
 from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
+from experiments.study.runs import StudyRun, configuration_of
 from experiments.study.summary import Records, complete_seeds, summarise
-from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, StudyRun, Table
+from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Table
 
 _ALL = "all"
 # Records that are part of the repository.
@@ -104,7 +105,7 @@ def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[t
         for job in jobs:
             job.config  # noqa: B018  a wrong setting is an error before anything runs
         for settings in {job.arm: job.settings for job in jobs}.values():
-            check(presets.resolve(tables.configuration_of(settings), settings))
+            check(presets.resolve(configuration_of(settings), settings))
         plans.append((called, table, jobs))
     return plans
 

@@ -16,7 +16,7 @@ from cojax.signals import SIGNALS
 from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments.study.launch import THREADS
-from experiments.study.tables import StudyRun, plain_configuration
+from experiments.study.runs import StudyRun, plain_configuration
 from experiments.study.tasks import COLUMNS, describe_tasks, least_popular
 
 Record = dict[str, Any]

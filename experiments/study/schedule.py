@@ -13,7 +13,7 @@ from pathlib import Path
 from cojax.host.processes import descendants, end
 from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments.study.launch import THREADS
-from experiments.study.tables import StudyRun
+from experiments.study.runs import StudyRun
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.5  # seconds

@@ -6,17 +6,9 @@ Settings were chosen only on development seeds and the development split: `--dev
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from ml_collections import ConfigDict
-
-from cojax.registry.annotations import RegistryError, convert_setting, shown
-from experiments import desk
-from experiments.ranges import RANGES, is_open, is_section, unknown
-
-Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
+from experiments.study.runs import Settings, StudyRun
 
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
@@ -43,9 +35,8 @@ ON_DEVELOPMENT_TASKS: Settings = {"evaluation.split": "dev", "evaluation.dev_spl
 # About every second draft of an evolution has a mistake; D_0 is the scripted explorer's.
 _CARELESS: Settings = {"explorer.name": "careless", "explorer.mistakes": 0.5, "initial_explorer": "scripted"}
 # Losses on the same, large task set. Each batch makes four updates, each from a quarter of its groups: with one update
-# the policy is its own old policy, and no clip binds. The learning rate is half the desk's, by the square-root rule,
-# and
-# constant, whatever the number of updates.
+# the policy is its own old policy, and no clip binds. The learning rate is half the desk's, by the square-root rule.
+# It is constant, whatever the number of updates.
 _LEARNERS: Settings = {
     "evolve": "none",
     "initial_tasks": 400,
@@ -228,56 +219,6 @@ TABLES: Mapping[str, Table] = {
         4,
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class StudyRun:
-    """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included."""
-
-    arm: str
-    seed: int
-    settings: Settings
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}-{self.seed}"
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The whole configuration. Raises RegistryError for an unknown setting and for a wrong value."""
-        return plain_configuration(self.settings)
-
-
-def plain_configuration(settings: Settings) -> dict[str, Any]:
-    """`configuration_of` as a dict of JSON values."""
-    return json.loads(json.dumps(configuration_of(settings).to_dict()))
-
-
-def configuration_of(settings: Settings) -> ConfigDict:
-    """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
-    config = desk.get_config()
-    for name, value in settings.items():
-        if name in RANGES:
-            value = convert_setting(name, RANGES[name], value)
-        elif is_section(name):
-            raise RegistryError(
-                f"{name} is a section, given {shown(value)}; set what stands in it: --config.{name}.NAME=VALUE"
-            )
-        elif not is_open(name):
-            raise RegistryError(unknown(name))
-        *sections, leaf = name.split(".")
-        # Sections named …_settings hold keywords of entries, by name where there are several; checks.py checks them.
-        of_entry = any(part.endswith("_settings") for part in sections)
-        section = config
-        for part in sections:
-            if of_entry and part not in section:
-                section[part] = ConfigDict()
-            section = section.get(part, {})
-        try:
-            section[leaf] = value
-        except (TypeError, ValueError) as error:
-            raise RegistryError(f"{name} is {shown(value)}, which is of another type than its default") from error
-    return config
 
 
 def jobs(

@@ -15,6 +15,7 @@ from cojax.registry.annotations import RegistryError
 from experiments.checks import check
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
 from experiments.study.panels import colours
+from experiments.study.runs import configuration_of
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import (
     ARMS,
@@ -24,7 +25,6 @@ from experiments.study.tables import (
     LOSS_SEEDS,
     ON_DEVELOPMENT_TASKS,
     TABLES,
-    configuration_of,
     jobs,
 )
 

@@ -11,8 +11,9 @@ import pytest
 
 from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments.study import schedule
+from experiments.study.runs import StudyRun
 from experiments.study.schedule import Queue
-from experiments.study.tables import COMMON, StudyRun, jobs
+from experiments.study.tables import COMMON, jobs
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,0 +1,66 @@
+"""One run of the study, and its configuration: experiments/desk.py with the settings of an arm."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.registry.annotations import RegistryError, convert_setting, shown
+from experiments import desk
+from experiments.ranges import RANGES, is_open, is_section, unknown
+
+Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
+
+
+@dataclasses.dataclass(frozen=True)
+class StudyRun:
+    """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included."""
+
+    arm: str
+    seed: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-{self.seed}"
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The whole configuration. Raises RegistryError for an unknown setting and for a wrong value."""
+        return plain_configuration(self.settings)
+
+
+def plain_configuration(settings: Settings) -> dict[str, Any]:
+    """`configuration_of` as a dict of JSON values."""
+    return json.loads(json.dumps(configuration_of(settings).to_dict()))
+
+
+def configuration_of(settings: Settings) -> ConfigDict:
+    """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
+    config = desk.get_config()
+    for name, value in settings.items():
+        if name in RANGES:
+            value = convert_setting(name, RANGES[name], value)
+        elif is_section(name):
+            raise RegistryError(
+                f"{name} is a section, given {shown(value)}; set what stands in it: --config.{name}.NAME=VALUE"
+            )
+        elif not is_open(name):
+            raise RegistryError(unknown(name))
+        *sections, leaf = name.split(".")
+        # Sections named …_settings hold keywords of entries, by name where there are several; checks.py checks them.
+        of_entry = any(part.endswith("_settings") for part in sections)
+        section = config
+        for part in sections:
+            if of_entry and part not in section:
+                section[part] = ConfigDict()
+            section = section.get(part, {})
+        try:
+            section[leaf] = value
+        except (TypeError, ValueError) as error:
+            raise RegistryError(f"{name} is {shown(value)}, which is of another type than its default") from error
+    return config
