@@ -1,11 +1,14 @@
 """Settings by which a policy is made to fit, through the command itself: dtypes, adapters, a mesh, the rehearsal."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import orbax.checkpoint as ocp
 import pytest
 from compiling import QUICK
 
@@ -70,5 +73,7 @@ def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
     assert [record["updates"] for record in records] == [1.0, 1.0]
     assert records[0]["kl"] == 0.0
     assert all(record["logprob_mismatch"] < 0.05 for record in records)
-    saved = sum(path.stat().st_size for path in (tmp_path / "run/checkpoints/2/arrays").rglob("*"))
-    assert saved < 200_000 if rank else saved > 400_000
+    # Counted in numbers: what Orbax keeps on disk of the same arrays differs from run to run.
+    arrays = ocp.PyTreeCheckpointer().metadata(tmp_path / "run/checkpoints/2/arrays").item_metadata.tree
+    saved = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(arrays))
+    assert saved < 30_000 if rank else saved > 300_000
