@@ -23,6 +23,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from cojax.durable import sync_folder
 from cojax.environment import Actor, Environment, EnvironmentFailure, Episode, play
 from cojax.learner import batch, losses, objective, optimizer, packing, parts, reading, update
 from cojax.learner import learner as step
@@ -36,7 +37,6 @@ from cojax.rollout import chat as rendering
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
-from cojax.storage.durable import sync_folder
 from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 

@@ -17,6 +17,7 @@ LEVELS = [
     {
         "cojax",
         "cojax.types",
+        "cojax.durable",
         "cojax.unicode_forms",
         "cojax.host.background",
         "cojax.host.processes",
@@ -27,7 +28,6 @@ LEVELS = [
     {
         "cojax.environment",
         "cojax.environment.wrapping",
-        "cojax.storage.durable",
         "cojax.storage.files",
         "cojax.storage.episodes",
         "cojax.storage.checksums",
@@ -128,8 +128,8 @@ def test_jax_stays_in_its_rooms(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "cojax.policy")])
 def test_policy_imports_nothing_of_ours_but_itself_and_the_sync_of_folders(name: str) -> None:
     ours = {target for target in MODULES[name] if target in MODULES}
-    assert all(inside(target, "cojax.policy") or target == "cojax.storage.durable" for target in ours)
-    assert not any(target.startswith("cojax") for target in MODULES["cojax.storage.durable"])
+    assert all(inside(target, "cojax.policy") or target == "cojax.durable" for target in ours)
+    assert not any(target.startswith("cojax") for target in MODULES["cojax.durable"])
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if inside(name, "environments")])

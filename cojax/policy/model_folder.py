@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from cojax.durable import sync_folder
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import (
     TIED_HEAD,
@@ -41,7 +42,6 @@ from cojax.policy.tensor_files import (
     write_tensors,
     writing,
 )
-from cojax.storage.durable import sync_folder
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 LARGEST_FILE = 5_000_000_000  # bytes of tensors in one file

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jax.sharding import Mesh
 
+from cojax.durable import sync_folder
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_arrays, write_model
 from cojax.policy.parameters import Params
 from cojax.policy.tensor_files import DamagedFile, read_header
-from cojax.storage.durable import sync_folder
 from cojax.storage.files import explain, write_json
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from cojax.durable import sync_file, sync_folder
 from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.durable import sync_file, sync_folder
 from cojax.storage.files import (
     StorageError,
     explain,

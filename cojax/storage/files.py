@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.durable import sync_folder
+from cojax.durable import sync_folder
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
