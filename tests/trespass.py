@@ -39,8 +39,15 @@ def _places() -> Iterator[str]:
         yield from _below(start, 0 if start == "/" else _NEAR, seen)
 
 
+def _own(folder: str) -> bool:
+    """Whether this is the own folder, or one that was made in it: files of /tmp that are visible are mounted there."""
+    own = tempfile.gettempdir()
+    inside = folder == own or folder.startswith(own + "/")
+    return inside and os.stat(folder).st_dev == os.stat(own).st_dev
+
+
 def _below(folder: str, depth: int, seen: set[str]) -> Iterator[str]:
-    if folder in seen or folder == tempfile.gettempdir() or not os.path.exists(folder):
+    if folder in seen or not os.path.exists(folder) or _own(folder):
         return
     seen.add(folder)
     yield folder

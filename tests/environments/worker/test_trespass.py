@@ -6,6 +6,7 @@ One worker a surrounding is asked everything; the tests then look at what came b
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -127,7 +128,8 @@ def test_memory_that_no_limit_counts_is_refused(told):
 @pytest.mark.parametrize("deed", ["folders", "hoard", "hoard without names"])
 def test_scratch_is_bounded_in_bytes_and_files(told, deed):
     """By the kernel, or by the fork server, which ends the child."""
-    bounded = told[deed] == "1998 ENOSPC" or "No space left" in told[deed]
+    # 2,000 less two; a few fewer where the repository lies in /tmp, as folders on the way to it count.
+    bounded = re.fullmatch("19[89]. ENOSPC", told[deed]) or "No space left" in told[deed]
     assert bounded or "the child died during step" in told[deed]
 
 

@@ -5,6 +5,7 @@ import json
 import random
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 from chat_server import Answer
@@ -17,6 +18,7 @@ from cojax.explorer.llm.chat_model import ChatFailure
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.explorer.llm.policy_model import PolicyModel
+from cojax.host import background
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.transformer import initialize
@@ -186,7 +188,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
         def release(self, session: str) -> None:
             come.set()
 
-    class Slow(policy.Future):  # type: ignore[type-arg]
+    class Slow(Future):  # type: ignore[type-arg]
         """It comes between the end of a wait for it and the next look."""
 
         def result(self, timeout: float | None = None):
@@ -196,7 +198,7 @@ def test_a_completion_that_comes_as_its_time_is_looked_at_is_taken(monkeypatch: 
                 come.wait(5)
                 raise
 
-    monkeypatch.setattr(policy, "Future", Slow)
+    monkeypatch.setattr(background, "Future", Slow)
     monkeypatch.setattr(policy, "_LOOK_EVERY", 0.01)
     chat_model = PolicyModel(Late(), CHAT, max_tokens=12)
     assert chat_model.reply([Message("user", "hi")], budget=chat_model.begin(), seed=0, place="p").text == "hi"
