@@ -33,6 +33,7 @@ def test_an_example_is_short(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 30
 
 
+@pytest.mark.real
 def test_the_examples_run_evolve_resume_and_stand_in_the_report(tmp_path: Path) -> None:
     folder = tmp_path / "extend"
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))

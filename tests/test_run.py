@@ -180,6 +180,7 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, t
     assert_same_run(workdir, reference)
 
 
+@pytest.mark.real
 def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, runs, tmp_path):
     """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""
     workdir = tmp_path / "run"

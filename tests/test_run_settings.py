@@ -66,6 +66,7 @@ def test_bad_settings_are_named_with_the_fix(settings, said, runs, tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.real
 def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path):
     """A policy from scratch, bytes for tokens, random at the start: nothing in it needs a demonstrator."""
     workdir = tmp_path / "run"

@@ -98,6 +98,7 @@ def test_a_warm_up_is_not_counted():
     }
 
 
+@pytest.mark.real
 def test_step_prints_one_object_with_what_was_counted(commands):
     done = commands.run(
         "experiments.bench", "step", "--json", "--steps=3", "--layers=2", f"--override={TINY}", "--prompts=2",
@@ -143,6 +144,7 @@ def updates() -> list[dict]:
     return [as_json(row) for row in rows]
 
 
+@pytest.mark.real
 def test_update_counts_its_tokens_and_operations(updates: list[dict]):
     found = updates[0]
     assert found["tokens"] == 4 * 32

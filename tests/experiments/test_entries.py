@@ -236,6 +236,7 @@ def test_every_choice_names_an_entry() -> None:
             assert not name or callable(choice.find(name))
 
 
+@pytest.mark.real
 def test_a_loss_chosen_by_a_flag_just_works(commands: Commands, tmp_path: Path) -> None:
     small = ("model.shape.hidden_size=32", "model.shape.num_hidden_layers=1", "batch_size=1", "evaluation.tasks=2")
     given = ("learner.loss=sft", f"workdir={tmp_path}/run", "warm_start.steps=0", *small)

@@ -111,6 +111,7 @@ def test_a_child_that_fills_memory_with_others_shares_none_of_it(world):
         assert attempt(world, "shell", "ipcs -m | grep -c 1000000").turns[0].observation.text.strip() == "0"
 
 
+@pytest.mark.real
 def test_the_other_layers_hold_where_there_are_no_namespaces():
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("needs root and setpriv")
