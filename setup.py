@@ -42,7 +42,7 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
-        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "pytest-xdist>=3.6", "ruff>=0.9"],
+        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "pytest-xdist>=3.8", "ruff>=0.9"],
         "real": ["torch==2.13.0"],
         "wandb": ["wandb>=0.19"],
     },

@@ -26,6 +26,18 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {QUICK}".strip()
 
 
+# The longest files of `make test`. A worker gets one file at a time: these go first, so that all workers end together.
+_LONGEST = (
+    "test_run.py", "test_rehearsal.py", "test_update.py", "test_bench.py", "test_stops.py", "test_run_settings.py",
+    "test_learner_invariance.py", "test_learner.py", "test_campaign.py", "test_logprobs.py", "test_sglang_fleet.py",
+    "test_local.py", "test_precision.py", "test_fitting.py", "test_sglang_process.py", "test_moe.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONGEST.index(item.path.name) if item.path.name in _LONGEST else len(_LONGEST))
+
+
 @pytest.fixture(scope="session")
 def commands() -> Iterator[Commands]:
     """Where commands are run that need not import everything anew."""

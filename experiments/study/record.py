@@ -199,12 +199,14 @@ def mismatch(record: Record, config: Mapping[str, Any]) -> str:
     """The settings of a stored record, or of a run's config.json, that differ from this configuration, as text.
 
     It is empty for the same settings, whatever the workdir. A setting that the code has gained since then counts as its
-    default, with which runs are as before; a setting that the code no longer has is ignored.
+    default, with which runs are as before; a setting that the code no longer has is ignored. The settings of an entry
+    have no default here: one that only `config` holds differs.
     """
     known = {**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))}
     now = dict(_leaves(config))
-    different = [name for name in sorted(now) if name != "workdir" and known[name] != now[name]]
-    return ", ".join(f"{name} was {known[name]!r}, now {now[name]!r}" for name in different)
+    different = [name for name in sorted(now) if name != "workdir" and (name not in known or known[name] != now[name])]
+    was = {name: repr(known[name]) if name in known else "not set" for name in different}
+    return ", ".join(f"{name} was {was[name]}, now {now[name]!r}" for name in different)
 
 
 def differing_parts(one: Record, other: Record) -> list[str]:

@@ -113,6 +113,8 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     assert mismatch(older, job.config) == ""
     less = jobs(["static"], [101], further={"quorum": 0.5})[0]
     assert mismatch(older, less.config) == "quorum was 1.0, now 0.5"
+    rarer = jobs(["static"], [101], further={"signal_settings.rare.minimum": 3})[0]
+    assert mismatch(one, rarer.config) == "signal_settings.rare.minimum was not set, now 3"
     elsewhere = {"config": {**job.config, "workdir": "elsewhere"}}
     assert mismatch(elsewhere, job.config) == ""
 
