@@ -23,7 +23,7 @@ PROGRAM = """
 import os, signal, subprocess, sys, threading, time
 sys.path.insert(0, {tests!r})
 from environments.worker import isolate
-from worker_trials import attempt, do, task
+from worker_trials import attempt, descendants, do, task
 """
 
 
