@@ -1,4 +1,4 @@
-"""The file that --config names: loaded and checked once; what is wrong with it is said in one line, with its place."""
+"""Loads and checks the file that --config names. Every error is one line with the place in the file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OF_ANOTHER_TYPE = re.compile(
 
 
 class FlagError(Exception):
-    """What is wrong with the command line or with the file that it names, in one line with the fix.
+    """An error of the command line or of the file that it names: one line, with the fix.
 
-    No ValueError: absl would take that for a value of --config, and put its own words before it.
+    It is no ValueError, because absl would add words of its own before the message of one.
     """
 
 
@@ -45,8 +45,10 @@ class Parser(flags.ArgumentParser):
 
 
 def load(given: str) -> ConfigDict:
-    """The configuration of FILE or FILE:ARGUMENT. Raises FlagError, whatever the file does, and for what is no setting
-    of this project or of another type."""
+    """The configuration of FILE or FILE:ARGUMENT.
+
+    Raises FlagError for any exception of the file, for unknown settings, and for values of another type.
+    """
     check_file(given)
     path, *argument = given.split(":", 1)
     try:
@@ -96,7 +98,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _reason(error: BaseException, path: str) -> str:
-    """What happened, after the last line of the file that was being run."""
+    """The error as one line, after the last line of the file that was running."""
     if isinstance(error, SyntaxError) and _same(error.filename or path, path):
         return f"{path}:{error.lineno or 1}: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -118,7 +120,7 @@ def _reason(error: BaseException, path: str) -> str:
 
 
 def _wrong_type(found: re.Match[str], line: str) -> str:
-    """What is wrong with a value that this line of the file gives to a setting of another type."""
+    """The error for a value of the wrong type that this line of the file gives to a setting."""
     field, value = found["field"], found["value"]
     written = re.search(rf"((?:\w+\.)*){field}\b", line)
     whole = f"{written[1]}{field}" if written else field

@@ -23,8 +23,10 @@ from experiments.ranges import RANGES, check_shape, leaves
 
 
 def get_config(workdir: str) -> ConfigDict:
-    """The paper's configuration, overwritten by the run's. Raises CheckpointError where there is no run, and for
-    settings that no run of this release can have."""
+    """The paper's configuration, overwritten by the run's.
+
+    Raises CheckpointError if there is no run, and for settings that are invalid in this release.
+    """
     config, stored = base.get_config(), trained.settings_of(Path(workdir))
     _find_code(Path(workdir))
     try:
@@ -41,8 +43,10 @@ def get_config(workdir: str) -> ConfigDict:
 
 
 def _find_code(workdir: Path) -> None:
-    """Lets entries from outside be imported from where they were when the run began, if they are nowhere else. The run
-    then compares them with what it began with."""
+    """Adds the folders of the run's own entries to the end of the import path.
+
+    Later the run compares the code that is found with the code that it began with.
+    """
     code = json.loads((workdir / "config.json").read_text()).get("code", {})
     entries_of = code.values() if isinstance(code, dict) else ()
     folders = [one["folder"] for one in entries_of if isinstance(one, dict) and isinstance(one.get("folder"), str)]
@@ -50,7 +54,7 @@ def _find_code(workdir: Path) -> None:
 
 
 def _with_tuples(value: Any) -> Any:
-    """The value with tuples for lists, which JSON has instead."""
+    """The value with tuples in place of lists, because JSON stores tuples as lists."""
     if isinstance(value, Mapping):
         return {name: _with_tuples(inner) for name, inner in value.items()}
     return tuple(map(_with_tuples, value)) if isinstance(value, list) else value

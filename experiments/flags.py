@@ -43,7 +43,7 @@ def configuration() -> ConfigDict:
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags; what is wrong with one is said in a line, and ends the command with status 1."""
+    """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
@@ -67,8 +67,11 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def _with_config(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a run, with --config.workdir for --workdir; without --config, with the configuration of the run
-    in that folder. Raises FlagError where neither flag is given, or the folder holds no run, and for two folders."""
+    """The arguments of a run, with --config.workdir in place of --workdir.
+
+    Without --config, the configuration is that of the run in the folder. Raises FlagError if neither flag is given, if
+    the folder holds no run, or if the flags name two folders.
+    """
     workdir = _value("workdir", arguments)
     if workdir is None:
         if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
@@ -110,8 +113,10 @@ def _is_there(path: Path) -> bool:
 
 
 def _value(name: str, arguments: Sequence[str]) -> str | None:
-    """What a flag, by a pattern of its name, is given, the last time; None where it is not. Raises FlagError for one
-    without a value."""
+    """The value of a flag, the last one if it is given twice; None if it is not given. `name` is a pattern.
+
+    Raises FlagError for a flag without a value.
+    """
     found = None
     for at, argument in enumerate(arguments):
         if argument == "--":
@@ -134,7 +139,7 @@ def _check_names(arguments: Sequence[str]) -> None:
 
 
 def _plainly(message: str) -> str:
-    """What absl says of a flag, in the words of this project where it is about a setting."""
+    """absl's message about a flag; if it is about a setting, in this project's words."""
     if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
         name, value = section.groups()
         return f"{name} is a section, given {value}; set what stands in it: --config.{name}.NAME=VALUE"
@@ -142,8 +147,9 @@ def _plainly(message: str) -> str:
         return f"{setting[1]} is {setting[2]!r}; expected {description(RANGES[setting[1]])}"
     if "Flag --config must have a value" in message:
         return "no experiment: name one, --config=experiments/desk.py"
-    if number := re.match(r"flag --(\w+)=(.*?): (?:invalid literal for int|could not convert)", message, re.DOTALL):
-        return f"--{number[1]} is {number[2]!r}; expected a whole number"
+    if number := re.match(r"flag --(\w+)=(.*?): (invalid literal for int|could not convert)", message, re.DOTALL):
+        expected = "a whole number" if number[3].startswith("invalid") else "a number"
+        return f"--{number[1]} is {number[2]!r}; expected {expected}"
     if strange := re.match(r"Unknown command line flag '([^']+)'", message):
         near = difflib.get_close_matches(strange[1], [*flags.FLAGS, *(f"config.{name}" for name in RANGES)], n=1)
         near = near or [f"config.{name}" for name in difflib.get_close_matches(strange[1], RANGES, n=1)]

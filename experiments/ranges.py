@@ -28,15 +28,14 @@ def check_ranges(config: ConfigDict) -> None:
                 choose(dict.fromkeys(names[0]), value, name)
         elif not is_open(name) and not (name in RENAMED and value is None):
             raise RegistryError(unknown(name))
-    if missing := RANGES.keys() - given.keys():
-        raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
+    _expect_all(given)
 
 
 def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
-    """Raises RegistryError for an unknown setting, for one that is missing, for a value or a section in the other's
-    place, and for a value that no flag could take the place of, as it is not of the setting's type.
+    """Raises RegistryError where the shape is wrong (`check_shape`), and for a value of another type than the default.
 
-    `further` are names that a mistyped one may mean besides.
+    ml_collections refuses a flag for a setting whose value has the wrong type, and would then blame the flag.
+    `further` holds more names to suggest for a mistyped one.
     """
     check_shape(config.to_dict(), further)
     for name, value in leaves(config.to_dict()):
@@ -47,7 +46,7 @@ def check_kinds(config: ConfigDict, further: Iterable[str] = ()) -> None:
 
 
 def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
-    """Raises RegistryError for an unknown or a missing setting, and for a value or a section in the other's place."""
+    """Raises RegistryError for an unknown or missing setting, and for a value in place of a section or the reverse."""
     found: Any
     for section in sorted({*OPEN, *(name.rpartition(".")[0] for name in RANGES)} - {""}):
         found = config
@@ -67,6 +66,11 @@ def check_shape(config: Mapping[str, Any], further: Iterable[str] = ()) -> None:
             raise RegistryError(f"{above[0]} is a section; expected {description(RANGES[above[0]])}")
         if name not in RANGES and not is_open(name):
             raise RegistryError(unknown(name, further))
+    _expect_all(given)
+
+
+def _expect_all(given: Mapping[str, Any]) -> None:
+    """Raises RegistryError for a setting that is not given."""
     if missing := RANGES.keys() - given.keys():
         raise RegistryError(f"{min(missing)} is missing from the configuration; begin with base.get_config()")
 
@@ -82,8 +86,10 @@ def is_open(name: str) -> bool:
 
 
 def unknown(name: str, further: Iterable[str] = ()) -> str:
-    """The error for an unknown setting. Suggests those with the same last name first, then those spelled alike;
-    `further` are known names besides."""
+    """The error for an unknown setting: it suggests settings with the same last name first, then similar ones.
+
+    `further` holds more names to suggest.
+    """
     known = [*RANGES, *OPEN, *further]
     low, last = name.lower(), name.lower().rpartition(".")[2]
     near = [one for one in known if one.lower() == low]
