@@ -26,7 +26,6 @@ demo: $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.

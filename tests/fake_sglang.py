@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from compiling import initialize
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings

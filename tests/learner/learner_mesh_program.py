@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.extend(map(str, Path(__file__).parents[:2]))
 import tiny_learner as here
 
 from cojax.learner.learner import Learner

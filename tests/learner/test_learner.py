@@ -264,7 +264,7 @@ def test_float16_is_refused():
 SHARDED = """
 import os, sys
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-sys.path.insert(0, sys.argv[1])
+sys.path[:0] = sys.argv[1:3]
 import jax, numpy as np
 import tiny_learner as here
 from cojax.policy.sharding import make_mesh
@@ -277,7 +277,7 @@ for _ in range(3):
 assert layout == jax.tree.map(lambda leaf: leaf.sharding, state)
 assert len(state.params["embed"]["embedding"].sharding.device_set) == 4
 assert learner._step._cache_size() == 1
-np.save(sys.argv[2], here.flat_array(state.params))
+np.save(sys.argv[3], here.flat_array(state.params))
 try:
     here.make_learner(mesh=make_mesh(data=4), micro_rows=2)
 except ValueError as error:
@@ -288,7 +288,7 @@ except ValueError as error:
 @pytest.mark.real
 def test_four_devices_compute_what_one_does(request, tmp_path):
     run = subprocess.run(
-        [sys.executable, "-c", SHARDED, request.path.parent, tmp_path / "four.npy"],
+        [sys.executable, "-c", SHARDED, *request.path.parents[:2], tmp_path / "four.npy"],
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.stdout == "micro_rows is 2, the mesh splits rows 4 ways; make it a multiple of 4\n", run.stderr

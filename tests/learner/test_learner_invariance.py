@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from compiling import initialize
 from tiny_learner import CONFIG, GROUPS, PARAMS, make_learner, make_trajectory, sampled_logprobs
 
 from cojax.learner.advantages import group_relative
 from cojax.policy.adapters import Lora, add_adapters, initialize_adapters
-from cojax.policy.transformer import hidden_states, initialize, logits
+from cojax.policy.transformer import hidden_states, logits
 from cojax.types import Group
 
 REFERENCE = initialize(CONFIG, 1)

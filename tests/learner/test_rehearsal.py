@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from compiling import initialize
 from tiny_learner import CONFIG, GROUPS, PARAMS, bits, make_learner
 
 from cojax.learner import device_memory as memory
@@ -14,7 +15,6 @@ from cojax.learner.batch import pack
 from cojax.learner.device_memory import GIB, DeviceMemoryError, available_bytes
 from cojax.learner.rehearsal import fastest_that_fits, rehearse
 from cojax.policy.adapters import Lora
-from cojax.policy.transformer import initialize
 
 SIZES = [len(group.trajectories) for group in GROUPS]
 KL = {"loss_settings": {"kl_coefficient": 0.1}, "reference": initialize(CONFIG, 1)}

@@ -6,6 +6,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from compiling import initialize
 from test_learner_invariance import KEEPING
 from tiny_learner import bits
 
@@ -16,7 +17,6 @@ from cojax.learner.rehearsal import rehearse
 from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
-from cojax.policy.transformer import initialize
 from cojax.types import Action, Group, Task, Trajectory, Turn, from_json, to_json
 
 CONFIG = ModelConfig(

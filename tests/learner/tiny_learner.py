@@ -5,12 +5,12 @@ import functools
 import jax
 import numpy as np
 import optax
+from compiling import initialize
 
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
-from cojax.policy.transformer import initialize
 from cojax.types import Action, Group, Task, Trajectory, Turn
 
 CONFIG = ModelConfig(

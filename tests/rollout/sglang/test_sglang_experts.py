@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiling import initialize
 from fake_sglang import LIMITS, FakeServer
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.policy.routes import RouteShape
-from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.experts import RoutesRequest

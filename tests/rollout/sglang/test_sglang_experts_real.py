@@ -5,13 +5,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from compiling import initialize
 
 from cojax.learner.routing import decode_routes
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_scores
 from cojax.policy.parameters import to_hf
 from cojax.policy.routes import RouteShape
-from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings

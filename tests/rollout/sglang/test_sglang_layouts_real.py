@@ -13,12 +13,12 @@ import httpx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiling import initialize
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.policy.logprobs import token_logprobs
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import write_weights
 from cojax.rollout.sglang.engine import SGLangEngine

@@ -10,11 +10,11 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from compiling import initialize
 from safetensors.numpy import load_file
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
 from cojax.rollout.export import check_weights, load_params, prune_weights, write_weights
 
 CONFIG = ModelConfig(96, 32, 40, 2, 4, 2, 16)
