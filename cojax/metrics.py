@@ -14,15 +14,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tensorboardX import SummaryWriter
-from tensorboardX.proto.event_pb2 import Event
 
 from cojax.storage.checksums import CheckedLog
 from cojax.storage.files import Log
+
+if TYPE_CHECKING:
+    from tensorboardX import SummaryWriter
 
 # The parts of a run's time, in the order of summary.json. The total does not include the warm start.
 PARTS = ("warm_start", "generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
@@ -133,7 +134,7 @@ class Metrics:
         self.log = log or Log(folder / "metrics.jsonl")
         self._wandb = None if wandb is None else _start_wandb(folder, wandb, config or {})
         sound = redraw(folder, self.log, step) if step else True
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step and sound else None)
+        self._board = _open_board(folder / "tensorboard", purge_step=step + 1 if step and sound else None)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends a record, which must hold `step`. On the boards, nested keys become names such as signals/rare.
@@ -187,11 +188,18 @@ def redraw(folder: Path, log: Log | CheckedLog, step: int) -> bool:
     # Times are set as if the run had never stopped.
     end = time.time() - sum(map(_total, records))
     # Files are named by the second: without a suffix the next file could have this one's name.
-    with SummaryWriter(str(board), filename_suffix=".again") as writer:
+    with _open_board(board, filename_suffix=".again") as writer:
         for record in records:
             end += _total(record)
             _draw(writer, record, end)
     return False
+
+
+def _open_board(folder: Path, **settings: Any) -> SummaryWriter:
+    # It imports torch where that is installed, which takes seconds.
+    from tensorboardX import SummaryWriter
+
+    return SummaryWriter(str(folder), **settings)
 
 
 def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = None) -> None:
@@ -203,6 +211,8 @@ def _draw(board: SummaryWriter, record: Mapping[str, Any], end: float | None = N
 
 def _values_on_board(folder: Path) -> set[tuple[int, str, float]]:
     """(step, name, value) of every value in TensorBoard's files; empty where one of them is damaged."""
+    from tensorboardX.proto.event_pb2 import Event
+
     found = set()
     for path in sorted(folder.glob(_EVENTS)):
         data = path.read_bytes()

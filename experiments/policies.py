@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import optax
+import transformers
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from cojax import warm_start
 from cojax.environment import Demonstrated, Environment
@@ -55,7 +56,8 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
     if config.model.path:
         folder = Path(config.model.path)
         check_folder(config)
-        return AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
+        # AutoTokenizer imports torch, where it is installed: only now, so that errors of a configuration come first.
+        return transformers.AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)
     return tokenizer, from_scratch(settings(config.model), tokenizer)

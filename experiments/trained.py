@@ -18,7 +18,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+import transformers
+from transformers import PreTrainedTokenizerBase
 
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
@@ -212,7 +213,8 @@ def _moved(workdir: Path, started: str, base: str | Path) -> Path:
 
 def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # AutoTokenizer imports torch, where it is installed: only now, so that errors of a configuration come first.
+        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({str(error)[:300]})") from error
 
