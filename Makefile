@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # SGLang has a virtual environment of its own; this one serves without an accelerator.
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 SHIMS := cojax/rollout/sglang/cpu_shims
+SMOLLM2 := models/SmolLM2-135M-Instruct
 # Tests that two processes at once would disturb.
 ALONE := tests/rollout tests/experiments/test_campaign_real.py
 
@@ -18,10 +19,16 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
+.PHONY: demo smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
+
+# A pretrained model of 135 million parameters; once.
+smollm2: $(SMOLLM2)/config.json
+
+$(SMOLLM2)/config.json: | $(VENV)/.base
+	$(BIN)/python -m experiments.convert smollm2 $(SMOLLM2)
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -21,6 +21,7 @@ setup(
         "absl-py>=2.1",
         "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
         "flax>=0.12",
+        "gguf>=0.17",
         "httpx>=0.28",
         "jax>=0.8",
         "jinja2>=3.1",  # chat templates

@@ -10,17 +10,21 @@ Adapters are summed into their base. The run may go on at the same time: nothing
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+from transformers import PreTrainedTokenizerBase
+
+from cojax.durable import sync_file
+from cojax.policy.model_folder import write_model
 from cojax.report.console import CONSOLE
-from cojax.rollout.export import save_model
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import explain, sync_folder, write_json
 from experiments import trained
@@ -31,21 +35,26 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
 
     Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
     """
+    policy = trained.cast(policy, policy.model.param_dtype)
+    with appearing(folder) as part:
+        write_model(part, policy.model, policy.params)
+        save_tokenizer(part, policy.tokenizer)
+
+
+@contextlib.contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder to fill. When the block ends it becomes `folder`, on disk; if the block fails nothing is left.
+
+    Raises FileExistsError for a folder that holds anything, OSError with the fix when the disk refuses.
+    """
     refuse_full(folder)
     folder = folder.absolute()
     part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    policy = trained.cast(policy, policy.model.param_dtype)
     try:
         part.mkdir(parents=True)
-        save_model(part, policy.model, policy.params, policy.tokenizer)
-        # The tokens that end a turn, for a server or a generate() that does not read the template.
-        tokens = {"eos_token_id": policy.tokenizer.eos_token_id, "pad_token_id": policy.tokenizer.pad_token_id}
-        write_json(
-            part / "generation_config.json", {name: token for name, token in tokens.items() if token is not None}
-        )
+        yield part
         for path in sorted(part.iterdir()):
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
+            sync_file(path)
         sync_folder(part)
         # This replaces an empty folder. The system refuses to replace one that was filled in the meantime.
         part.rename(folder)
@@ -54,6 +63,13 @@ def export(policy: trained.TrainedPolicy, folder: Path) -> None:
         raise explain(error, folder) if error.errno else error from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def save_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Writes tokenizer and chat template, and the tokens that end a turn, for those who do not read the template."""
+    tokenizer.save_pretrained(folder)
+    tokens = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    write_json(folder / "generation_config.json", {name: token for name, token in tokens.items() if token is not None})
 
 
 def refuse_full(folder: Path) -> None:

@@ -30,3 +30,8 @@ def test_a_virtual_environment_with_spaces_is_refused():
     refused = planned("lint", "VENV=a b")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert 'VENV is "a b"; expected a path without spaces' in refused.stderr
+
+
+def test_the_pretrained_model_is_converted_once_and_the_folder_then_stays():
+    made = planned("smollm2", "SMOLLM2=/tmp/no-such-folder/model")
+    assert "-m experiments.convert smollm2 /tmp/no-such-folder/model\n" in made.stdout

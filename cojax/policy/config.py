@@ -1,4 +1,4 @@
-"""The shape of a decoder, in the field names of a Hugging Face config.json (Qwen2, Qwen2.5, Qwen3, Qwen3-MoE)."""
+"""The shape of a decoder, in the fields of a Hugging Face config.json (Llama, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ _DTYPES = ("float32", "bfloat16", "float16")
 # Fields that change the arithmetic, with the only value that this decoder supports.
 _FIXED: Mapping[str, Any] = {"hidden_act": "silu", "use_sliding_window": False, "mlp_bias": False}
 _FIXED_SPARSE: Mapping[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-_FAMILIES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
+_FIXED_LLAMA: Mapping[str, Any] = {"pretraining_tp": 1}
+# What a llama file says besides: its class takes tokens 1 and 2 for the ends of a text where none are named.
+_LLAMA_FIELDS: Mapping[str, Any] = {"mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
+_FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
 _QWEN3_HEAD_DIM = 128  # of a qwen3 file without head_dim; in other families it is hidden_size / heads
+_LLAMA_POSITIONS = 2_048  # of a llama file without max_position_embeddings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +34,9 @@ class ModelConfig:
     hidden_size / heads.
 
     `attention_bias` puts a bias on query, key and value (Qwen2); `qk_norm` normalises each head's queries and keys
-    (Qwen3). With `num_experts`, every layer sends each token through `num_experts_per_tok` experts of width
-    `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts' weights sum
-    to 1. `rope_scaling` None is plain rotary embedding.
+    (Qwen3); Llama has neither. With `num_experts`, every layer sends each token through `num_experts_per_tok` experts
+    of width `moe_intermediate_size`, and intermediate_size is unused; `norm_topk_prob` makes the chosen experts'
+    weights sum to 1. `rope_scaling` None is plain rotary embedding.
     """
 
     vocab_size: int
@@ -101,11 +110,15 @@ class ModelConfig:
         values = {name: hf[name] for name in fields if hf.get(name) is not None}
         values["rope_theta"], values["rope_scaling"] = read_rope(hf)
         values["attention_bias"] = family == "qwen2"
-        values["qk_norm"] = family != "qwen2"
+        values["qk_norm"] = family in ("qwen3", "qwen3_moe")
         values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
         values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
         if family == "qwen3":
             values.setdefault("head_dim", _QWEN3_HEAD_DIM)
+        if family == "llama":
+            values.setdefault("max_position_embeddings", _LLAMA_POSITIONS)
+            # The first files of this family have no grouped heads.
+            values.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
         if family == "qwen3_moe":
             values.update(_sparse_fields(hf))
         else:
@@ -116,18 +129,17 @@ class ModelConfig:
             raise ValueError(f"config.json is incomplete: {error}") from error
 
     def to_hf(self) -> dict[str, Any]:
-        """A config.json that transformers reads as Qwen3MoeForCausalLM, Qwen3ForCausalLM or Qwen2ForCausalLM.
+        """A config.json that transformers reads as the class of the family that has these parts.
 
         Raises ValueError for a combination of bias, norm and experts that no family has.
         """
-        if self.qk_norm == self.attention_bias:
+        if self.qk_norm and self.attention_bias:
             raise ValueError(
-                f"qk_norm={self.qk_norm} with attention_bias={self.attention_bias} has no Hugging Face class; "
-                "Qwen3 has the norm alone, Qwen2 the bias alone"
+                "qk_norm with attention_bias has no Hugging Face class; Qwen3 has the norm alone, Qwen2 the bias alone"
             )
         if self.sparse and not self.qk_norm:
-            raise ValueError("experts with attention_bias have no Hugging Face class; Qwen3-MoE has qk_norm instead")
-        family = ("qwen3_moe" if self.sparse else "qwen3") if self.qk_norm else "qwen2"
+            raise ValueError("experts without qk_norm have no Hugging Face class; Qwen3-MoE has the norm")
+        family = _family(self)
         left_out = ("qk_norm", "param_dtype", "rope_theta", "rope_scaling", *(() if self.sparse else _SPARSE_FIELDS))
         return {
             "architectures": [_FAMILIES[family]],
@@ -138,12 +150,20 @@ class ModelConfig:
             **write_rope(self.rope_theta, self.rope_scaling),
             **{name: value for name, value in _FIXED.items() if name != "mlp_bias"},
             **(_FIXED_SPARSE if self.sparse else {}),
+            **(_LLAMA_FIELDS if family == "llama" else {}),
         }
+
+
+def _family(config: ModelConfig) -> str:
+    if config.qk_norm:
+        return "qwen3_moe" if config.sparse else "qwen3"
+    return "qwen2" if config.attention_bias else "llama"
 
 
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
-    fixed = {**_FIXED, **(_FIXED_SPARSE if hf["model_type"] == "qwen3_moe" else {})}
+    own = {"qwen3_moe": _FIXED_SPARSE, "llama": _FIXED_LLAMA}
+    fixed = {**_FIXED, **own.get(hf["model_type"], {})}
     for name, expected in fixed.items():
         found = hf.get(name)
         if found is not None and found != expected:

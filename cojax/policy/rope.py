@@ -1,4 +1,4 @@
-"""Rotary frequencies: plain, linearly scaled, or by YaRN, as a Hugging Face config.json asks for them."""
+"""Rotary frequencies: plain, linearly scaled, by YaRN or as in Llama 3.1, by a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _KNOWN: Mapping[str, frozenset[str]] = {
             "mscale", "mscale_all_dim", "truncate",
         }
     ),
+    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
 }  # fmt: skip
 _NAMES = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
 
@@ -29,7 +30,9 @@ class RopeScaling:
 
     `kind` "linear" divides all of them by `factor`. "yarn" (arXiv 2309.00071, §3) keeps those that turn more than
     `beta_fast` times within `original_max_position_embeddings` positions, divides those that turn less than `beta_slow`
-    times, interpolates between the two, and multiplies cos and sin by `attention_factor`.
+    times, interpolates between the two, and multiplies cos and sin by `attention_factor`. "llama3" (Llama 3.1) does the
+    same with the bounds `high_freq_factor` and `low_freq_factor`, interpolates linearly in the turns and leaves cos and
+    sin.
     """
 
     kind: str
@@ -39,14 +42,21 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
 
     def __post_init__(self) -> None:
-        if self.kind not in ("linear", "yarn"):
-            raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn")
+        if self.kind not in ("linear", "yarn", "llama3"):
+            raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn, llama3")
         if self.factor < 1:
             raise ValueError(f"rope scaling has factor {self.factor}; expected at least 1")
-        if self.kind == "yarn" and self.original_max_position_embeddings < 1:
-            raise ValueError("yarn needs original_max_position_embeddings, the positions seen in pretraining")
+        if self.kind != "linear" and self.original_max_position_embeddings < 1:
+            raise ValueError(f"{self.kind} needs original_max_position_embeddings, the positions seen in pretraining")
+        if not 0 < self.low_freq_factor < self.high_freq_factor:
+            raise ValueError(
+                f"rope scaling has low_freq_factor {self.low_freq_factor} and high_freq_factor "
+                f"{self.high_freq_factor}; expected the first above 0 and below the second"
+            )
 
 
 def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[np.ndarray, float]:
@@ -61,6 +71,11 @@ def frequencies(theta: float, size: int, scaling: RopeScaling | None) -> tuple[n
         return plain, 1.0
     if scaling.kind == "linear":
         return plain / np.float32(scaling.factor), 1.0
+    if scaling.kind == "llama3":
+        turns = np.float32(scaling.original_max_position_embeddings) / (np.float32(2 * math.pi) / plain)
+        low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+        share = np.clip((turns - low) / (high - low), 0, 1)
+        return (np.float32(1) - share) * plain / np.float32(scaling.factor) + share * plain, 1.0
     stretched = np.float32(1) / (np.float32(scaling.factor) * periods)
     kept = np.float32(1) - _ramp(theta, size, scaling)
     return stretched * (np.float32(1) - kept) + plain * kept, scaling.attention_factor
@@ -95,7 +110,7 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind not in _KNOWN:
-        raise ValueError(f"config.json has {name} of type {kind!r}; only default, linear and yarn are supported")
+        raise ValueError(f"config.json has {name} of type {kind!r}; available: {', '.join(_KNOWN)}")
     if unknown := sorted(set(entry) - _KNOWN[kind] - _NAMES):
         raise ValueError(f"config.json has {name}.{unknown[0]}={entry[unknown[0]]!r}, unknown for type {kind!r}")
     partial = entry.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
@@ -108,9 +123,11 @@ def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, An
     reach = hf.get("max_position_embeddings") or 0
     original = (
         hf.get("original_max_position_embeddings") or entry.get("original_max_position_embeddings") or reach
-        if kind == "yarn"
+        if kind != "linear"
         else 0
     )
+    if kind == "llama3":
+        return _llama3(int(original), entry, name)
     factor = entry.get("factor")
     if factor is None and kind == "yarn" and original:
         factor = reach / original
@@ -127,6 +144,16 @@ def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, An
         float(entry.get("beta_slow") or 1),
         bool(entry.get("truncate", True)),
     )
+
+
+def _llama3(original: int, entry: Mapping[str, Any], name: str) -> RopeScaling:
+    # transformers has no defaults for these.
+    fields = ("factor", "low_freq_factor", "high_freq_factor")
+    for field in fields:
+        if not isinstance(entry.get(field), (int, float)):
+            raise ValueError(f"config.json has {name}.{field}={entry.get(field)!r}; expected a number")
+    factor, low, high = (float(entry[field]) for field in fields)
+    return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 
 
 def _attention_factor(factor: float, entry: Mapping[str, Any]) -> float:
@@ -147,9 +174,7 @@ def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
     """The fields that `read_rope` reads, both as `rope_parameters` and as `rope_theta` with `rope_scaling`."""
     if scaling is None:
         return {"rope_theta": theta, "rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    values = dataclasses.asdict(scaling)
-    kind = values.pop("kind")
-    if kind == "linear":
-        values = {"factor": scaling.factor}
-    entry = {"rope_type": kind, **values}
+    known = _KNOWN[scaling.kind]
+    values = {field: value for field, value in dataclasses.asdict(scaling).items() if field in known}
+    entry = {"rope_type": scaling.kind, **values}
     return {"rope_theta": theta, "rope_scaling": entry, "rope_parameters": {**entry, "rope_theta": theta}}

@@ -1,4 +1,4 @@
-"""The decoder: Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE (pre-norm, RMSNorm, grouped-query attention, rotary, SwiGLU).
+"""The decoder: Llama, Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE (pre-norm, RMSNorm, grouped-query attention, rotary, SwiGLU).
 
 Flax NNX only defines the modules (layers.py). Parameters are `Params`, a nested dict of arrays whose layer leaves are
 stacked [L, ...]. Training jits pure functions of them, never a module. Layers run under one `lax.scan`.

@@ -45,11 +45,19 @@ _MOE = {
     "num_experts_per_tok": 2, "moe_intermediate_size": 24, "decoder_sparse_step": 1, "mlp_only_layers": [],
     "tie_word_embeddings": False,
 }  # fmt: skip
+_LLAMA = {
+    **_BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False,
+    "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 _TUNED = {
     **_YARN, "original_max_position_embeddings": 64, "rope_theta": 5e3, "beta_fast": 4.0, "beta_slow": 0.5,
     "attention_factor": 1.3, "truncate": False,
 }  # fmt: skip
+
+
+def without(hf: Mapping[str, Any], field: str) -> dict[str, Any]:
+    return {name: value for name, value in hf.items() if name != field}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +145,7 @@ CASES = {
         Case(
             "qwen3_yarn_tuned",
             {
-                **{name: value for name, value in _QWEN3.items() if name != "rope_theta"},
+                **without(_QWEN3, "rope_theta"),
                 "rope_parameters": _TUNED,
                 "max_position_embeddings": 256,
             },
@@ -145,5 +153,28 @@ CASES = {
         ),
         Case("moe_normalised", {**_MOE, "norm_topk_prob": True}),
         Case("moe_plain", {**_MOE, "norm_topk_prob": False}),
+        # SmolLM2's ratio of heads, with its base.
+        Case(
+            "llama_tied_ratio3",
+            {
+                **_LLAMA, "tie_word_embeddings": True, "hidden_size": 72, "num_attention_heads": 9,
+                "num_key_value_heads": 3, "rope_theta": 1e5, "rms_norm_eps": 1e-5,
+            },
+        ),
+        # Wide heads, and one for each key head, by a file of the first kind that does not count these.
+        Case("llama_untied_ratio1", {**without(_LLAMA, "num_key_value_heads"), "head_dim": 16}),
+        # Pairs that are kept, interpolated and divided by the factor.
+        Case(
+            "llama_rope3",
+            {
+                **without(_LLAMA, "rope_theta"), "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "llama3", "rope_theta": 5e2, "factor": 8.0, "low_freq_factor": 1.5,
+                    "high_freq_factor": 5.0, "original_max_position_embeddings": 256,
+                },
+                "max_position_embeddings": 2_048,
+            },
+            stride=31,
+        ),
     )
 }  # fmt: skip

@@ -47,7 +47,10 @@ def test_reads_qwen2_with_its_bias_and_default_head_size(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type 'llama'"),
+        ({"model_type": "gemma"}, "model_type 'gemma'"),
+        ({"model_type": "llama", "attention_bias": True}, "attention_bias=True; for llama only False"),
+        ({"model_type": "llama", "mlp_bias": True}, "mlp_bias=True; only False"),
+        ({"model_type": "llama", "pretraining_tp": 2}, "pretraining_tp=2; only 1"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
         ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, "rope_scaling of type 'dynamic'"),
@@ -67,21 +70,39 @@ def test_refuses_what_it_does_not_compute(change: dict, message: str) -> None:
         ModelConfig.from_hf({**TINY.to_hf(), **change})
 
 
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_transformers_reads_what_it_writes(tmp_path: Path, qk_norm: bool) -> None:
-    config = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5, qk_norm=qk_norm, attention_bias=not qk_norm)
+@pytest.mark.parametrize(
+    ("name", "qk_norm", "bias"),
+    [("Qwen3Config", True, False), ("Qwen2Config", False, True), ("LlamaConfig", False, False)],
+)
+def test_transformers_reads_what_it_writes(tmp_path: Path, name: str, qk_norm: bool, bias: bool) -> None:
+    config = ModelConfig(61, 32, 40, 2, 4, 2, 16, rope_theta=5e5, qk_norm=qk_norm, attention_bias=bias)
     (tmp_path / "config.json").write_text(json.dumps(config.to_hf()))
     read = AutoConfig.from_pretrained(tmp_path)
-    assert type(read).__name__ == ("Qwen3Config" if qk_norm else "Qwen2Config")
+    assert type(read).__name__ == name
     assert (read.hidden_size, read.num_key_value_heads, read.head_dim) == (32, 2, 16)
     assert read.rope_parameters["rope_theta"] == 5e5
     assert ModelConfig.from_hf(tmp_path) == config
     assert ModelConfig.from_hf(read.to_dict()) == config
 
 
+def test_reads_llama_with_what_its_files_leave_out() -> None:
+    """Heads that are not grouped and 2,048 positions; and tokens 1 and 2 end no text unless a file says so."""
+    hf = {
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6, "pretraining_tp": 1,
+    }  # fmt: skip
+    config = ModelConfig.from_hf(hf)
+    assert (config.num_key_value_heads, config.head_dim, config.max_position_embeddings) == (32, 128, 2_048)
+    assert not any((config.qk_norm, config.attention_bias, config.tie_word_embeddings))
+    written = config.to_hf()
+    assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
+
+
 def test_has_no_name_for_norm_with_bias() -> None:
     with pytest.raises(ValueError, match="has no Hugging Face class"):
         ModelConfig(61, 32, 40, 2, 4, 2, 16, attention_bias=True).to_hf()
+    with pytest.raises(ValueError, match="experts without qk_norm"):
+        dataclasses.replace(MOE, qk_norm=False).to_hf()
 
 
 MOE = ModelConfig(
@@ -130,12 +151,19 @@ def test_head_size_that_a_file_leaves_out() -> None:
     assert ModelConfig.from_hf(without).head_dim == 8
 
 
-# As published beside the weights of the three models.
+# As published beside the weights of the four models.
 _PUBLISHED = {
     "hidden_act": "silu", "attention_dropout": 0.0, "initializer_range": 0.02, "rms_norm_eps": 1e-06,
     "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False,
 }  # fmt: skip
 PUBLISHED = {
+    134_515_008: {
+        **_PUBLISHED, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False,
+        "hidden_size": 576, "intermediate_size": 1536, "max_position_embeddings": 8192, "mlp_bias": False,
+        "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "pretraining_tp": 1,
+        "rms_norm_eps": 1e-05, "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "tie_word_embeddings": True, "vocab_size": 49152, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    },
     7_615_616_512: {
         **_PUBLISHED, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 3584,
         "intermediate_size": 18944, "max_position_embeddings": 32768, "max_window_layers": 28,
@@ -161,7 +189,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "hf"), PUBLISHED.items(), ids=["2.5-7B", "3-4B", "3-30B-A3B"])
+@pytest.mark.parametrize(("count", "hf"), PUBLISHED.items(), ids=["SmolLM2-135M", "2.5-7B", "3-4B", "3-30B-A3B"])
 def test_published_models_build_with_their_number_of_parameters(count: int, hf: dict) -> None:
     config = ModelConfig.from_hf(hf)
     abstract = jax.eval_shape(lambda: initialize(config, 0))

@@ -41,7 +41,9 @@ def test_every_logit_and_gradient(case: Case, tmp_path: Path) -> None:
     assert not theirs
 
 
-@pytest.mark.parametrize("name", ["qwen2_tied_ratio1", "qwen3_yarn", "moe_normalised"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_tied_ratio1", "qwen3_yarn", "moe_normalised", "llama_tied_ratio3", "llama_rope3"]
+)
 def test_transformers_loads_what_is_saved(name: str, tmp_path: Path) -> None:
     """Unchanged, and computes the same from it, from one file and from several."""
     from transformers import AutoModelForCausalLM
@@ -73,7 +75,7 @@ def torch_folder(case: Case, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["qwen2_untied_ratio2", "qwen3_yarn", "moe_normalised"])
+@pytest.mark.parametrize("name", ["qwen2_untied_ratio2", "qwen3_yarn", "moe_normalised", "llama_rope3"])
 def test_greedy_generation_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     """100 prompts of 1 to 30 tokens, 20 tokens each, the engine's batches changing all the time."""
     case = CASES[name]

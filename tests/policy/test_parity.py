@@ -98,6 +98,8 @@ def test_cached_logits_are_those_of_transformers(case: Case) -> None:
         ("qwen3_long", {"rope_theta": 1.0001e6}),
         ("qwen2_linear", {"rope_scaling": None}),
         ("qwen3_yarn", {"rope_scaling": None}),
+        ("llama_rope3", {"rope_scaling": None}),
+        ("llama_tied_ratio3", {"rope_theta": 1e4}),
         ("qwen3_wide_heads", {"qk_norm": False}),
         ("qwen2_untied_ratio2", {"attention_bias": False}),
         ("moe_normalised", {"norm_topk_prob": False}),
@@ -115,11 +117,23 @@ def test_a_mistake_shows(name: str, change: dict) -> None:
     assert np.abs(found - expected["logits"]).max() > 20 * SHARE * expected["scale"]
 
 
-@pytest.mark.parametrize("field", ["attention_factor", "beta_fast", "beta_slow", "factor", "truncate"])
-def test_a_yarn_field_ignored_shows(field: str) -> None:
-    case, expected = CASES["qwen3_yarn_tuned"], reference("qwen3_yarn_tuned")
-    other = {"attention_factor": 1.139, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 2.0, "truncate": True}
-    scaling = dataclasses.replace(case.config.rope_scaling, **{field: other[field]})
+@pytest.mark.parametrize(
+    ("name", "field", "other"),
+    [
+        ("qwen3_yarn_tuned", "attention_factor", 1.139),
+        ("qwen3_yarn_tuned", "beta_fast", 32.0),
+        ("qwen3_yarn_tuned", "beta_slow", 1.0),
+        ("qwen3_yarn_tuned", "factor", 2.0),
+        ("qwen3_yarn_tuned", "truncate", True),
+        ("llama_rope3", "factor", 4.0),
+        ("llama_rope3", "low_freq_factor", 1.0),
+        ("llama_rope3", "high_freq_factor", 4.0),
+        ("llama_rope3", "original_max_position_embeddings", 2_048),
+    ],
+)
+def test_a_field_of_scaling_ignored_shows(name: str, field: str, other: float) -> None:
+    case, expected = CASES[name], reference(name)
+    scaling = dataclasses.replace(case.config.rope_scaling, **{field: other})
     found = found_logits(case, dataclasses.replace(case.config, rope_scaling=scaling), case.params)
     assert np.abs(found - expected["logits"]).max() > 20 * SHARE * expected["scale"]
 

