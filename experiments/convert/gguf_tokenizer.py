@@ -44,9 +44,9 @@ def tokenizer_of(file: GgufFile, vocabulary: int, positions: int) -> PreTrainedT
             f"{file.path} has {len(tokens)} tokens, {len(set(tokens))} of them different, and {len(kinds)} types of "
             f"tokens; expected {vocabulary} of each, as the embedding has rows"
         )
-    for number, mark in tool_marks(file).items():
+    for place, mark in tool_marks(file).items():
         # As in Qwen's vocabularies no special token: a text that is decoded without these keeps its calls.
-        tokens[number], kinds[number] = mark, TokenType.USER_DEFINED
+        tokens[place], kinds[place] = mark, TokenType.USER_DEFINED
     merges = [tuple(merge.split(" ")) for merge in _list(file, "merges", str)]
     try:
         made = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
