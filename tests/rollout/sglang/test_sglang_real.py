@@ -57,13 +57,14 @@ def written(version: int, folder: Path) -> Weights:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    folder = tmp_path_factory.mktemp("run")
+    folder, others = tmp_path_factory.mktemp("run"), descendants(os.getpid())
     launch = LaunchSettings(str(default_python()), folder / "sglang", LENGTH, "float32", "cpu")
     running = SGLangEngine(CONFIG, folder=folder, max_length=LENGTH, launch=launch, limits=LIMITS, deadline=240.0)
     running.load(weights(0))
     yield running
-    processes = descendants(os.getpid())
+    processes = descendants(os.getpid()) - others
     running.close()
+    assert processes, "no server was started"
     assert not processes & descendants(os.getpid()), "a server's process is left"
 
 
