@@ -25,6 +25,7 @@ from cojax.policy.adapters import Lora, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
+from cojax.report.run import pretrained_line
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
@@ -74,7 +75,8 @@ def initial_policy(
     section, path = config.warm_start, config.model.path
     if not section.steps:
         if path:
-            CONSOLE.print(f"policy: {told({'folder': path, 'shown': 0})} (warm_start.steps=0)", soft_wrap=True)
+            bare = pretrained_line({"folder": path, "shown": 0})
+            CONSOLE.print(f"policy: {bare} (warm_start.steps=0)", soft_wrap=True)
             return InitialPolicy(load_params(Path(path), model, mesh))
         CONSOLE.print("policy: random parameters, no warm start (warm_start.steps=0)", soft_wrap=True)
         return InitialPolicy(initialize(model, config.seed))
@@ -111,13 +113,8 @@ def initial_policy(
         return InitialPolicy(load_params(folder, model, mesh))
     origin = {"folder": path, "weights": weights, **warm_start.read_record(folder)}
     del origin["key"]
-    CONSOLE.print(f"policy: {told(origin)}", soft_wrap=True)
+    CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)
     return InitialPolicy(load_params(folder, model, mesh), origin)
-
-
-def told(origin: Mapping[str, Any]) -> str:
-    """What a report must say of a policy that does not begin from scratch."""
-    return f"pretrained from {origin['folder']}, shown {origin['shown']} demonstrations"
 
 
 def weights_hash(folder: Path) -> str:

@@ -11,13 +11,14 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
+from cojax.report.run import pretrained_line
 from cojax.rollout.export import load_params
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis
 from experiments import assemble, policies, trained
 from experiments.entries import learned_by
-from experiments.initial_policy import InitialPolicy, teaches_folder, told
+from experiments.initial_policy import InitialPolicy, teaches_folder
 from experiments.parts import Parts
 
 
@@ -52,7 +53,7 @@ def initial_policy(
         if params is None and not _reads_initial(config) and (folder / "zero_shot.json").exists():
             params = load_params(Path(config.model.path), made.model, made.mesh)
         if params is not None:
-            CONSOLE.print(f"policy: {told(origin)}", soft_wrap=True)
+            CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)
             return InitialPolicy(params, origin)
     return assemble.initial_policy(config, made, initial)
 
