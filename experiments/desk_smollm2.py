@@ -48,8 +48,10 @@ def get_config() -> ConfigDict:
     config.engine.slots = 32
     config.engine.lanes = 2
     config.limits.concurrency = 32
+    config.engine.max_length = 1024  # the tools take 550 tokens, the longest demonstration 500
     config.sampling.max_tokens = 64
-    config.learner.micro_rows = 2
+    config.learner.row_length = 1024
+    config.learner.micro_rows = 1
     config.learner.remat = "none"
     config.optimizer.learning_rate = 2e-5  # the small policy's rate would destroy what was pretrained
     config.optimizer.decay_steps = 0

@@ -227,7 +227,10 @@ def content_of(folder: Path) -> str:
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """The base of the adapters of a run, verified if the run kept a fingerprint."""
     started = config["model"]["path"]
-    folder = _moved(workdir, started, base) if (started and not _taught(config)) or base else workdir / _BASE
+    own, taught = workdir / _BASE, _taught(config)
+    if taught and own.is_dir():
+        base = own  # wherever the model folder of a warm start is now, its weights are not the base
+    folder = own if not base and (taught or not started) else _moved(workdir, started, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "
