@@ -31,6 +31,7 @@ def check_run(config: ConfigDict) -> None:
     """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
     check(config)
     policies.check_folder(config)
+    _check_pretrained(config)
     explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
     assemble.check_rows(config, assemble.mesh_of(config))
 
@@ -101,7 +102,6 @@ def _check_warm_start(config: ConfigDict) -> None:
             f"warm_start.epochs is True, but warm_start.lengthen is {section.lengthen}: an epoch takes all "
             "demonstrations from the first batch on; set --config.warm_start.lengthen=0"
         )
-    _check_pretrained(config)
     if section.steps and section.demonstrations < section.batch_size:
         raise ValueError(
             f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"

@@ -186,12 +186,12 @@ def test_the_command_goes_on_after_the_cache_is_gone(folder, tmp_path, rank):
     settings = (f"model.path={folder}", "warm_start.check_tasks=2", f"learner.lora.rank={rank}", *few)
     first = run(tmp_path, "steps=1", *settings)
     assert first.returncode == 0, first.stdout + first.stderr
-    line = f"pretrained from {folder}, shown 4 demonstrations"
-    assert first.stdout.count(line) == 2  # before the run, and with its result
+    line = f"policy: pretrained from {folder}, shown 4 demonstrations"
+    assert line in first.stdout
     shutil.rmtree(tmp_path / "cache" / "warm-start")
     done = run(tmp_path, "steps=2", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "resumed at step 1" in done.stdout
+    assert done.stdout.index(line) < done.stdout.index("resumed at step 1")
     assert not (tmp_path / "cache" / "warm-start").exists()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps"], summary["pretrained"]["shown"]) == (2, 4)
