@@ -35,6 +35,7 @@ from cojax.policy import adapters, attention, layers, logprobs, moe, rope, trans
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
+from cojax.rollout import tool_calls
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
@@ -44,7 +45,7 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
     adapters, attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading,
-    rendering, rope, step, transformer, update,
+    rendering, rope, step, tool_calls, transformer, update,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned

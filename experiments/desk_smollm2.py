@@ -5,8 +5,8 @@
 It converts SmolLM2-135M-Instruct where that has not been done, and then runs
 `python -m experiments.run --config=experiments/desk_smollm2.py`. See docs/pretrained.md.
 
-Hardware: two CPU cores, 8 GB. Time: not measured in full; 24 steps are meant to take about an hour.
-Expected: not measured in full.
+Hardware: two CPU cores, 8 GB. Time: hours, as estimated from single steps. It has not been run in full, so that neither
+its time nor its result is known.
 """
 
 from __future__ import annotations

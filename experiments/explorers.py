@@ -163,7 +163,7 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     sampling = Sampling(
         temperature=config.sampling.temperature,
         max_tokens=config.sampling.max_tokens,
-        stop_tokens=(made.chat.end,),
+        stop_tokens=made.chat.stops,
     )
 
     @contextlib.contextmanager

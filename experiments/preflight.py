@@ -132,10 +132,8 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
             f"an episode opens with {len(tokens)} tokens, engine.max_length is {config.engine.max_length}: no room to "
             "act. Raise engine.max_length and learner.row_length, or cut the documentation by model.tools=brief"
         )
-    return (
-        f"{len(made.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens, "
-        f"tools shown: {config.model.tools}"
-    )
+    said = f"{len(made.chat.tokenizer)} tokens, extends turn by turn; an episode opens with {len(tokens)} tokens"
+    return "; ".join((said, f"tools shown: {config.model.tools}", *made.chat.notes))
 
 
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:

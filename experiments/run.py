@@ -128,6 +128,8 @@ def run(config: ConfigDict) -> int:
         with clock("warm_start"):
             if config.model.tools in _CUT:
                 CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
+            for note in made.chat.notes:
+                CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
             begins = kept.initial_policy(config, made, found, directory, verified)

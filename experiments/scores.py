@@ -81,7 +81,7 @@ def _scores(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:
-    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=(chat.end,))
+    return Sampling(temperature=temperature, max_tokens=config.sampling.max_tokens, stop_tokens=chat.stops)
 
 
 def _by(config: ConfigDict, groups: Sequence[Group]) -> dict[str, float]:

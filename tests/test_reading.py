@@ -22,7 +22,7 @@ from cojax.explorer.llm import prompting as wording
 from cojax.explorer.scripted.windows import Ending
 from cojax.openai_api.calls import redact
 from cojax.openai_api.client import _error_message
-from cojax.rollout import chat, endpoint, endpoint_actors
+from cojax.rollout import chat, endpoint, endpoint_actors, tool_calls
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Call, Message, Observation, Task, TaskDraft, Trajectory, Triplet, Turn, normalise
@@ -89,10 +89,10 @@ def _completion(text: str) -> None:
 
 # Reader → how it reads, and the most characters of a text.
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
-    "actions": (chat.parse, 400_000),
-    "calls": (lambda text: chat.parse(f"<tool_call>{text}</tool_call>"), 100_000),
-    "JSON": (chat.read_json, 400_000),
-    "JSON text": (lambda text: chat.read_json(f'"{text}"'), 200_000),
+    "actions": (tool_calls.parse, 400_000),
+    "calls": (lambda text: tool_calls.parse(f"<tool_call>{text}</tool_call>"), 100_000),
+    "JSON": (tool_calls.read_json, 400_000),
+    "JSON text": (lambda text: tool_calls.read_json(f'"{text}"'), 200_000),
     "rendering": (rendered, 8_000),
     "an endpoint": (lambda text: endpoint_actors.action_of(endpoint.ChatReply(text, (("a", "b", text),))), 200_000),
     "records": (lambda text: chat_model.read(chat_model.ModelReply(text), Record), 200_000),
@@ -170,19 +170,26 @@ def test_flags_of_a_command_are_found_as_by_trying_each(text):
 
 
 OLD_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-PIECES = st.lists(
-    st.sampled_from([
-        "<tool_call>", "</tool_call>", "</think>", "<think>", "<tool_call", "call>", '{"name": "f"}', '{"name": 1}',
-        "{", "}", "\n", "x",
-    ]),
-    max_size=12,
-).map("".join)  # fmt: skip
+PIECES = [
+    "<tool_call>", "</tool_call>", "<tool_call", "call>", '{"name": "f"}', '{"name": 1}', "{", "}", '"', "\\", "\n",
+    "x",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 @settings(deadline=None)
-@given(PIECES)
+@given(TEXTS)
 def test_calls_are_those_between_an_opening_and_the_next_closing(text):
-    assert list(chat._bodies(text)) == OLD_CALL.findall(text)
+    assert tool_calls._bodies(text) == OLD_CALL.findall(text)
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS)
+def test_calls_are_those_outside_of_thoughts(thought, text):
+    expected = OLD_CALL.findall(text)
+    assert tool_calls._bodies(f"<think>{thought}</think>{text}") == expected
+    assert tool_calls._bodies(f"{thought}</think>{text}", thinks=True) == expected
+    assert tool_calls._bodies(f"{text}</tool_call><think>{thought}") == OLD_CALL.findall(f"{text}</tool_call>")
 
 
 WORDS = st.lists(st.sampled_from(["a", "b", "ab", "_", "-", ".", " ", "é", "1", "\n"]), max_size=10).map("".join)

@@ -1,8 +1,9 @@
-"""Renders conversations to tokens and parses tool calls from them; a trajectory's tokens are only ever appended to.
+"""Renders conversations to tokens, and reads actions from them; a trajectory's tokens are only ever appended to.
 
-Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as the
-difference template(stub + new) − template(stub). Control tokens come only from the template (control_tokens.py): there
-is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's documentation stays text.
+Token in, token out. What was sampled is kept as ids and never rendered again; new messages are rendered as what
+template(stub + new) says after the stub, which ends in an action. Control tokens come only from the template
+(control_tokens.py): there is a fixed set of roles, and a literal `<|im_end|>` in a query, an observation or a tool's
+documentation stays text.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from transformers import PreTrainedTokenizerBase
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
-from cojax.storage.strict_json import NestedTooDeeply, parse_json
+from cojax.rollout.templates import MARK, PROBE, TOOLS_SECTION, injected_system_message, rendered, shows_tools
+from cojax.rollout.tool_calls import parse
+from cojax.rollout.vocabulary import CHATML
 from cojax.types import ROLES, Action, Call, Message, Turn
 
-_OPENS, _CLOSES = "<tool_call>", "</tool_call>"
 # The "<" of a literal that begins or ends a tool call or a thought.
 _ANGLE = re.compile(r"<(?=/?(?:tool_call|think)>)")
-_STUB = (Message("user", "x"), Message("assistant", "y"))
-_TEXT_CHARACTERS = 100_000
-_DEPTH = 32
+# Control tokens that end a text or a turn, in the families of models that have them.
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<eos>", "</s>")
+_STUB = (Message("user", "x"), Message("assistant", MARK))
 Tool = Mapping[str, Any]  # a tool's documentation in OpenAI function format
 
 
@@ -58,7 +60,10 @@ TOOL_DOCUMENTS: dict[str, Callable[[Tool], Tool | None]] = {
 class Chat:
     """Renders messages with one tokenizer and its template.
 
-    `shown`, one of `TOOL_DOCUMENTS`, says what the policy is shown of each tool.
+    `shown`, one of `TOOL_DOCUMENTS`, says what the policy is shown of each tool. Where the template would not show it,
+    or asks for calls in a form that `parse` does not read, the tokenizer's template gets our TOOLS_SECTION: a folder
+    that is saved with this tokenizer renders the same tokens. `notes` says so of the template, and which system
+    message it adds by itself. `stops` are the tokens that end an action: `end`, and every other end of a text or turn.
 
     Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
     tokenizer's own rendering.
@@ -72,8 +77,14 @@ class Chat:
         self.end: int = tokenizer.eos_token_id
         self._end_text: str = tokenizer.eos_token
         self._controls = ControlTokens(tokenizer)
+        # Padding of a policy from scratch is no end of a text: it never learned one.
+        ends = () if tokenizer.chat_template == CHATML else _ENDS
+        self.stops = (self.end, *(i for text, i in self._controls.ids.items() if text in ends and i != self.end))
+        self.notes = tuple(self._adapt())
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
+        # Whether an action begins within a thought, as where the generation prompt ends in <think>.
+        self._thinks = "<think>" in self._template(_STUB[:1], generate=True).rpartition("</think>")[2]
         self._check()
 
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
@@ -96,7 +107,7 @@ class Chat:
 
         `ended` says whether the action ended in the stop token. If not, the stop token comes first.
         """
-        added = self._controls.render(lambda mask: self._difference(_masked(messages, mask)), _contents(messages))
+        added = self._controls.render(lambda mask: self._cut(_masked(messages, mask))[1], _contents(messages))
         return (() if ended else (self.end,)) + added
 
     @staticmethod
@@ -108,41 +119,53 @@ class Chat:
 
     def encode_action(self, action: Action) -> tuple[int, ...]:
         """Tokens of an action as the policy would have sampled it, stop token included."""
-        return (*self._controls.encode_action(action.text or self.write(action.calls)), self.end)
+        text = action.text or self.write(action.calls)
+        thought = "</think>\n\n" if self._thinks and "</think>" not in text else ""
+        return (*self._controls.encode_action(thought + text), self.end)
 
     def read(self, tokens: Sequence[int]) -> Action:
         """The action in sampled tokens, with its calls parsed; never raises."""
-        body = tokens[:-1] if tokens and tokens[-1] == self.end else tokens
+        body = tokens[:-1] if tokens and tokens[-1] in self.stops else tokens
         text = self.tokenizer.decode(list(body), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return parse(str(text))
+        return parse(str(text), self._thinks)
 
     def _template(self, messages: Sequence[Message], *, generate: bool, tools: Sequence[Tool] = ()) -> str:
-        rendered = self.tokenizer.apply_chat_template(
+        return rendered(
+            self.tokenizer,
             [{"role": message.role, "content": message.content} for message in messages],
             tools=[dict(tool) for tool in tools] or None,
-            tokenize=False,
             add_generation_prompt=generate,
         )
-        assert isinstance(rendered, str)
-        return rendered
 
-    def _difference(self, messages: Sequence[Message]) -> str:
-        head = self._template(_STUB, generate=False)
-        whole = self._template((*_STUB, *messages), generate=True)
-        if not whole.startswith(head):
-            raise ValueError("the chat template rewrites earlier turns when a message is added; cannot extend it")
-        return whole[head.rindex(self._end_text) + len(self._end_text) :]
+    def _cut(self, messages: Iterable[Message]) -> tuple[str, str]:
+        """The rendering up to the end of the stub's action, "" if that is not found, and what follows its end token.
+
+        Both come from one rendering: a template may write the last action in another way than the same action later.
+        """
+        before, _, after = self._template((*_STUB, *messages), generate=True).partition(MARK)
+        rest, end, added = after.partition(self._end_text)
+        return end and before + rest, added
+
+    def _adapt(self) -> Iterator[str]:
+        """Gives the template a tools section where it needs one; yields what a user should know of the template."""
+        tool, template = self.shown(PROBE), self.tokenizer.get_chat_template()
+        if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
+            self.tokenizer.chat_template = template = TOOLS_SECTION + template
+        if tool and template.startswith(TOOLS_SECTION):
+            yield "it shows no tools in the form in which calls are read; a section of cojax's own shows them"
+        if injected := injected_system_message(self.tokenizer, self._controls.ids):
+            yield f"where a conversation begins without a system message, it adds {injected!r}"
 
     def _check(self) -> None:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
         opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
-        self._difference(reply)
+        heads = {self._cut(messages)[0] for messages in (reply, reply + opening)}
+        if len(heads) > 1 or "" in heads:
+            raise ValueError(f"the template rewrites earlier turns, or eos_token {self._end_text!r} ends none: set it")
         ours = self.open(opening)
         theirs = self.tokenizer(self._template(opening, generate=True), add_special_tokens=False).input_ids
         if list(ours) != list(theirs):
             raise ValueError(f"the template renders to {list(ours)} here but to {list(theirs)} by the tokenizer itself")
-        if self.extend(reply, False)[0] != self.end:
-            raise ValueError(f"a turn must end in {self._end_text!r}, the tokenizer's eos_token")
 
 
 def _contents(messages: Iterable[Message]) -> str:
@@ -155,47 +178,6 @@ def _masked(messages: Iterable[Message], mask: Mask) -> list[Message]:
     if unknown := [message.role for message in messages if message.role not in ROLES]:
         raise ValueError(f"a message has the role {unknown[0]!r:.100}; expected one of {', '.join(sorted(ROLES))}")
     return [Message(message.role, mask(message.content)) for message in messages]
-
-
-def parse(text: str) -> Action:
-    """The action in a text. Every `<tool_call>` must hold {"name": str, "arguments": object}, or no call counts.
-
-    Calls before `</think>` were only thoughts and are left out.
-    """
-    found = list(_bodies(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]))
-    if not found:
-        return Action(text, (), "no tool call found")
-    calls = []
-    for body in found:
-        try:
-            value = read_json(body)
-        except ValueError as error:
-            return Action(text, (), f"tool call is {error}")
-        if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-            return Action(text, (), "tool call needs a name")
-        arguments = value.get("arguments", {})
-        if not isinstance(arguments, dict):
-            return Action(text, (), "arguments must be an object")
-        calls.append(Call(value["name"], arguments))
-    return Action(text, tuple(calls))
-
-
-def _bodies(text: str) -> Iterator[str]:
-    """The text between each `<tool_call>` and the next `</tool_call>`; takes time linear in the text."""
-    end = 0
-    while (start := text.find(_OPENS, end)) >= 0 and (end := text.find(_CLOSES, start)) >= 0:
-        yield text[start + len(_OPENS) : end]
-        end += len(_CLOSES)
-
-
-def read_json(body: str) -> Any:
-    """A value that a model wrote, by the letter of JSON. Raises ValueError that completes "it is …"."""
-    try:
-        return parse_json(body, depth=_DEPTH)
-    except NestedTooDeeply:
-        raise ValueError("nested too deeply") from None
-    except ValueError:
-        raise ValueError("not valid JSON") from None
 
 
 class Actors(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Actor, Episode, ask
-from cojax.rollout.chat import parse, read_json
 from cojax.rollout.endpoint import MOST_TEXT, ChatReply, Complete, JsonObject
+from cojax.rollout.tool_calls import parse, read_json
 from cojax.types import Action, Call, Message, Turn
 
 

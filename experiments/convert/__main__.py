@@ -19,7 +19,7 @@ from cojax.report.console import CONSOLE
 from experiments.convert import smollm2
 from experiments.convert.gguf_file import read_gguf
 from experiments.convert.gguf_model import arrays_of, shape_of
-from experiments.convert.gguf_tokenizer import tokenizer_of
+from experiments.convert.gguf_tokenizer import tokenizer_of, tool_marks
 from experiments.export import appearing, refuse_full, save_tokenizer
 
 # Name of a model that a package carries → its GGUF file.
@@ -39,6 +39,9 @@ def convert(path: Path, folder: Path) -> ModelConfig:
     with appearing(folder) as part:
         write_arrays(part, config, arrays_of(file, config))
         save_tokenizer(part, tokenizer)
+    if renamed := tool_marks(file):
+        named = " and ".join(f"{number} is {mark}" for number, mark in renamed.items())
+        CONSOLE.print(f"calls of tools take fewer tokens: spare token {named}", markup=False, soft_wrap=True)
     return config
 
 

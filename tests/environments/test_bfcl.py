@@ -13,7 +13,7 @@ import pytest
 import environments
 from cojax.environment import Charted, counted_seconds, play
 from cojax.environment.replay import follow
-from cojax.rollout.chat import parse
+from cojax.rollout.tool_calls import parse
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
 from environments.worker import IsolatedEnvironment

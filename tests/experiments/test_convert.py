@@ -9,12 +9,26 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from gguf_files import MERGES, METADATA, TIED, TOKENS, UNTIED, metadata_of, weights_of, write_gguf, write_wheel
+from gguf_files import (
+    CONTROLS,
+    MERGES,
+    METADATA,
+    TEMPLATE,
+    TIED,
+    TOKENS,
+    UNTIED,
+    metadata_of,
+    weights_of,
+    write_gguf,
+    write_wheel,
+)
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
 import cojax
 from cojax.policy.config import ModelConfig
+from cojax.rollout.chat import Chat
+from cojax.types import Action, Message
 from experiments.convert import smollm2
 from experiments.convert.__main__ import main
 from experiments.convert.gguf_file import read_gguf
@@ -103,6 +117,38 @@ def test_the_tokenizer_is_that_of_the_file(small: Path, tmp_path: Path) -> None:
     for text in ("", " a  b\t\n\r\n", "漢字 é ﷺ 🦜", "it's 1,234.50 €\n\n", "\x00\x7f\u200b"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.model_max_length == 128
+
+
+@pytest.mark.parametrize(
+    ("spare", "used", "marks"),
+    [
+        (["<repo_name>", "<reponame>"], "", ["<tool_call>", "</tool_call>"]),
+        (["<|reserved_special_token_0|>", "<gh_stars>"], "", ["<tool_call>", "</tool_call>"]),
+        (["<repo_name>", "<|vision|>"], "", ["<repo_name>", "<|vision|>"]),
+        (["<repo_name>", "<reponame>"], "<reponame>", ["<repo_name>", "<reponame>"]),
+        (["<tool_call>", "<reponame>"], "", ["<tool_call>", "<reponame>"]),
+    ],
+)
+def test_two_spare_control_tokens_become_the_marks_of_a_call(
+    spare: list[str], used: str, marks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But none that the template needs. Texts keep their tokens; the folder's own are those of transformers."""
+    tokens = [*CONTROLS, *spare, *TOKENS[4:-1]]
+    kinds = [3] * 5 + [1] * (len(tokens) - 5)
+    template = TEMPLATE + f"{{# {used} #}}"
+    changes = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": kinds, "tokenizer.chat_template": template}
+    out = converted(tmp_path, changes={**changes, "tokenizer.ggml.merges": MERGES[:-1]})
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.convert_ids_to_tokens([3, 4]) == marks
+    renamed = marks != spare
+    assert ("token 3 is <tool_call> and 4 is </tool_call>" in capsys.readouterr().out) == renamed
+    call = '<tool_call>{"name": "hello"}</tool_call>'
+    if renamed:
+        assert tokenizer.decode(tokenizer.encode(call), skip_special_tokens=True) == call
+        assert [token for token in tokenizer.encode(call) if token < 5] == [3, 4]
+        chat = Chat(tokenizer)
+        assert chat.encode_action(Action(call)) == (*tokenizer.encode(call), 2)
+        assert [token for token in chat.open((Message("user", call),)) if token < 5] == [1, 2]
 
 
 def test_digits_are_merged_and_texts_begin_as_the_file_says(tmp_path: Path) -> None:

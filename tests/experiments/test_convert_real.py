@@ -106,6 +106,7 @@ def test_its_tokens_are_those_of_the_published_vocabulary(folder: Path) -> None:
     assert tokenizer.tokenize("In 2024, I'd  pay") == ["In", "Ġ", "2", "0", "2", "4", ",", "ĠI", "'d", "Ġ", "Ġpay"]
     assert tokenizer.encode("<|im_start|>user\nHello<|im_end|>\n") == [1, 4093, 198, 19556, 2, 198]
     assert len(tokenizer.added_tokens_decoder) == 17
+    assert tokenizer.convert_ids_to_tokens([3, 4]) == ["<tool_call>", "</tool_call>"]
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
         text = path.read_text()
         assert tokenizer.decode(tokenizer.encode(text)) == text, path

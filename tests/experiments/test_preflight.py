@@ -1,4 +1,4 @@
-"""What the preflight asks of disks: each for what lies on it, in the dtype that is sent."""
+"""What the preflight asks of disks: each for what lies on it, in the dtype that is sent. What it says of templates."""
 
 import dataclasses
 import shutil
@@ -11,9 +11,12 @@ from ml_collections import ConfigDict
 
 from cojax.learner.objective import objective
 from cojax.policy.config import ModelConfig
+from cojax.rollout.chat import Chat
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY, ReleasedMemoryFile
+from cojax.rollout.templates import PROBE
+from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.storage.files import write_json
-from cojax.types import Action, Task, Trajectory, Turn
+from cojax.types import Action, Message, Task, Trajectory, Turn
 from experiments import base, preflight
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
@@ -104,3 +107,17 @@ def test_an_advantage_is_tried_on_an_episode_that_was_sampled(config) -> None:
     failed = "advantage 'mine:brisk' was tried and failed: ValueError: the advantage returned 1 entries for 4"
     with pytest.raises(ValueError, match=failed):
         preflight._objective(config, state)
+
+
+def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config) -> None:
+    tokenizer = byte_tokenizer([], 400)
+    tokenizer.chat_template = """
+{%- if messages[0].role != 'system' %}{{- '<|im_start|>system\\nBe kind.<|im_end|>' }}{%- endif %}
+{%- for message in messages %}{{- '<|im_start|>' + message.content + '<|im_end|>' }}{%- endfor %}"""
+    episode = types.SimpleNamespace(reset=lambda: (Message("user", "x"),), tools=lambda: (PROBE,), close=lambda: None)
+    world = types.SimpleNamespace(start=lambda task: episode)
+    made = types.SimpleNamespace(environment=world, development=[None], chat=Chat(tokenizer))
+    assert preflight._template(config, {"parts": made}).endswith(
+        "shown: full; it shows no tools in the form in which calls are read; a section of cojax's own shows them; "
+        "where a conversation begins without a system message, it adds 'Be kind.'"
+    )

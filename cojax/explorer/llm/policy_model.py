@@ -89,7 +89,7 @@ class PolicyModel:
     ) -> ModelReply:
         prompt = self.chat.open(tuple(messages))
         budget.check(len(prompt) + self.max_tokens)
-        sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=(self.chat.end,))
+        sampling = Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_tokens=self.chat.stops)
         session = f"explorer-{place}-{seed}-{threading.get_ident()}"
         budget.pay(0, 1)
         done = self._generate(prompt, sampling, session, seed, budget)
