@@ -19,10 +19,14 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
+.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
+
+# The same with a pretrained language model.
+demo-lm: smollm2
+	$(BIN)/python -m experiments.run --config=experiments/desk_smollm2.py --config.model.path=$(SMOLLM2)
 
 # A pretrained model of 135 million parameters; once.
 smollm2: $(SMOLLM2)/config.json

@@ -1,4 +1,4 @@
-"""Warm start: trains a policy from scratch on demonstrations, until it solves some tasks but far from all.
+"""Warm start: trains a policy on demonstrations, from scratch or from pretrained weights, until it solves some tasks.
 
 The result is an ordinary model folder in HF format (config.json, model.safetensors, tokenizer). It is cached under
 `$COJAX_CACHE` by everything that decides it, so that the same command trains it once.
@@ -30,9 +30,10 @@ from cojax.learner import learner as step
 from cojax.learner import placement as placing
 from cojax.learner.batch import pack_sequences
 from cojax.learner.learner import Learner
-from cojax.policy import attention, layers, logprobs, moe, rope, transformer
+from cojax.learner.train_state import TrainState
+from cojax.policy import adapters, attention, layers, logprobs, moe, rope, transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import Params, initialize
+from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
 from cojax.rollout import tool_calls
 from cojax.rollout.chat import Chat
@@ -43,8 +44,8 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading, rendering,
-    rope, step, tool_calls, transformer, update,
+    adapters, attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading,
+    rendering, rope, step, tool_calls, transformer, update,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned
@@ -57,6 +58,9 @@ class Schedule:
     Batches of `batch_size` are drawn from the shortest fifth of the demonstrations at first, and from all of them after
     `lengthen` batches: a policy learns to copy many times sooner on short ones. After every `check_every` batches the
     policy is scored on the development split. Training ends once the score reaches `target`, or after `steps` batches.
+
+    With `epochs` all demonstrations are in use from the first batch on: each is learned once, in random order, before
+    any is learned again. This is for demonstrations that are few.
     """
 
     steps: int = 600
@@ -64,11 +68,21 @@ class Schedule:
     lengthen: int = 250
     check_every: int = 50
     target: float = 0.2
+    epochs: bool = False
 
     def reach(self, step: int, count: int) -> int:
         """How many of `count` demonstrations, shortest first, batch `step` draws from; never less than a batch."""
         share = min(1.0, 0.2 + 0.8 * step / max(1, self.lengthen))
         return min(count, max(self.batch_size, round(share * count)))
+
+    def draw(self, seed: int, step: int, count: int) -> list[int]:
+        """The demonstrations of batch `step`, from 1 on: indices into `count` of them, the shortest first."""
+        if not self.epochs:
+            return _random(seed, step).sample(range(self.reach(step, count)), self.batch_size)
+        places = range((step - 1) * self.batch_size, step * self.batch_size)
+        epochs = {place // count for place in places}
+        orders = {epoch: _random(seed, "epoch", epoch).sample(range(count), count) for epoch in epochs}
+        return [orders[place // count][place % count] for place in places]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,13 +96,15 @@ class ReachCheck:
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """The result of a warm start: the parameters, the checks made on the way, how many demonstrations were played, and
-    how many of them were `dropped` because they are longer than a row."""
+    """The result of a warm start: the parameters, the checks made on the way, how many demonstrations were played, how
+    many of them were `dropped` because they are longer than a row, and how many different ones were `shown`, that is,
+    learned at least once."""
 
     params: Params
     checks: Sequence[ReachCheck]
     demonstrations: int
     dropped: int = 0
+    shown: int = 0
 
 
 def demonstrate(
@@ -136,7 +152,7 @@ def _demonstrator(chat: Chat, actions: Sequence[Action]) -> Callable[[Episode, t
 
 
 def train(
-    config: ModelConfig,
+    state: TrainState,
     learner: Learner,
     engine: Engine,
     demonstrations: Sequence[Demonstration],
@@ -146,19 +162,21 @@ def train(
     seed: int,
     advance: Callable[[], None] = lambda: None,
     on_check: Callable[[ReachCheck], None] = lambda check: None,
-) -> tuple[Params, list[ReachCheck]]:
-    """Trains from scratch, and returns the parameters and the checks made on the way.
+) -> tuple[TrainState, list[ReachCheck], int]:
+    """Trains from `state`, which is donated; returns the last state, the checks made on the way, and how many different
+    demonstrations were learned.
 
     `check(step)` returns the success of the policy that `engine` holds. `advance` is called after every batch, and
     `on_check` after every check.
     """
-    state = learner.init(initialize(config, seed))
     checks: list[ReachCheck] = []
+    shown: set[int] = set()
     shortest_first = sorted(demonstrations, key=lambda demonstration: len(demonstration[0]))
     for done in range(1, schedule.steps + 1):
-        near = shortest_first[: schedule.reach(done, len(demonstrations))]
-        drawn = random.Random(repr(("warm start", seed, done))).sample(near, schedule.batch_size)
-        state, metrics = learner.train(state, pack_sequences(drawn, learner.row_length, learner.micro_rows))
+        drawn = schedule.draw(seed, done, len(demonstrations))
+        shown.update(drawn)
+        batch = pack_sequences([shortest_first[index] for index in drawn], learner.row_length, learner.micro_rows)
+        state, metrics = learner.train(state, batch)
         advance()
         if done % schedule.check_every == 0 or done == schedule.steps:
             engine.load(learner.weights(state, done))
@@ -167,7 +185,11 @@ def train(
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1].success >= schedule.target:
                 break
-    return state.params, checks
+    return state, checks, len(shown)
+
+
+def _random(seed: int, *place: int | str) -> random.Random:
+    return random.Random(repr(("warm start", seed, *place)))
 
 
 def cached(
@@ -200,6 +222,7 @@ def cached(
             "checks": [dataclasses.asdict(check) for check in trained.checks],
             "demonstrations": trained.demonstrations,
             "dropped": trained.dropped,
+            "shown": trained.shown,
         }
         write_json(part / "warm_start.json", record)
         sync_folder(part)
@@ -214,9 +237,15 @@ def cached(
     return folder, True
 
 
+def read_record(folder: Path) -> dict[str, Any]:
+    """What a cached model was made from and how: `key`, `checks`, `demonstrations`, `dropped`, `shown`."""
+    record: dict[str, Any] = json.loads((folder / "warm_start.json").read_text())
+    return record
+
+
 def describe(folder: Path) -> str:
     """One line about a cached model: its demonstrations, how many were dropped, and its last check."""
-    record = json.loads((folder / "warm_start.json").read_text())
+    record = read_record(folder)
     last = record["checks"][-1]
     dropped = f" ({record['dropped']} too long for a row and left out)" if record["dropped"] else ""
     return (

@@ -34,8 +34,10 @@ from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates
 from experiments import explorers, policies
+from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals
+from experiments.initial_policy import InitialPolicy
 from experiments.parts import Parts
 from experiments.quality import quality
 from experiments.scores import dev_score, sampling
@@ -123,13 +125,13 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     return chosen
 
 
-def initial_params(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> Params:
-    """The parameters before the first step. `found` finds D_0, whose solutions a warm start may use."""
+def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> InitialPolicy:
+    """The policy before the first step. `found` finds D_0, whose solutions a warm start may use."""
 
     def score(step: int) -> float:
         return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
 
-    return policies.initial_params(
+    return initial_policies.initial_policy(
         config,
         made.environment,
         made.chat,

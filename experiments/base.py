@@ -31,6 +31,7 @@ from experiments.leaf import (
     Count,
     DType,
     Leaf,
+    Matrix,
     Number,
     PositiveShare,
     Seconds,
@@ -143,11 +144,7 @@ def lora() -> Section:
     return {
         "rank": Leaf(0, Number, "0 is off"),
         "alpha": Leaf(own["alpha"], Above0, "adapters are scaled by alpha / rank"),
-        "targets": Leaf(
-            own["targets"],
-            tuple[Literal["query", "key", "value", "output", "gate", "up", "down"], ...],
-            "the matrices that get adapters; () is all",
-        ),
+        "targets": Leaf(own["targets"], tuple[Matrix, ...], "the matrices that get adapters; () is all"),
     }
 
 

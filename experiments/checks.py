@@ -31,6 +31,7 @@ def check_run(config: ConfigDict) -> None:
     """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
     check(config)
     policies.check_folder(config)
+    _check_pretrained(config)
     explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
     assemble.check_rows(config, assemble.mesh_of(config))
 
@@ -96,9 +97,34 @@ def _check_warm_start(config: ConfigDict) -> None:
             f"warm_start.noise_low is {section.noise_low}, above noise_high, {section.noise_high}; expected shares of "
             "wrong actions from the lowest to the highest"
         )
+    if section.epochs and section.lengthen:
+        raise ValueError(
+            f"warm_start.epochs is True, but warm_start.lengthen is {section.lengthen}: an epoch takes all "
+            "demonstrations from the first batch on; set --config.warm_start.lengthen=0"
+        )
     if section.steps and section.demonstrations < section.batch_size:
         raise ValueError(
             f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"
+        )
+
+
+def _check_pretrained(config: ConfigDict) -> None:
+    """Raises ValueError for settings of a warm start that this policy's warm start does not read."""
+    section, path = config.warm_start, config.model.path
+    if section.lora.rank and not (path and section.steps):
+        why = "warm_start.steps is 0" if path else "model.path names no model folder for them to adapt"
+        raise ValueError(
+            f"warm_start.lora.rank is {section.lora.rank}, but {why}; set --config.warm_start.lora.rank=0, or "
+            f"{'--config.warm_start.steps=34, say' if path else '--config.model.path'}"
+        )
+    rates = ("learning_rate", "pretrained_learning_rate")
+    read = rates[bool(path)]
+    other = next(rate for rate in rates if rate != read)
+    if section.steps and section[other] != (default := entries.base.LEAVES[f"warm_start.{other}"].default):
+        where = "a model folder is taught" if path else "a policy from scratch is taught"
+        raise ValueError(
+            f"warm_start.{other} is {section[other]:g}, but {where} by warm_start.{read}; set "
+            f"--config.warm_start.{read}, and --config.warm_start.{other}={default:g}"
         )
 
 

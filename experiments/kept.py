@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+from collections.abc import Callable
+from pathlib import Path
 
+from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import Params
+from cojax.report.console import CONSOLE
+from cojax.report.run import pretrained_line
+from cojax.rollout.export import load_params
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
-from experiments import policies, trained
+from cojax.synthesis import Synthesis
+from experiments import assemble, policies, trained
+from experiments.entries import learned_by
+from experiments.initial_policy import InitialPolicy, teaches_folder
+from experiments.parts import Parts
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
@@ -26,14 +34,44 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, 
         directory.files.prove(folder.name)
 
 
+def initial_policy(
+    config: ConfigDict,
+    made: Parts,
+    initial: Callable[[], Synthesis],
+    directory: RunDirectory,
+    found: Verified | None,
+) -> InitialPolicy:
+    """The policy before the first step.
+
+    A run that goes on from `found` with a warm-started model folder needs no cache: it has the policy in base/, or
+    needs only its shapes, as its checkpoints hold what was learned. `initial` finds D_0.
+    """
+    folder = directory.folder
+    if found is not None and teaches_folder(config) and (folder / "model.json").exists():
+        origin = trained.origin_of(folder)
+        params = trained.kept_base(folder, made.model, made.mesh)
+        if params is None and not _reads_initial(config) and (folder / "zero_shot.json").exists():
+            params = load_params(Path(config.model.path), made.model, made.mesh)
+        if params is not None:
+            CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)
+            return InitialPolicy(params, origin)
+    return assemble.initial_policy(config, made, initial)
+
+
+def _reads_initial(config: ConfigDict) -> bool:
+    """Whether a learner reads the initial policy: as the base of adapters, or as its loss's reference."""
+    return bool(config.learner.lora.rank) or "reference_logprobs" in learned_by(config).loss.uses
+
+
 def keep_model(
-    model: ModelConfig, params: Params, config: Mapping[str, Any], directory: RunDirectory, found: Verified | None
+    model: ModelConfig, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
 ) -> None:
     """Writes model.json and base/ of a run as `keep_tokenizer` does. A base that was never noted stays as it is."""
     places = ("model.json", "base")
-    noted = found is not None and (found.checked or bool(config["learner"]["lora"]["rank"]))
+    noted = found is not None and (found.checked or bool(config.learner.lora.rank))
     begun = noted and not any(map(directory.files.lacks, places))
-    trained.keep(directory.folder, model, params, config, begun)
+    plain = json.loads(json.dumps(config.to_dict()))
+    trained.keep(directory.folder, model, begins.params, plain, begun, begins.origin, _reads_initial(config))
     if found is not None:
         for name in places:
             directory.files.prove(name)

@@ -31,7 +31,7 @@ from cojax.rollout.export import load_params
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message
-from experiments import assemble, checks, policies, scores
+from experiments import assemble, checks, initial_policy, scores
 from experiments.parts import Parts
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
@@ -143,10 +143,11 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
         origin = f"from {config.model.path}"
     else:
         params, origin = initialize(made.model, config.seed), "random parameters"
-        if config.warm_start.steps:
-            # Raises where there is nothing to learn from.
-            policies.demonstrations(config, made.environment, (0.0, 0.0))
-            origin = f"to be warm-started on {config.warm_start.split or 'demonstrations'}"
+    if config.warm_start.steps:
+        # Raises where there is nothing to learn from.
+        initial_policy.demonstrations(config, made.environment, (0.0, 0.0))
+        source = f"{origin}, " if config.model.path else ""
+        origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params
     count = state["count"] = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
     return f"{count:,} parameters, {origin}"

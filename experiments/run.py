@@ -132,13 +132,13 @@ def run(config: ConfigDict) -> int:
                 CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
-            params = assemble.initial_params(config, made, found)
-            kept.keep_model(made.model, params, plain, directory, verified)
-            learner = assemble.learner(config, made, params)
-            learned = learner.init(params, config.seed)
+            begins = kept.initial_policy(config, made, found, directory, verified)
+            kept.keep_model(made.model, begins, config, directory, verified)
+            learner = assemble.learner(config, made, begins.params)
+            learned = learner.init(begins.params, config.seed)
             learner = assemble.fitted(config, learner, learned)
             loop = assemble.loop(config, made, learner, clock)
-            del params  # the learner has copied what it needs
+            del begins  # the learner has copied what it needs
         learned = learned if begun else _rehearsed(config, loop, learned)
         zero_shot = _zero_shot(config, made, learner, learned, clock, directory)
         if begun:

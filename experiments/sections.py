@@ -1,4 +1,4 @@
-"""The sections of a configuration that the paper leaves open: model, engine, explorer, validation, evaluation."""
+"""The sections of a configuration that the paper leaves open: engine, the policy, explorer, validation, evaluation."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from cojax.metrics import Wandb
 from cojax.policy.sharding import make_mesh
 from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
-from cojax.rollout.chat import TOOL_DOCUMENTS
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 from cojax.validation import Exclusions, Validation
 from cojax.validation.query import MOST_CHARACTERS
-from cojax.warm_start import Schedule
+from experiments import policy_sections
 from experiments.leaf import (
     AtLeast0,
     AtLeast2,
     Cosine,
     Count,
     Devices,
-    DType,
     Leaf,
     Number,
     Seconds,
@@ -41,47 +39,6 @@ from experiments.settings import ATTEMPTERS, JUDGES
 def environment() -> Section:
     """The environment. Its own settings are in the same section as its name."""
     return {"name": Leaf("", str, "the environment")}
-
-
-def model() -> Section:
-    """The policy's model: a model folder, or a small model trained from scratch."""
-    return {
-        "path": Leaf("", str, 'a folder in HF format; "" is a policy of model.shape from scratch'),
-        "tools": Leaf("full", one_of(TOOL_DOCUMENTS), "how much of the tools' documentation the policy sees"),
-        "tokenizer": Leaf("words", one_of(("words", "bytes")), "tokenizer of a policy from scratch"),
-        "vocabulary": Leaf(4096, Count, "most entries of the tokenizer `bytes`"),
-        "dtype": Leaf("", DType, 'dtype of computations; "" is the folder\'s own, float32 from scratch'),
-        "param_dtype": Leaf("float32", DType, 'dtype of parameters; "" is the folder\'s own, float32 from scratch'),
-    }
-
-
-def shape() -> Section:
-    """The sizes of a policy from scratch."""
-    names = (
-        "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    )  # fmt: skip
-    return {name: Leaf(0, Number, "as in config.json of the HF format") for name in names}
-
-
-def warm_start() -> Section:
-    """Supervised training of a policy from scratch, before the run."""
-    own = defaults(Schedule)
-    return {
-        "steps": Leaf(0, Number, "most batches; 0 begins with random parameters"),
-        "split": Leaf(
-            "", str,
-            "the split whose solutions are demonstrations; `initial` is D_0, \"\" the environment's own demonstrator",
-        ),
-        "batch_size": Leaf(own["batch_size"], Count, "demonstrations per batch"),
-        "lengthen": Leaf(200, Number, "batches over which demonstrations are added, from the shortest to the longest"),
-        "check_every": Leaf(150, Count, "batches between two scores on the development split"),
-        "target": Leaf(1.0, AtLeast0, "success on the development split at which training stops"),
-        "check_tasks": Leaf(200, Count, "development tasks per score"),
-        "demonstrations": Leaf(8000, Count, "number of demonstrations"),
-        "noise_low": Leaf(0.10, Share, "share of wrong actions of the demonstrator at the most popular skill"),
-        "noise_high": Leaf(0.85, Share, "share of wrong actions of the demonstrator at the least popular skill"),
-        "learning_rate": Leaf(3e-3, AtLeast0, "first learning rate; it falls linearly to a twentieth"),
-    }  # fmt: skip
 
 
 def engine() -> Section:
@@ -279,9 +236,7 @@ def wandb() -> Section:
 
 SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("environment", environment),
-    ("model", model),
-    ("model.shape", shape),
-    ("warm_start", warm_start),
+    *policy_sections.SECTIONS,
     ("engine", engine),
     ("sglang", sglang),
     ("mesh", mesh),

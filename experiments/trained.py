@@ -3,14 +3,17 @@
 A run keeps these files for its checkpoints:
 
     WORKDIR/tokenizer/     tokenizer and chat template
-    WORKDIR/model.json     the decoder's shape, the dtype it computes in, and a name for the base of adapters
-    WORKDIR/base/          the base of adapters that are learned from scratch, as a model folder
+    WORKDIR/model.json     the decoder's shape, the dtype it computes in, a name for the base, and `origin`: what the
+                           policy was pretrained as, and which warm start it had since
+    WORKDIR/base/          the policy before the first step, as a model folder, where a checkpoint needs it and no other
+                           folder has it: as the base of adapters, or as the reference of a warm-started model folder
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import transformers
+from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
 from cojax.policy import model_folder
@@ -56,15 +60,59 @@ class TrainedPolicy:
         return Weights(self.step, lambda: to_hf(self.model, cast_for_compute(self.model, self.params)))
 
 
-def keep(workdir: Path, model: ModelConfig, params: Params, config: Mapping[str, Any], begun: bool) -> None:
-    """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own."""
+def keep(
+    workdir: Path,
+    model: ModelConfig,
+    params: Params,
+    config: Mapping[str, Any],
+    begun: bool,
+    origin: Mapping[str, Any] = types.MappingProxyType({}),
+    reference: bool = False,
+) -> None:
+    """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own.
+
+    `origin` is that of the initial policy. `reference` says whether the run's loss reads the initial policy.
+    """
     if begun and (workdir / _MODEL).exists():
         return
     adapters = bool(config["learner"]["lora"]["rank"])
-    if adapters and not config["model"]["path"]:
+    own = (_taught(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
+    if own:
         model_folder.write_model(workdir / _BASE, model, params)
-    base = {"base": fingerprint(params)} if adapters else {}
-    write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **base})
+    record: dict[str, Any] = {"base": fingerprint(params)} if own or adapters else {}
+    if origin:
+        record["origin"] = dict(origin)
+    write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
+
+
+def origin_of(workdir: Path) -> dict[str, Any]:
+    """What the policy of a run was pretrained as, and what it was shown since; {} for a policy from scratch.
+
+    `folder` is the model folder, `shown` the number of demonstrations. Raises OSError or ValueError.
+    """
+    kept: dict[str, Any] = json.loads((workdir / _MODEL).read_text()).get("origin", {})
+    path = settings_of(workdir)["model"]["path"]
+    return kept or ({"folder": path, "shown": 0} if path else {})
+
+
+def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None) -> Params | None:
+    """The parameters in the folder base/ of a run; None where it has none, or has not noted which they are.
+
+    Raises CheckpointError where they have changed since.
+    """
+    folder, path = workdir / _BASE, workdir / _MODEL
+    name = json.loads(path.read_text()).get("base") if path.exists() else None
+    if name is None or not folder.is_dir():
+        return None
+    params = load_params(folder, model, mesh)
+    if name != fingerprint(params):
+        raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
+    return params
+
+
+def _taught(config: Mapping[str, Any]) -> bool:
+    """Whether the policy began as a model folder that was then shown demonstrations."""
+    return bool(config["model"]["path"] and config["warm_start"]["steps"])
 
 
 def settings_of(workdir: Path) -> dict[str, Any]:
@@ -179,7 +227,10 @@ def content_of(folder: Path) -> str:
 def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: str | Path) -> Params:
     """The base of the adapters of a run, verified if the run kept a fingerprint."""
     started = config["model"]["path"]
-    folder = _moved(workdir, started, base) if started or base else workdir / _BASE
+    own, taught = workdir / _BASE, _taught(config)
+    if taught and own.is_dir():
+        base = own  # wherever the model folder of a warm start is now, its weights are not the base
+    folder = own if not base and (taught or not started) else _moved(workdir, started, base)
     if not folder.is_dir():
         raise CheckpointError(
             f"{workdir} holds adapters (learner.lora.rank={config['learner']['lora']['rank']}), and their base "

@@ -35,3 +35,5 @@ def test_a_virtual_environment_with_spaces_is_refused():
 def test_the_pretrained_model_is_converted_once_and_the_folder_then_stays():
     made = planned("smollm2", "SMOLLM2=/tmp/no-such-folder/model")
     assert "-m experiments.convert smollm2 /tmp/no-such-folder/model\n" in made.stdout
+    shown = planned("demo-lm", "SMOLLM2=/tmp/no-such-folder/model").stdout
+    assert shown.index("experiments.convert smollm2") < shown.index("--config=experiments/desk_smollm2.py")

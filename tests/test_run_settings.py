@@ -35,6 +35,20 @@ REFUSED = (
     (("sampling.temperature=0.0",), "sampling.temperature is 0.0; expected a number above 0"),
     (("batch_size=0",), "batch_size is 0"),
     (("warm_start.noise_low=0.5",), "warm_start.noise_low is 0.5, above noise_high, 0.3"),
+    (("warm_start.epochs=True",), "an epoch takes all demonstrations from the first batch on; set --config.warm_start"),
+    (
+        ("warm_start.lora.rank=4",),
+        "model.path names no model folder for them to adapt; set --config.warm_start.lora.rank=0",
+    ),
+    (("warm_start.pretrained_learning_rate=0.1",), "a policy from scratch is taught by warm_start.learning_rate; set"),
+    (
+        ("model.path=environments", "warm_start.learning_rate=0.1"),
+        "a model folder is taught by warm_start.pretrained_learning_rate; set",
+    ),
+    (
+        ("model.path=environments", "warm_start.learning_rate=0.003", "warm_start.steps=0", "warm_start.lora.rank=4"),
+        "warm_start.lora.rank is 4, but warm_start.steps is 0",
+    ),
     (("learner.row_length=100",), "a row must hold the longest episode"),
     (("workdir=/proc/cojax",), "Choose another --config.workdir"),
     (("mesh=2",), "mesh is a section, given 2; set what stands in it: --config.mesh.NAME=VALUE"),

@@ -39,6 +39,16 @@ def test_batches_begin_with_the_shortest_and_reach_all():
     assert schedule.reach(1, 40) == 32  # never less than a batch
 
 
+def test_an_epoch_shows_every_demonstration_once():
+    schedule = Schedule(batch_size=4, epochs=True)
+    drawn = [index for step in range(1, 6) for index in schedule.draw(0, step, 10)]
+    assert sorted(drawn[:10]) == sorted(drawn[10:]) == list(range(10))
+    assert drawn[:10] != drawn[10:]
+    assert drawn[:4] == schedule.draw(0, 1, 10) != schedule.draw(1, 1, 10)
+    short = Schedule(batch_size=3, lengthen=100).draw(0, 1, 10)
+    assert sorted(short) == [0, 1, 2]  # without epochs the shortest come first
+
+
 def test_demonstrations_are_what_a_policy_would_have_seen_and_said():
     task, actions = next(iter(DESK.demonstrations(1, 0, (0.0, 0.0))))
     tokens, mask = next(demonstrate(DESK, CHAT, [(task, actions)]))

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from cojax.report.run import pretrained_line
 from cojax.types import Status
 
 _T = TypeVar("_T")
@@ -222,6 +223,8 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
     trials = summary.get("trials", ())
+    if origin := summary.get("pretrained"):
+        table.add_row("policy", pretrained_line(origin))
     if zero_shot is not None:
         table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
     if final is not None:

@@ -88,6 +88,11 @@ def expedition_of(draft: Json) -> tuple[int, int] | None:
     return (draft["step"], draft["expedition"]) if "expedition" in draft else None
 
 
+def pretrained_line(origin: Mapping[str, Any]) -> str:
+    """What must be said of a policy that does not begin from scratch: `origin` is `pretrained` in summary.json."""
+    return f"pretrained from {origin['folder']}, shown {origin['shown']:,} demonstrations"
+
+
 def joined_at(task: Json) -> int:
     """The step at which a task joined the pool."""
     return (task.get("lineage") or {}).get("step", 0)

@@ -34,6 +34,15 @@ def test_an_absent_key_is_its_default_of_today() -> None:
     assert stored == {"steps": 3, "llm": {"timeout": 5.0}, "signal_settings": {"rare": {"percent": 1.0}}}
 
 
+def test_a_release_that_took_a_model_folder_as_it_is_showed_it_nothing() -> None:
+    defaults = base.get_config().to_dict()
+    old = {"model": {"path": "models/Q"}, "warm_start": {"steps": 450}}
+    assert in_todays_keys(old, defaults)["warm_start"]["steps"] == 0
+    assert in_todays_keys({**old, "model": {"path": ""}}, defaults)["warm_start"]["steps"] == 450
+    new = {"model": {"path": "models/Q"}, "warm_start": {"steps": 450, "epochs": False}}
+    assert in_todays_keys(new, defaults)["warm_start"]["steps"] == 450
+
+
 def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
     defaults = entries.defaults(desk.get_config())
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}

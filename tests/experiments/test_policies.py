@@ -7,16 +7,15 @@ from ml_collections import ConfigDict
 
 from cojax.environment import play
 from cojax.environment.replay import follow
-from cojax.policy.transformer import initialize
 from cojax.rollout.chat import Chat, names_only
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import ReachCheck, demonstrate
-from experiments import bfcl, policies
+from experiments import bfcl, initial_policy, policies
+from experiments.initial_policy import demonstrations
+from experiments.initial_policy import initial_policy as begin
 from experiments.policies import (
     closed_world,
-    demonstrations,
-    initial_params,
     keep_tokenizer,
     open_world,
     texts,
@@ -151,19 +150,19 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     assert lengths[2] > lengths[1] > lengths[0]
     learned = []
 
-    def train(model, learner, engine, demonstrations, *rest, **settings):
+    def train(state, learner, engine, demonstrations, *rest, **settings):
         learned.append([len(tokens) for tokens, _ in demonstrations])
-        return initialize(model, 0), [ReachCheck(1, 0.5, 0.25)]
+        return state, [ReachCheck(1, 0.5, 0.25)], 2
 
-    monkeypatch.setattr(policies.warm_start, "train", train)
-    made = [initial_params(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple) for _ in range(2)]
+    monkeypatch.setattr(initial_policy.warm_start, "train", train)
+    made = [begin(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple) for _ in range(2)]
     assert learned == [lengths[:2]]  # once: the second time it comes from the cache
-    assert (made[0]["embed"]["embedding"] == made[1]["embed"]["embedding"]).all()
+    assert (made[0].params["embed"]["embedding"] == made[1].params["embed"]["embedding"]).all()
     line = "3 demonstrations (1 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
     assert capsys.readouterr().out.count(line) == 2
     settings.engine.max_length = lengths[0]
     with pytest.raises(ValueError, match=f"1 of 3 demonstrations fit the {lengths[0]} tokens"):
-        initial_params(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple)
+        begin(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple)
 
 
 class _Engine:
@@ -175,9 +174,9 @@ def test_without_steps_the_policy_is_random(capsys):
     settings = config(steps=0)
     settings.model.shape.update({"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1})
     tokenizer, shape = tokenizer_and_shape(settings, Splits())
-    made = (initial_params(settings, Splits(), Chat(tokenizer), shape, _Engine(), float, tuple) for _ in range(2))
+    made = (begin(settings, Splits(), Chat(tokenizer), shape, _Engine(), float, tuple) for _ in range(2))
     first, again = made
-    assert (first["embed"]["embedding"] == again["embed"]["embedding"]).all()
+    assert (first.params["embed"]["embedding"] == again.params["embed"]["embedding"]).all()
     assert "random parameters" in capsys.readouterr().out
 
 

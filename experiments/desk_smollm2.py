@@ -1,0 +1,61 @@
+"""The whole loop with a pretrained language model on two CPU cores: shown a few demonstrations, then co-evolved.
+
+    make demo-lm
+
+It converts SmolLM2-135M-Instruct where that has not been done, and then runs
+`python -m experiments.run --config=experiments/desk_smollm2.py`. See docs/pretrained.md.
+
+Hardware: two CPU cores, 8 GB. Time: hours, as estimated from single steps. It has not been run in full, so that neither
+its time nor its result is known.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from experiments import desk
+
+
+def get_config() -> ConfigDict:
+    config = desk.get_config()
+    config.workdir = "runs/desk_smollm2"
+    config.steps = 24
+    config.batch_size = 8
+    config.group_size = 8
+    config.initial_tasks = 48
+    config.evolve_every = 6
+    config.checkpoint_every = 6  # a checkpoint of all weights and both moments has 1.6 GB
+    config.checkpoints_kept = 1
+    config.synthesis.contexts = 12
+    config.synthesis.budget = 16
+
+    config.model.path = "models/SmolLM2-135M-Instruct"
+    config.model.tools = "brief"
+    config.model.dtype = "float32"
+    config.model.param_dtype = "float32"
+    config.warm_start.steps = 34
+    config.warm_start.batch_size = 8
+    config.warm_start.demonstrations = 272
+    config.warm_start.epochs = True
+    config.warm_start.lengthen = 0
+    config.warm_start.target = 1.0
+    config.warm_start.check_every = 34
+    config.warm_start.check_tasks = 4  # scored once, at the end; the evaluation follows
+    config.warm_start.noise_low = 0.0  # a pretrained model learns from few demonstrations: they make no mistakes
+    config.warm_start.noise_high = 0.0
+    config.warm_start.pretrained_learning_rate = 3e-4
+    config.engine.name = "local"
+    config.engine.slots = 32
+    config.engine.lanes = 2
+    config.limits.concurrency = 32
+    config.engine.max_length = 1024  # the tools take 550 tokens, the longest demonstration 500
+    config.sampling.max_tokens = 64
+    config.learner.row_length = 1024
+    config.learner.micro_rows = 1
+    config.learner.remat = "none"
+    config.optimizer.learning_rate = 2e-5  # the small policy's rate would destroy what was pretrained
+    config.optimizer.decay_steps = 0
+    config.evaluation.tasks = 300
+    config.evaluation.dev_tasks = 24
+    config.evaluation.every = 0  # 24 tasks would measure nothing
+    return config

