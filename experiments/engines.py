@@ -16,7 +16,7 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
-from experiments import base
+from experiments import base, cache_memory
 from experiments.settings import settings
 
 _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
@@ -24,7 +24,8 @@ _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
     """The engine in this process."""
-    return LocalEngine(model, routes=asks_routes(config), **settings(config.engine, "name"))
+    own = settings(config.engine, "name", "slots")
+    return LocalEngine(model, slots=cache_memory.slots(config, model), routes=asks_routes(config), **own)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -117,7 +118,7 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
         device=section.device or ("" if section.python else "cpu"),
         flags=section.flags,
         port=section.port,
-        max_running=config.engine.slots,
+        max_running=config.engine.slots or cache_memory.MOST_SLOTS,
         release_memory=section.release_memory,
         routes=asks_routes(config),
     )

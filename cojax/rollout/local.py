@@ -6,7 +6,7 @@ its first `generate` to its `release`, so each call feeds only new tokens. Reque
 
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
-on one machine type, one number of threads and lanes, and one set of versions.
+on one machine type, one number of threads, lanes and slots, and one set of versions.
 """
 
 from __future__ import annotations
