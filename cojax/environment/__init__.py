@@ -6,7 +6,6 @@ Training, evaluation, exploration and validation differ only in the actor that t
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import time
@@ -14,6 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
+from cojax.environment.progress import Abandoned as Abandoned
+from cojax.environment.progress import Progress, watched
+from cojax.environment.progress import counted_seconds as counted_seconds
+from cojax.environment.progress import excuse as excuse
+from cojax.environment.progress import waiting as waiting
 from cojax.host.clock import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
@@ -137,50 +141,6 @@ class OutOfContext(Exception):
     """The conversation no longer fits the policy's context."""
 
 
-class Abandoned(BaseException):
-    """The watcher gave up on this episode. Its thread ends at the next step of `play`."""
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
-
-    `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
-    whose observation is still empty. `result` is the trajectory, known before the episode is closed.
-    """
-
-    phase: str = "queued"
-    since: float = 0.0
-    abandoned: bool = False
-    opening: tuple[Message, ...] = ()
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    result: Trajectory | None = None
-
-    def enter(self, phase: str) -> None:
-        if self.abandoned:
-            raise Abandoned
-        self.phase, self.since = phase, running()
-
-
-_PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
-_EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
-
-
-def excuse(seconds: float) -> None:
-    """Takes `seconds` off `counted_seconds`, and off the deadline of the episode that this thread plays.
-
-    An environment calls it when it knows that its call waited for the host.
-    """
-    _EXCUSED.set(_EXCUSED.get() + seconds)
-    if progress := _PLAYING.get():
-        progress.since += seconds
-
-
-def counted_seconds() -> float:
-    """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
-    return running() - _EXCUSED.get()
-
-
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
 # does.
 Actor = Callable[[Episode, tuple[Message, ...]], Turn]
@@ -213,39 +173,38 @@ def play(
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
     started: Episode | None = None
-    token = _PLAYING.set(progress)
-    try:
-        progress.enter("reset")
-        started = ask(environment.start, task)
-        progress.opening = messages = ask(_opening, started, max_observation)
-        outcome: Outcome = "truncated"
-        while outcome == "truncated" and len(turns) < max_turns:
-            progress.enter("act")
-            try:
-                turn = act(started, messages)
-            except OutOfContext:
-                break
-            turns.append(turn)
-            progress.enter("step")
-            began = time.perf_counter()
-            observation = ask(_observation, started, turn.action, max_observation, failure=failure)
-            seconds, messages = time.perf_counter() - began, observation.messages
-            turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
-            outcome = "finished" if observation.done else "truncated"
-        progress.enter("evaluate")
-        verdict = ask(_verdict, started, failure=failure)
-        return result(outcome, verdict=verdict)
-    except EnvironmentFailure as error:
-        charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
-        if charged and progress.phase == "step":
-            turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
-        return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
-    except EngineError as error:
-        return result("engine_error", str(error))
-    finally:
-        if started is not None:
-            _close(started)
-        _PLAYING.reset(token)
+    with watched(progress):
+        try:
+            progress.enter("reset")
+            started = ask(environment.start, task)
+            progress.opening = messages = ask(_opening, started, max_observation)
+            outcome: Outcome = "truncated"
+            while outcome == "truncated" and len(turns) < max_turns:
+                progress.enter("act")
+                try:
+                    turn = act(started, messages)
+                except OutOfContext:
+                    break
+                turns.append(turn)
+                progress.enter("step")
+                began = time.perf_counter()
+                observation = ask(_observation, started, turn.action, max_observation, failure=failure)
+                seconds, messages = time.perf_counter() - began, observation.messages
+                turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
+                outcome = "finished" if observation.done else "truncated"
+            progress.enter("evaluate")
+            verdict = ask(_verdict, started, failure=failure)
+            return result(outcome, verdict=verdict)
+        except EnvironmentFailure as error:
+            charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
+            if charged and progress.phase == "step":
+                turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
+            return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
+        except EngineError as error:
+            return result("engine_error", str(error))
+        finally:
+            if started is not None:
+                _close(started)
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:

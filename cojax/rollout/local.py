@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from cojax.environment import EngineError
+from cojax.environment import EngineError, waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.precision import compute_dtype
@@ -151,9 +151,10 @@ class LocalEngine:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
             assigned = self._waiting[session] = threading.Event()
             self._assign_lanes()
-        while not assigned.wait(_POLL_SECONDS):
-            if not all(lane.alive for lane in self._lanes):
-                self._stop("an engine thread died")
+        with waiting():  # for whoever has a slot, whose own deadlines bound this
+            while not assigned.wait(_POLL_SECONDS):
+                if not all(lane.alive for lane in self._lanes):
+                    self._stop("an engine thread died")
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""
