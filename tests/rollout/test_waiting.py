@@ -1,11 +1,11 @@
 """Deadlines begin when work begins: an episode that waits for a slot of the engine is not charged for the wait."""
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
 
 import pytest
+from compiling import initialize
 from counter_environment import CounterEnvironment
 
 from cojax.environment import Progress, progress, waiting, watched
@@ -13,7 +13,6 @@ from cojax.explorer.llm import policy_model
 from cojax.explorer.llm.policy_model import PolicyModel
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
 from cojax.rollout import batching, episode_threads
 from cojax.rollout.chat import Chat, PolicyActors, no_document
 from cojax.rollout.collect import EpisodeCollector, Limits
@@ -28,16 +27,9 @@ CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools())
 @pytest.fixture
 def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Advances the clock of deadlines by so many seconds, and lets every watcher look at it."""
-    ahead, looks = [0.0], itertools.count()
-    real, look = progress.running, episode_threads.EpisodeThreads._abandon_late
-
-    def looked(threads: episode_threads.EpisodeThreads) -> None:
-        look(threads)
-        next(looks)
-
+    ahead, real = [0.0], progress.running
     for module in (progress, episode_threads, policy_model):
         monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
-    monkeypatch.setattr(episode_threads.EpisodeThreads, "_abandon_late", looked)
     monkeypatch.setattr(policy_model, "_LOOK_EVERY", 0.01)
 
     def skip(seconds: float) -> None:
