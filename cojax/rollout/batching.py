@@ -4,6 +4,9 @@ A request's new prompt tokens, except the last, are prefilled in chunks, without
 on, one token at a time is decoded, for all slots together. Requests join and leave between any two forwards. How
 requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend only on the
 request. A batcher has no locks: only one thread calls it.
+
+Chunks that another slot holds are copied instead of computed, and a request waits for those that another one is about
+to compute. Both give the same bits, as a chunk's keys and values depend on its prompt only.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.forwards import chunks, decode, prefill
+from cojax.rollout.forwards import chunks, copy_prefix, decode, prefill
+from cojax.rollout.prefixes import Prefixes, chunk_names
 
 _SPAN = 128  # the number of positions that a prefill attends to is a multiple of this
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
@@ -46,7 +50,9 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    Another thread may set `error` once, to abort it.
+    `names` are those of its whole chunks if it is fed from the start, and `fed` counts its chunks in the cache so far.
+    While it follows another request, `awaited` is the last chunk that it waits for. Another thread may set `error`
+    once, to abort it.
     """
 
     session: Session
@@ -54,6 +60,9 @@ class Request:
     sampling: Sampling
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    names: tuple[bytes, ...] = ()
+    fed: int = 0
+    awaited: bytes = b""
     sampled: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
     routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed
@@ -63,7 +72,10 @@ class Request:
 
 
 class Batcher:
-    """Owns the device arrays, the slots and the running requests."""
+    """Owns the device arrays, the slots and the running requests.
+
+    `computed` and `reused` count the prompt tokens that were prefilled, and those that were copied instead.
+    """
 
     def __init__(
         self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
@@ -73,31 +85,84 @@ class Batcher:
         self._cache = make_cache(config, slots, length)
         self._params: Params = {}
         self._version: int | None = None
-        self._free = list(reversed(range(slots)))
+        self._free = list(range(slots))  # the one freed first comes first
+        self._prefixes = Prefixes()
+        self.computed = self.reused = 0
+        self._following: list[Request] = []  # they wait for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self._prefilling or self._decoding)
+        return bool(self._prefilling or self._decoding or self._following)
 
     def use(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
         self._version, self._params = version, params
+        self._prefixes.clear()
 
     def admit(self, request: Request) -> bool:
         """Takes the request in. Returns False and does nothing if its session has no slot and none is free."""
         session = request.session
-        if session.slot < 0:
-            if not self._free:
-                return False
-            session.slot = self._free.pop()
+        if session.slot < 0 and not self._free:
+            return False
         if session.version != self._version:
             session.version, session.cached = self._version, 0
         request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
-        (self._prefilling if request.chunks else self._decoding).append(request)
+        if not session.cached:
+            request.names = chunk_names(request.prompt[:-1], request.chunks)
+        if session.slot < 0:
+            session.slot = self._take_slot(request.names)
+        self._begin(request)
         return True
+
+    def _take_slot(self, names: Sequence[bytes]) -> int:
+        """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
+        held = self._prefixes.held(names)
+        holders = self._prefixes.holders(names[held - 1]) if held else {}
+        slot = next((slot for slot in self._free if slot in holders), self._free[0])
+        self._prefixes.drop(slot, held if slot in holders else 0)
+        self._free.remove(slot)
+        return slot
+
+    def _begin(self, request: Request) -> None:
+        """Begins to prefill or decode the request, after what other slots hold of its prompt is copied.
+
+        It follows a request that is about to compute more of its prompt than any slot holds.
+        """
+        held, awaited = self._prefixes.held(request.names), self._prefixes.awaited(request.names)
+        if awaited > held:
+            request.awaited = request.names[awaited - 1]
+            self._following.append(request)
+            return
+        if held:
+            self._reuse(request, held)
+        self._prefixes.pending.update(request.names[held:])
+        (self._prefilling if request.chunks else self._decoding).append(request)
+
+    def _reuse(self, request: Request, count: int) -> None:
+        """Has the request's slot hold the first `count` chunks of its prompt, which some slot holds."""
+        session, held = request.session, [self._prefixes.holders(name) for name in request.names[:count]]
+        end = sum(request.chunks.popleft() for _ in range(count))
+        source = next(iter(held[-1]))
+        if session.slot not in held[-1]:
+            self._cache = copy_prefix(self._cache, np.int32(source), np.int32(session.slot), self._span(end))
+        for name, holders in zip(request.names, held, strict=False):
+            routes = holders[source]
+            request.routes.extend([routes] if self._routed else [])
+            self._prefixes.add(session.slot, name, routes)
+        session.cached, request.fed = end, count
+        self.reused += end
+
+    def _begin_following(self) -> None:
+        """Begins the requests whose awaited chunks are held by now, or will not be computed: a request was dropped."""
+        following, self._following = self._following, []
+        for request in following:
+            if request.awaited in self._prefixes.pending:
+                self._following.append(request)
+            else:
+                self._begin(request)
 
     def free(self, session: Session) -> None:
         """Frees the session's slot."""
@@ -107,11 +172,17 @@ class Batcher:
 
     def drop_aborted(self) -> None:
         """Drops requests with an error, and frees the slots of their sessions."""
-        for request in (*self._prefilling, *self._decoding):
-            if request.error:
-                self.free(request.session)
-        self._prefilling = [request for request in self._prefilling if not request.error]
-        self._decoding = [request for request in self._decoding if not request.error]
+        groups = (self._following, self._prefilling, self._decoding)
+        aborted = [request for requests in groups for request in requests if request.error]
+        if not aborted:
+            return
+        for request in aborted:
+            self.free(request.session)
+            if request not in self._following:
+                self._prefixes.pending.difference_update(request.names[request.fed :])
+        for requests in groups:
+            requests[:] = [request for request in requests if not request.error]
+        self._begin_following()
 
     def forward(self) -> list[Request]:
         """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
@@ -132,7 +203,10 @@ class Batcher:
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the positions that it attends to; both depend on the request only."""
         end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
-        return request.chunks[0], min(-(-end // _SPAN) * _SPAN, self._length)
+        return request.chunks[0], self._span(end)
+
+    def _span(self, end: int) -> int:
+        return min(-(-end // _SPAN) * _SPAN, self._length)
 
     def _prefill(self) -> None:
         size, span = shape = self._prefill_shape(self._prefilling[0])
@@ -146,15 +220,21 @@ class Batcher:
             tokens[row, : len(piece)] = piece
             start[row], slots[row] = session.cached, session.slot
             session.cached += len(piece)
+            self.computed += len(piece)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
         self._cache, routes = prefill(self._config, self._params, self._cache, tokens, start, slots, span, self._routed)
-        if routes is not None:
-            for row, request in enumerate(batch):
+        for row, request in enumerate(batch):
+            if routes is not None:
                 request.routes.append((routes, np.s_[row, : int((tokens[row] >= 0).sum())]))
+            if request.fed < len(request.names):
+                own = None if routes is None else (routes[row], np.s_[:])  # the others' are not kept
+                self._prefixes.add(request.session.slot, request.names[request.fed], own)
+            request.fed += 1
         self._steps_since_prefill = 0
+        self._begin_following()
 
     def _decode(self) -> list[Request]:
         fed = np.zeros((2, self._slots), np.int32)

@@ -37,6 +37,20 @@ def prefill(
     return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed)[1:]
 
 
+@functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
+def copy_prefix(cache: tuple[Cache, ...], source: jax.Array, target: jax.Array, span: int) -> tuple[Cache, ...]:
+    """Copies keys and values of the first `span` positions of slot `source`, int32[], to slot `target`, int32[]."""
+
+    def copied(array: jax.Array, sizes: tuple[int, ...]) -> jax.Array:
+        taken = jax.lax.dynamic_slice(array, (source, 0, 0, 0), sizes)
+        return jax.lax.dynamic_update_slice(array, taken, (target, 0, 0, 0))
+
+    _, heads, size, _ = cache[0].key.shape
+    return tuple(
+        Cache(copied(layer.key, (1, heads, size, span)), copied(layer.value, (1, heads, span, size))) for layer in cache
+    )
+
+
 @functools.partial(jax.jit, static_argnames=("config", "routed"), donate_argnames="cache")
 def decode(
     config: ModelConfig,

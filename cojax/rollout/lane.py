@@ -49,6 +49,11 @@ class Lane:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        """Prompt tokens computed and reused so far."""
+        return self._batcher.computed, self._batcher.reused
+
     def load(self, version: int, params: Params) -> Callable[[], None]:
         """Hands weights to the thread, which takes them once no request is running.
 

@@ -4,6 +4,9 @@ The slots are divided among lanes. Each lane is a thread with its own arrays. XL
 one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
 its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
 
+The beginning that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
+whole prefill chunks. It stays as long as any slot holds it, also a free one.
+
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
 on one machine type, one number of threads, lanes and slots, and one set of versions.
@@ -80,6 +83,16 @@ class LocalEngine:
     def busy_seconds(self) -> float:
         """Wall time spent in forwards so far."""
         return self._busy.seconds
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were computed so far. The last token of each prompt does not count: it is decoded."""
+        return sum(lane.prompt_tokens[0] for lane in self._lanes)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
+        return sum(lane.prompt_tokens[1] for lane in self._lanes)
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` and returns once they are in use.
