@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from cojax.learner.device_memory import GIB, free_bytes
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import cache_bytes
+from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.local import LocalEngine
 from experiments.leaf import defaults
@@ -59,6 +59,12 @@ def slots(config: ConfigDict, model: ModelConfig) -> int:
         soft_wrap=True,
     )
     return chosen
+
+
+def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
+    """Bytes of the KV cache of `count` slots of `length` tokens."""
+    arrays = jax.tree.leaves(jax.eval_shape(lambda: make_cache(model, 1, 1)))
+    return count * length * sum(array.size * array.dtype.itemsize for array in arrays)
 
 
 def _flags(section: ConfigDict, chosen: int, tokens: int) -> str:

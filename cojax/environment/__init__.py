@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
+from cojax.environment.progress import PLAYING, Progress
 from cojax.environment.progress import Abandoned as Abandoned
-from cojax.environment.progress import Progress, watched
 from cojax.environment.progress import counted_seconds as counted_seconds
 from cojax.environment.progress import excuse as excuse
-from cojax.environment.progress import waiting as waiting
 from cojax.host.clock import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
@@ -173,38 +172,39 @@ def play(
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
     started: Episode | None = None
-    with watched(progress):
-        try:
-            progress.enter("reset")
-            started = ask(environment.start, task)
-            progress.opening = messages = ask(_opening, started, max_observation)
-            outcome: Outcome = "truncated"
-            while outcome == "truncated" and len(turns) < max_turns:
-                progress.enter("act")
-                try:
-                    turn = act(started, messages)
-                except OutOfContext:
-                    break
-                turns.append(turn)
-                progress.enter("step")
-                began = time.perf_counter()
-                observation = ask(_observation, started, turn.action, max_observation, failure=failure)
-                seconds, messages = time.perf_counter() - began, observation.messages
-                turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
-                outcome = "finished" if observation.done else "truncated"
-            progress.enter("evaluate")
-            verdict = ask(_verdict, started, failure=failure)
-            return result(outcome, verdict=verdict)
-        except EnvironmentFailure as error:
-            charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
-            if charged and progress.phase == "step":
-                turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
-            return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
-        except EngineError as error:
-            return result("engine_error", str(error))
-        finally:
-            if started is not None:
-                _close(started)
+    token = PLAYING.set(progress)
+    try:
+        progress.enter("reset")
+        started = ask(environment.start, task)
+        progress.opening = messages = ask(_opening, started, max_observation)
+        outcome: Outcome = "truncated"
+        while outcome == "truncated" and len(turns) < max_turns:
+            progress.enter("act")
+            try:
+                turn = act(started, messages)
+            except OutOfContext:
+                break
+            turns.append(turn)
+            progress.enter("step")
+            began = time.perf_counter()
+            observation = ask(_observation, started, turn.action, max_observation, failure=failure)
+            seconds, messages = time.perf_counter() - began, observation.messages
+            turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
+            outcome = "finished" if observation.done else "truncated"
+        progress.enter("evaluate")
+        verdict = ask(_verdict, started, failure=failure)
+        return result(outcome, verdict=verdict)
+    except EnvironmentFailure as error:
+        charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
+        if charged and progress.phase == "step":
+            turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
+        return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
+    except EngineError as error:
+        return result("engine_error", str(error))
+    finally:
+        if started is not None:
+            _close(started)
+        PLAYING.reset(token)
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import math
 from collections.abc import Iterator
 
 from cojax.host.clock import running
@@ -37,7 +36,8 @@ class Progress:
         self.phase, self.since = phase, running()
 
 
-_PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
+# What the deadline of this thread's work is measured by.
+PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
 _EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
 
 
@@ -47,18 +47,8 @@ def excuse(seconds: float) -> None:
     An environment calls it when it knows that its call waited for the host.
     """
     _EXCUSED.set(_EXCUSED.get() + seconds)
-    if progress := _PLAYING.get():
+    if progress := PLAYING.get():
         progress.since += seconds
-
-
-@contextlib.contextmanager
-def watched(progress: Progress) -> Iterator[None]:
-    """In this block, `excuse` and `waiting` of this thread hold for the deadline that `progress` is watched for."""
-    token = _PLAYING.set(progress)
-    try:
-        yield
-    finally:
-        _PLAYING.reset(token)
 
 
 @contextlib.contextmanager
@@ -67,12 +57,9 @@ def waiting() -> Iterator[None]:
 
     An engine calls it while a request waits for others to end. It must not span work that may hang.
     """
-    progress = _PLAYING.get()
-    if progress is None:
-        yield
-        return
+    progress = PLAYING.get() or Progress()
     since, began = progress.since, running()
-    progress.since = math.inf
+    progress.since = float("inf")
     try:
         yield
     finally:

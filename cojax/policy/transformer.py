@@ -169,12 +169,6 @@ def make_cache(config: ModelConfig, slots: int, length: int) -> tuple[Cache, ...
     )
 
 
-def cache_bytes(config: ModelConfig, slots: int, length: int) -> int:
-    """Bytes of `make_cache`."""
-    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return numbers * slots * length * jnp.dtype(config.dtype).itemsize
-
-
 def unstack(config: ModelConfig, params: Params) -> Params:
     """The same parameters with `layers` as a tuple of L trees, for `cached_hidden_states`."""
     layers = params["layers"]

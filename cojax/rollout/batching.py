@@ -50,9 +50,8 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `names` are those of its whole chunks if it is fed from the start, and `fed` counts its chunks in the cache so far.
-    While it follows another request, `awaited` is the last chunk that it waits for. Another thread may set `error`
-    once, to abort it.
+    `names` are those of its whole chunks if it is fed from the start; from index `fed` on it is about to compute them.
+    Another thread may set `error` once, to abort it.
     """
 
     session: Session
@@ -62,10 +61,9 @@ class Request:
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
     names: tuple[bytes, ...] = ()
     fed: int = 0
-    awaited: bytes = b""
     sampled: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed
+    routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if routed
     completion: Completion | None = None
     error: str = ""
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
@@ -100,7 +98,7 @@ class Batcher:
     def use(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
         self._version, self._params = version, params
-        self._prefixes.clear()
+        self._prefixes = Prefixes()
 
     def admit(self, request: Request) -> bool:
         """Takes the request in. Returns False and does nothing if its session has no slot and none is free."""
@@ -112,6 +110,7 @@ class Batcher:
         request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
         if not session.cached:
             request.names = chunk_names(request.prompt[:-1], request.chunks)
+            request.fed = len(request.names)
         if session.slot < 0:
             session.slot = self._take_slot(request.names)
         self._begin(request)
@@ -120,49 +119,43 @@ class Batcher:
     def _take_slot(self, names: Sequence[bytes]) -> int:
         """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
         held = self._prefixes.held(names)
-        holders = self._prefixes.holders(names[held - 1]) if held else {}
+        holders = self._prefixes.holders[names[held - 1]] if held else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
         self._prefixes.drop(slot, held if slot in holders else 0)
-        self._free.remove(slot)
-        return slot
+        return self._free.pop(self._free.index(slot))
 
     def _begin(self, request: Request) -> None:
         """Begins to prefill or decode the request, after what other slots hold of its prompt is copied.
 
         It follows a request that is about to compute more of its prompt than any slot holds.
         """
-        held, awaited = self._prefixes.held(request.names), self._prefixes.awaited(request.names)
-        if awaited > held:
-            request.awaited = request.names[awaited - 1]
+        held = self._prefixes.held(request.names)
+        if self._prefixes.awaited(request.names) > held:
             self._following.append(request)
             return
+        request.fed = held
         if held:
-            self._reuse(request, held)
+            self._reuse(request)
         self._prefixes.pending.update(request.names[held:])
         (self._prefilling if request.chunks else self._decoding).append(request)
 
-    def _reuse(self, request: Request, count: int) -> None:
-        """Has the request's slot hold the first `count` chunks of its prompt, which some slot holds."""
-        session, held = request.session, [self._prefixes.holders(name) for name in request.names[:count]]
-        end = sum(request.chunks.popleft() for _ in range(count))
-        source = next(iter(held[-1]))
-        if session.slot not in held[-1]:
-            self._cache = copy_prefix(self._cache, np.int32(source), np.int32(session.slot), self._span(end))
-        for name, holders in zip(request.names, held, strict=False):
-            routes = holders[source]
-            request.routes.extend([routes] if self._routed else [])
-            self._prefixes.add(session.slot, name, routes)
-        session.cached, request.fed = end, count
-        self.reused += end
+    def _reuse(self, request: Request) -> None:
+        """Has the request's slot hold the chunks before `fed`, which some slot holds."""
+        session, names, holders = request.session, request.names[: request.fed], self._prefixes.holders
+        source = next(iter(holders[names[-1]]))
+        session.cached = sum(request.chunks.popleft() for _ in names)
+        self.reused += session.cached
+        if session.slot not in holders[names[-1]]:
+            self._cache = copy_prefix(self._cache, source, session.slot, self._span(session.cached))
+        for name in names:
+            request.routes.append(holders[name][source])
+            self._prefixes.add(session.slot, name, holders[name][source])
 
     def _begin_following(self) -> None:
-        """Begins the requests whose awaited chunks are held by now, or will not be computed: a request was dropped."""
+        """Begins those whose awaited chunks are held by now, or will not be computed: the other request was dropped."""
         following, self._following = self._following, []
         for request in following:
-            if request.awaited in self._prefixes.pending:
-                self._following.append(request)
-            else:
-                self._begin(request)
+            self._begin(request)
 
     def free(self, session: Session) -> None:
         """Frees the session's slot."""
@@ -172,15 +165,11 @@ class Batcher:
 
     def drop_aborted(self) -> None:
         """Drops requests with an error, and frees the slots of their sessions."""
-        groups = (self._following, self._prefilling, self._decoding)
-        aborted = [request for requests in groups for request in requests if request.error]
-        if not aborted:
-            return
-        for request in aborted:
-            self.free(request.session)
-            if request not in self._following:
+        for request in (*self._following, *self._prefilling, *self._decoding):
+            if request.error:
+                self.free(request.session)
                 self._prefixes.pending.difference_update(request.names[request.fed :])
-        for requests in groups:
+        for requests in (self._following, self._prefilling, self._decoding):
             requests[:] = [request for request in requests if not request.error]
         self._begin_following()
 
@@ -206,6 +195,7 @@ class Batcher:
         return request.chunks[0], self._span(end)
 
     def _span(self, end: int) -> int:
+        """How many positions from the first one on are looked at, so that `end` of them are covered."""
         return min(-(-end // _SPAN) * _SPAN, self._length)
 
     def _prefill(self) -> None:
@@ -227,12 +217,12 @@ class Batcher:
         self._prefilling = [request for request in self._prefilling if request.chunks]
         self._cache, routes = prefill(self._config, self._params, self._cache, tokens, start, slots, span, self._routed)
         for row, request in enumerate(batch):
-            if routes is not None:
-                request.routes.append((routes, np.s_[row, : int((tokens[row] >= 0).sum())]))
+            # Only the row's own: a chunk that is held keeps its routes.
+            own = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
+            request.routes.append(own)
             if request.fed < len(request.names):
-                own = None if routes is None else (routes[row], np.s_[:])  # the others' are not kept
                 self._prefixes.add(request.session.slot, request.names[request.fed], own)
-            request.fed += 1
+                request.fed += 1
         self._steps_since_prefill = 0
         self._begin_following()
 
@@ -255,8 +245,7 @@ class Batcher:
             request.session.cached += 1
             request.sampled.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
-            if routes is not None:
-                request.routes.append((routes, np.s_[slot : slot + 1]))
+            request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         finished = [request for request in self._decoding if request.completion is not None]
         self._decoding = [request for request in self._decoding if request.completion is None]

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from cojax.environment import EngineError, waiting
+from cojax.environment import EngineError
+from cojax.environment.progress import waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.precision import compute_dtype
@@ -87,12 +88,12 @@ class LocalEngine:
     @property
     def computed_tokens(self) -> int:
         """Prompt tokens that were computed so far. The last token of each prompt does not count: it is decoded."""
-        return sum(lane.prompt_tokens[0] for lane in self._lanes)
+        return sum(lane.batcher.computed for lane in self._lanes)
 
     @property
     def reused_tokens(self) -> int:
         """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
-        return sum(lane.prompt_tokens[1] for lane in self._lanes)
+        return sum(lane.batcher.reused for lane in self._lanes)
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` and returns once they are in use.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,41 +29,36 @@ def chunk_names(tokens: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, ...
 
 
 class Prefixes:
-    """Which chunks each slot holds, and which of them some request is about to compute (`pending`)."""
+    """Which slots hold which chunks (`holders`), and which chunks some request is about to compute (`pending`).
+
+    `holders` maps a chunk to its slots and these to its routes, None for a model without. A slot that holds a chunk
+    holds all before it in the prompt.
+    """
 
     def __init__(self) -> None:
         self.pending: set[bytes] = set()
-        self._holders: dict[bytes, dict[int, Any]] = {}  # chunk → slot → the chunk's routes
+        self.holders: dict[bytes, dict[int, Any]] = {}
         self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
 
     def held(self, names: Sequence[bytes]) -> int:
         """How many of a prompt's chunks, from the first one on, one slot holds."""
-        return next((count for count in range(len(names), 0, -1) if names[count - 1] in self._holders), 0)
+        return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.holders), 0)
 
     def awaited(self, names: Sequence[bytes]) -> int:
         """How many of a prompt's chunks one slot will hold once those that are pending are computed; 0 if none is."""
         return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.pending), 0)
 
-    def holders(self, name: bytes) -> Mapping[int, Any]:
-        """The slots that hold the chunk, and all before it, with its routes."""
-        return self._holders.get(name, {})
-
     def add(self, slot: int, name: bytes, routes: Any) -> None:
-        """The slot now holds the next chunk of its prompt, whose `routes` are None for a model without."""
-        if slot not in self._holders.setdefault(name, {}):
-            self._holders[name][slot] = routes
-            self._chunks[slot].append(name)
+        """The slot now holds the next chunk of its prompt."""
         self.pending.discard(name)
+        if slot not in self.holders.setdefault(name, {}):
+            self.holders[name][slot] = routes
+            self._chunks[slot].append(name)
 
     def drop(self, slot: int, kept: int = 0) -> None:
         """The slot will be overwritten, but for its first `kept` chunks."""
         for name in self._chunks[slot][kept:]:
-            del self._holders[name][slot]
-            if not self._holders[name]:
-                del self._holders[name]
+            del self.holders[name][slot]
+            if not self.holders[name]:
+                del self.holders[name]
         del self._chunks[slot][kept:]
-
-    def clear(self) -> None:
-        """All chunks are of other weights from now on."""
-        self._holders.clear()
-        self._chunks.clear()

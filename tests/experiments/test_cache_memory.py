@@ -6,7 +6,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import cache_bytes, make_cache
+from cojax.policy.transformer import make_cache
 from experiments import appworld, bfcl, cache_memory, desk, engines
 from experiments.ranges import check_ranges
 
@@ -35,7 +35,7 @@ def given(experiment, **engine: int) -> ConfigDict:
 
 def test_bytes_are_those_of_the_cache() -> None:
     arrays = [array for layer in make_cache(TINY, 3, 40) for array in layer]
-    assert cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
+    assert cache_memory.cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
 
 
 @pytest.mark.parametrize(("experiment", "gib"), [(bfcl, 288), (appworld, 576)])

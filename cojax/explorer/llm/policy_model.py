@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from cojax.environment import EngineError, OutOfContext, Progress, running, watched
+from cojax.environment import EngineError, OutOfContext, running
+from cojax.environment.progress import PLAYING, Progress
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
 from cojax.explorer.llm.counters import Counters
 from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages
@@ -112,14 +113,13 @@ class PolicyModel:
         """
 
         def complete() -> Completion:
+            PLAYING.set(progress)
             try:
-                with watched(progress):
-                    return self.engine.generate(prompt, sampling, session=session, seed=(seed,))
+                return self.engine.generate(prompt, sampling, session=session, seed=(seed,))
             finally:
                 self.engine.release(session)
 
-        began = running()
-        progress = Progress("act", began)
+        progress = Progress("act", running())
         answer = on_thread("chat model", complete)
         while True:
             left = min(self.engine_deadline - (running() - progress.since), budget.seconds)
@@ -134,4 +134,4 @@ class PolicyModel:
             if budget.closed or left <= 0:
                 self.engine.release(session)
                 budget.check(0)
-                raise ChatFailure("timeout", f"the engine gave no completion within {running() - began:.3g} s")
+                raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")
