@@ -1,11 +1,12 @@
 """AppWorld with the paper's settings: train on synthesized tasks, evaluate on all of test_normal.
 
     python -m environments.install appworld
+    make sglang  # its servers run on the CPU; others by --config.sglang.python=V/bin/python or --config.sglang.urls
     hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B
     python -m experiments.run --config=experiments/appworld.py
 
 Other policies of the paper: --config.policy=qwen2.5-7b (models/Qwen2.5-7B) and --config.policy=qwen3-30b-a3b
-(models/Qwen3-30B-A3B). On several devices add --config.mesh.fsdp=-1, and for rollouts --config.engine=sglang.
+(models/Qwen3-30B-A3B). On several devices add --config.mesh.fsdp=-1.
 
 Hardware: the paper used eight H20, sixteen for the largest, and does not say for how many hours; not measured here.
 Expected, as the paper's figures and not ours, on test_normal before and after 120 steps: task goal completion 16.67 and
@@ -32,6 +33,7 @@ def get_config() -> ConfigDict:
     config.environment.name = "appworld"
     config.environment.data = "official"  # official | tiny
     config.policy = "qwen3-4b"
+    config.engine.name = "sglang"  # a small policy's preset samples in this process
     # Thirty turns of code and what it prints.
     config.engine.max_length = 32_768
     config.learner.row_length = 32_768

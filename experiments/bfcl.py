@@ -1,6 +1,7 @@
 """BFCL multi-turn with the paper's settings: train on synthesized tasks alone, evaluate on all 200 tasks of base.
 
     python -m environments.install bfcl
+    make sglang  # its servers run on the CPU; others by --config.sglang.python=V/bin/python or --config.sglang.urls
     hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B
     python -m experiments.run --config=experiments/bfcl.py
 
@@ -29,6 +30,7 @@ def get_config() -> ConfigDict:
     config.workdir = "runs/bfcl"
     config.environment.name = "bfcl"
     config.policy = "qwen3-4b"
+    config.engine.name = "sglang"  # a small policy's preset samples in this process
     # Full documentation of 18 to 34 tools is 14 to 26 kB, and a dialogue follows.
     config.engine.max_length = 16_384
     config.learner.row_length = 16_384

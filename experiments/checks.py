@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import assemble, entries, explorers, policies
+from experiments import assemble, engines, entries, explorers, policies
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
 
@@ -30,6 +30,7 @@ _ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"
 def check_run(config: ConfigDict) -> None:
     """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
     check(config)
+    engines.check_servers(config)
     policies.check_folder(config)
     _check_pretrained(config)
     explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})

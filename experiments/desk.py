@@ -30,6 +30,7 @@ def get_config() -> ConfigDict:
     config.warm_start.steps = 450
     config.warm_start.target = 0.40
     config.engine.max_length = 256
+    config.engine.slots = 128
     config.engine.lanes = 2
     config.sampling.temperature = 1.0
     config.sampling.max_tokens = 24

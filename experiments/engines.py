@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,15 +17,18 @@ from cojax.rollout.local import LocalEngine
 from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
-from experiments import base
+from experiments import base, cache_memory
 from experiments.settings import settings
 
+# Found, not imported: that takes seconds.
+_HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
 _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
     """The engine in this process."""
-    return LocalEngine(model, routes=asks_routes(config), **settings(config.engine, "name"))
+    own = settings(config.engine, "name", "slots")
+    return LocalEngine(model, slots=cache_memory.slots(config, model), routes=asks_routes(config), **own)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
@@ -117,10 +121,27 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
         device=section.device or ("" if section.python else "cpu"),
         flags=section.flags,
         port=section.port,
-        max_running=config.engine.slots,
+        max_running=config.engine.slots or cache_memory.MOST_SLOTS,
         release_memory=section.release_memory,
         routes=asks_routes(config),
     )
+
+
+def check_servers(config: ConfigDict) -> None:
+    """Raises ValueError where SGLang servers are to be launched, but the interpreter does not have SGLang."""
+    if config.engine.name != "sglang" or config.sglang.urls:
+        return
+    python = config.sglang.python or str(default_python())
+    try:
+        has_sglang = subprocess.run([python, "-I", "-c", _HAS_SGLANG], check=False).returncode == 0
+    except OSError:
+        has_sglang = False
+    if not has_sglang:
+        raise ValueError(
+            f"engine.name is 'sglang', but {python!r} has no SGLang. Run `make sglang` for one without a GPU, name "
+            "your own in --config.sglang.python, attach to running servers with --config.sglang.urls, or set "
+            "--config.engine=local"
+        )
 
 
 def default_python() -> Path:

@@ -45,7 +45,7 @@ from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import entries, subjects
+from experiments import engines, entries, subjects
 from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
@@ -266,6 +266,8 @@ def main(argv: Sequence[str]) -> None:
     try:
         config = configuration()
         _check(config, _SAMPLES.value)
+        if not _ENDPOINT.value:
+            engines.check_servers(config)
         keep_compiled()
         splits = splits_of(config, _SPLITS.value)
         named = (_CHECKPOINT.value, _MODEL.value, _ENDPOINT.value, _ENDPOINT_MODEL.value)

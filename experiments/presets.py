@@ -34,6 +34,7 @@ _TINY: dict[str, Any] = {
     "checkpoint_every": 1,
     "synthesis.contexts": 8,
     "synthesis.budget": 8,
+    "engine.name": "local",
     "engine.slots": 16,
     "engine.lanes": 2,
     "engine.max_length": 1536,

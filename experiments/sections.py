@@ -46,10 +46,14 @@ def engine() -> Section:
     own = defaults(LocalEngine)
     return {
         "name": Leaf("local", str, "the engine"),
-        "slots": Leaf(own["slots"], Count, "conversations in parallel"),
+        "slots": Leaf(
+            None, Count | None,
+            "conversations in parallel; None: as many as free memory holds, at most 128 and no more than "
+            "limits.concurrency needs; of servers 128",
+        ),
         "lanes": Leaf(own["lanes"], Count, "threads of the local engine, each with its share of the slots"),
         "max_length": Leaf(4096, AtLeast2, "most tokens of a conversation"),
-    }
+    }  # fmt: skip
 
 
 def sglang() -> Section:

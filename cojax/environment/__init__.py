@@ -6,7 +6,6 @@ Training, evaluation, exploration and validation differ only in the actor that t
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import time
@@ -14,6 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
+from cojax.environment.progress import PLAYING, Progress
+from cojax.environment.progress import Abandoned as Abandoned
+from cojax.environment.progress import counted_seconds as counted_seconds
+from cojax.environment.progress import excuse as excuse
 from cojax.host.clock import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 
@@ -137,50 +140,6 @@ class OutOfContext(Exception):
     """The conversation no longer fits the policy's context."""
 
 
-class Abandoned(BaseException):
-    """The watcher gave up on this episode. Its thread ends at the next step of `play`."""
-
-
-@dataclasses.dataclass
-class Progress:
-    """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
-
-    `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
-    whose observation is still empty. `result` is the trajectory, known before the episode is closed.
-    """
-
-    phase: str = "queued"
-    since: float = 0.0
-    abandoned: bool = False
-    opening: tuple[Message, ...] = ()
-    turns: list[Turn] = dataclasses.field(default_factory=list)
-    result: Trajectory | None = None
-
-    def enter(self, phase: str) -> None:
-        if self.abandoned:
-            raise Abandoned
-        self.phase, self.since = phase, running()
-
-
-_PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
-_EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
-
-
-def excuse(seconds: float) -> None:
-    """Takes `seconds` off `counted_seconds`, and off the deadline of the episode that this thread plays.
-
-    An environment calls it when it knows that its call waited for the host.
-    """
-    _EXCUSED.set(_EXCUSED.get() + seconds)
-    if progress := _PLAYING.get():
-        progress.since += seconds
-
-
-def counted_seconds() -> float:
-    """A clock in seconds for deadlines within an environment: `running()` without what this thread excused."""
-    return running() - _EXCUSED.get()
-
-
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
 # does.
 Actor = Callable[[Episode, tuple[Message, ...]], Turn]
@@ -213,7 +172,7 @@ def play(
     failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
     started: Episode | None = None
-    token = _PLAYING.set(progress)
+    token = PLAYING.set(progress)
     try:
         progress.enter("reset")
         started = ask(environment.start, task)
@@ -245,7 +204,7 @@ def play(
     finally:
         if started is not None:
             _close(started)
-        _PLAYING.reset(token)
+        PLAYING.reset(token)
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:

@@ -4,6 +4,9 @@ A request's new prompt tokens, except the last, are prefilled in chunks, without
 on, one token at a time is decoded, for all slots together. Requests join and leave between any two forwards. How
 requests are grouped depends on the load, but the shapes in which a request's own tokens are fed depend only on the
 request. A batcher has no locks: only one thread calls it.
+
+Chunks that another slot holds are copied instead of computed, and a request waits for those that another one is about
+to compute. Both give the same bits, as a chunk's keys and values depend on its prompt only.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.forwards import chunks, decode, prefill
+from cojax.rollout.forwards import chunks, copy_prefix, decode, prefill
+from cojax.rollout.prefixes import Prefixes, chunk_names
 
 _SPAN = 128  # the number of positions that a prefill attends to is a multiple of this
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
@@ -46,6 +50,7 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
+    `names` are those of its whole chunks if it is fed from the start; from index `fed` on it is about to compute them.
     Another thread may set `error` once, to abort it.
     """
 
@@ -54,16 +59,21 @@ class Request:
     sampling: Sampling
     uniforms: np.ndarray
     chunks: collections.deque[int] = dataclasses.field(default_factory=collections.deque)
+    names: tuple[bytes, ...] = ()
+    fed: int = 0
     sampled: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[float] = dataclasses.field(default_factory=list)
-    routes: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed
+    routes: list[Any] = dataclasses.field(default_factory=list)  # (array, index) of tokens fed; read if routed
     completion: Completion | None = None
     error: str = ""
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
 
 
 class Batcher:
-    """Owns the device arrays, the slots and the running requests."""
+    """Owns the device arrays, the slots and the running requests.
+
+    `computed` and `reused` count the prompt tokens that were prefilled, and those that were copied instead.
+    """
 
     def __init__(
         self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
@@ -73,31 +83,79 @@ class Batcher:
         self._cache = make_cache(config, slots, length)
         self._params: Params = {}
         self._version: int | None = None
-        self._free = list(reversed(range(slots)))
+        self._free = list(range(slots))  # the one freed first comes first
+        self._prefixes = Prefixes()
+        self.computed = self.reused = 0
+        self._following: list[Request] = []  # they wait for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self._prefilling or self._decoding)
+        return bool(self._prefilling or self._decoding or self._following)
 
     def use(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
         self._version, self._params = version, params
+        self._prefixes = Prefixes()
 
     def admit(self, request: Request) -> bool:
         """Takes the request in. Returns False and does nothing if its session has no slot and none is free."""
         session = request.session
-        if session.slot < 0:
-            if not self._free:
-                return False
-            session.slot = self._free.pop()
+        if session.slot < 0 and not self._free:
+            return False
         if session.version != self._version:
             session.version, session.cached = self._version, 0
         request.chunks.extend(chunks(len(request.prompt) - 1 - session.cached, self._chunk_sizes))
-        (self._prefilling if request.chunks else self._decoding).append(request)
+        if not session.cached:
+            request.names = chunk_names(request.prompt[:-1], request.chunks)
+            request.fed = len(request.names)
+        if session.slot < 0:
+            session.slot = self._take_slot(request.names)
+        self._begin(request)
         return True
+
+    def _take_slot(self, names: Sequence[bytes]) -> int:
+        """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
+        held = self._prefixes.held(names)
+        holders = self._prefixes.holders[names[held - 1]] if held else {}
+        slot = next((slot for slot in self._free if slot in holders), self._free[0])
+        self._prefixes.drop(slot, held if slot in holders else 0)
+        return self._free.pop(self._free.index(slot))
+
+    def _begin(self, request: Request) -> None:
+        """Begins to prefill or decode the request, after what other slots hold of its prompt is copied.
+
+        It follows a request that is about to compute more of its prompt than any slot holds.
+        """
+        held = self._prefixes.held(request.names)
+        if self._prefixes.awaited(request.names) > held:
+            self._following.append(request)
+            return
+        request.fed = held
+        if held:
+            self._reuse(request)
+        self._prefixes.pending.update(request.names[held:])
+        (self._prefilling if request.chunks else self._decoding).append(request)
+
+    def _reuse(self, request: Request) -> None:
+        """Has the request's slot hold the chunks before `fed`, which some slot holds."""
+        session, names, holders = request.session, request.names[: request.fed], self._prefixes.holders
+        source = next(iter(holders[names[-1]]))
+        session.cached = sum(request.chunks.popleft() for _ in names)
+        self.reused += session.cached
+        if session.slot not in holders[names[-1]]:
+            self._cache = copy_prefix(self._cache, source, session.slot, self._span(session.cached))
+        for name in names:
+            request.routes.append(holders[name][source])
+            self._prefixes.add(session.slot, name, holders[name][source])
+
+    def _begin_following(self) -> None:
+        """Begins those whose awaited chunks are held by now, or will not be computed: the other request was dropped."""
+        following, self._following = self._following, []
+        for request in following:
+            self._begin(request)
 
     def free(self, session: Session) -> None:
         """Frees the session's slot."""
@@ -107,11 +165,13 @@ class Batcher:
 
     def drop_aborted(self) -> None:
         """Drops requests with an error, and frees the slots of their sessions."""
-        for request in (*self._prefilling, *self._decoding):
+        for request in (*self._following, *self._prefilling, *self._decoding):
             if request.error:
                 self.free(request.session)
-        self._prefilling = [request for request in self._prefilling if not request.error]
-        self._decoding = [request for request in self._decoding if not request.error]
+                self._prefixes.pending.difference_update(request.names[request.fed :])
+        for requests in (self._following, self._prefilling, self._decoding):
+            requests[:] = [request for request in requests if not request.error]
+        self._begin_following()
 
     def forward(self) -> list[Request]:
         """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
@@ -132,7 +192,11 @@ class Batcher:
     def _prefill_shape(self, request: Request) -> tuple[int, int]:
         """Size of the next chunk, and the positions that it attends to; both depend on the request only."""
         end = min(request.session.cached + request.chunks[0], len(request.prompt) - 1)
-        return request.chunks[0], min(-(-end // _SPAN) * _SPAN, self._length)
+        return request.chunks[0], self._span(end)
+
+    def _span(self, end: int) -> int:
+        """How many positions from the first one on are looked at, so that `end` of them are covered."""
+        return min(-(-end // _SPAN) * _SPAN, self._length)
 
     def _prefill(self) -> None:
         size, span = shape = self._prefill_shape(self._prefilling[0])
@@ -146,15 +210,21 @@ class Batcher:
             tokens[row, : len(piece)] = piece
             start[row], slots[row] = session.cached, session.slot
             session.cached += len(piece)
+            self.computed += len(piece)
             request.chunks.popleft()
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
         self._cache, routes = prefill(self._config, self._params, self._cache, tokens, start, slots, span, self._routed)
-        if routes is not None:
-            for row, request in enumerate(batch):
-                request.routes.append((routes, np.s_[row, : int((tokens[row] >= 0).sum())]))
+        for row, request in enumerate(batch):
+            # Only the row's own: a chunk that is held keeps its routes.
+            own = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
+            request.routes.append(own)
+            if request.fed < len(request.names):
+                self._prefixes.add(request.session.slot, request.names[request.fed], own)
+                request.fed += 1
         self._steps_since_prefill = 0
+        self._begin_following()
 
     def _decode(self) -> list[Request]:
         fed = np.zeros((2, self._slots), np.int32)
@@ -175,8 +245,7 @@ class Batcher:
             request.session.cached += 1
             request.sampled.append(tokens[slot])
             request.logprobs.append(logprobs[slot])
-            if routes is not None:
-                request.routes.append((routes, np.s_[slot : slot + 1]))
+            request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
         finished = [request for request in self._decoding if request.completion is not None]
         self._decoding = [request for request in self._decoding if request.completion is None]

@@ -37,9 +37,9 @@ class Limits:
     """Limits of one episode, how many are played at once, and how many may be lost.
 
     `environment_deadline` bounds one call of the environment and `engine_deadline` one completion, in seconds; time in
-    which this process was suspended does not count. `retries` is how often an episode lost to the infrastructure is
-    played again. An episode that hung is always played again, once. `collect` raises if the share of lost episodes is
-    above `error_rate`.
+    which this process was suspended, or the episode waited for a slot of the engine, does not count. `retries` is how
+    often an episode lost to the infrastructure is played again. An episode that hung is always played again, once.
+    `collect` raises if the share of lost episodes is above `error_rate`.
     """
 
     max_turns: int = 30

@@ -37,6 +37,19 @@ def prefill(
     return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed)[1:]
 
 
+@functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
+def copy_prefix(cache: tuple[Cache, ...], source: jax.Array, target: jax.Array, span: int) -> tuple[Cache, ...]:
+    """Copies keys and values of the first `span` positions of slot `source`, int32[], to slot `target`, int32[]."""
+
+    def copied(array: jax.Array, *sizes: int) -> jax.Array:
+        # One slice: a slice of a slice would make XLA copy the whole cache.
+        taken = jax.lax.dynamic_slice(array, (source, 0, 0, 0), (1, array.shape[1], *sizes))
+        return jax.lax.dynamic_update_slice(array, taken, (target, 0, 0, 0))
+
+    size = cache[0].key.shape[2]
+    return tuple(Cache(copied(key, size, span), copied(value, span, size)) for key, value in cache)
+
+
 @functools.partial(jax.jit, static_argnames=("config", "routed"), donate_argnames="cache")
 def decode(
     config: ModelConfig,

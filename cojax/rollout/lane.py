@@ -32,7 +32,7 @@ class Lane:
 
     def __init__(self, make: Callable[[], Batcher], busy: BusyTime, on_failure: Callable[[str], None]) -> None:
         self._busy, self._on_failure = busy, on_failure
-        self._batcher = make()  # the thread's own
+        self.batcher = make()  # the thread's own; others only read its counts
         # Shared with callers, under the lock.
         self._wake = threading.Condition()
         self._sessions: dict[str, Session] = {}
@@ -144,7 +144,7 @@ class Lane:
         try:
             while self._admit():
                 with self._busy:
-                    finished = self._batcher.forward()
+                    finished = self.batcher.forward()
                 if finished:
                     self._deliver(finished)
         except Exception as error:
@@ -154,21 +154,21 @@ class Lane:
         """Admits queued requests and new weights, and waits until something can run. False once the lane is down."""
         with self._wake:
             while not self._down:
-                self._batcher.drop_aborted()
+                self.batcher.drop_aborted()
                 for session in self._released:
-                    self._batcher.free(session)
+                    self.batcher.free(session)
                 self._released.clear()
-                if self._update is not None and not self._batcher.busy:
+                if self._update is not None and not self.batcher.busy:
                     self._take(self._update)
                 if self._update is None:
                     self._admit_requests()
-                if self._batcher.busy:
+                if self.batcher.busy:
                     return True
                 self._wake.wait()
             return False
 
     def _take(self, update: _Update) -> None:
-        self._batcher.use(update.version, update.params)
+        self.batcher.use(update.version, update.params)
         self._update = None
         update.taken.set()
         self._wake.notify_all()
@@ -178,8 +178,8 @@ class Lane:
         waiting = collections.deque[Request]()
         for request in self._queue:
             if request.error:
-                self._batcher.free(request.session)
-            elif not self._batcher.admit(request):
+                self.batcher.free(request.session)
+            elif not self.batcher.admit(request):
                 waiting.append(request)
         self._queue = waiting
 

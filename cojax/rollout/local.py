@@ -4,9 +4,12 @@ The slots are divided among lanes. Each lane is a thread with its own arrays. XL
 one core, so several lanes are needed to use a whole CPU. A session stays in its lane. It keeps its slot and cache from
 its first `generate` to its `release`, so each call feeds only new tokens. Requests join between any two forwards.
 
+The beginning that prompts share (system message, tools, the group's query) is computed once in each lane, and copied in
+whole prefill chunks. It stays as long as any slot holds it, also a free one.
+
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
-on one machine type, one number of threads and lanes, and one set of versions.
+on one machine type, one number of threads, lanes and slots, and one set of versions.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from cojax.environment import EngineError
+from cojax.environment.progress import waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
 from cojax.policy.precision import compute_dtype
@@ -80,6 +84,16 @@ class LocalEngine:
     def busy_seconds(self) -> float:
         """Wall time spent in forwards so far."""
         return self._busy.seconds
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were computed so far. The last token of each prompt does not count: it is decoded."""
+        return sum(lane.batcher.computed for lane in self._lanes)
+
+    @property
+    def reused_tokens(self) -> int:
+        """Prompt tokens whose keys and values were computed for another conversation, in whole prefill chunks."""
+        return sum(lane.batcher.reused for lane in self._lanes)
 
     def load(self, weights: Weights) -> None:
         """Takes `weights` and returns once they are in use.
@@ -151,9 +165,10 @@ class LocalEngine:
                 raise ValueError(f"session {session!r} is still waiting for a slot; one call at a time")
             assigned = self._waiting[session] = threading.Event()
             self._assign_lanes()
-        while not assigned.wait(_POLL_SECONDS):
-            if not all(lane.alive for lane in self._lanes):
-                self._stop("an engine thread died")
+        with waiting():  # for whoever has a slot, whose own deadlines bound this
+            while not assigned.wait(_POLL_SECONDS):
+                if not all(lane.alive for lane in self._lanes):
+                    self._stop("an engine thread died")
 
     def _assign_lanes(self) -> None:
         """Gives waiting sessions lanes, in order of arrival, while slots are free. The lock must be held."""

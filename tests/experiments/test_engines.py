@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
-from experiments import base, engines
+from experiments import appworld, base, bfcl, engines, presets
 from experiments.settings import spelled_out
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +58,34 @@ def test_a_server_is_launched_by_the_installed_interpreter_on_the_cpu_or_by_ones
     assert engines.launch(config, tmp_path, "bfloat16").device == ""
     config.sglang.device = "cpu"
     assert engines.launch(config, tmp_path, "bfloat16").device == "cpu"
+
+
+def test_a_missing_server_package_is_named_with_its_command_in_the_first_second(commands, tmp_path: Path) -> None:
+    """Also before the missing model, whose download is long."""
+    for module in ("run", "evaluate"):
+        settings = (f"--config.workdir={tmp_path / 'run'}", f"--config.sglang.python={sys.executable}")
+        of = ("--model=models/none",) if module == "evaluate" else settings[:1]
+        done = commands.run(f"experiments.{module}", "--config=experiments/bfcl.py", settings[1], *of)
+        assert done.returncode == 1
+        assert f"engine.name is 'sglang', but {sys.executable!r} has no SGLang. Run `make sglang`" in done.stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_servers_are_looked_for_only_where_they_are_launched(config, tmp_path: Path) -> None:
+    engines.check_servers(config)  # the engine in this process
+    config.engine.name, config.sglang.python = "sglang", str(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"none' has no SGLang\. Run `make sglang`.*or set --config\.engine=local"):
+        engines.check_servers(config)
+    config.sglang.urls = "http://127.0.0.1:1"
+    engines.check_servers(config)
+
+
+@pytest.mark.parametrize("experiment", [bfcl, appworld])
+@pytest.mark.parametrize(("policy", "name"), [("qwen3-4b", "sglang"), ("tiny", "local"), ("tiny-warm", "local")])
+def test_small_policies_sample_in_this_process(experiment, policy: str, name: str) -> None:
+    config = experiment.get_config()
+    config.policy = policy
+    assert presets.resolve(config).engine.name == name
 
 
 def test_urls_attach_and_need_no_interpreter(config) -> None:

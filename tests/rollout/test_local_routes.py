@@ -26,7 +26,7 @@ def weights(version: int) -> Weights:
 
 
 def test_told_routes_are_the_routers_own() -> None:
-    """Two turns; between them the caches are made anew, which tells no token twice."""
+    """Two turns; between them the caches are made anew, which tells no token twice. Copied chunks tell their routes."""
     engine = LocalEngine(CONFIG, slots=2, max_length=64, prefill_rows=1, prefill_chunks=(8,), routes=True)
     assert isinstance(engine, Routed)
     assert engine.tells_routes
@@ -40,11 +40,14 @@ def test_told_routes_are_the_routers_own() -> None:
             fields = {"prompt_tokens": new, "action_tokens": done.tokens, "action_logprobs": done.logprobs}
             turns.append(Turn(Action(), **fields, routes=done.routes))
             tokens = (*tokens, *new, *done.tokens)
+        again = engine.generate(tokens[:-6], Sampling(1.0, 6), session="b", seed=(1,))
+        assert (again.tokens, engine.reused_tokens) == (done.tokens, 24)  # of the 29 before the prompt's last token
     finally:
         engine.close()
     routes = decode_routes(Trajectory(Task("desk", "q", {}), turns=tuple(turns)), SHAPE)
     assert (routes[:-1] >= 0).all()
     assert (routes[-1] == -1).all()
+    assert (SHAPE.decode(again.routes) == routes[:-1]).all()
     row = np.array([tokens], np.int32)
     positions = np.arange(row.shape[1], dtype=np.int32)[None]
     score = jax.jit(token_scores, static_argnums=0, static_argnames="replay")

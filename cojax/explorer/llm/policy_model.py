@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
-from cojax.environment import EngineError, OutOfContext
+from cojax.environment import EngineError, OutOfContext, running
+from cojax.environment.progress import PLAYING, Progress
 from cojax.explorer.llm.chat_model import Budget, ChatFailure, FailureKind, ModelReply, check_limits
 from cojax.explorer.llm.counters import Counters
 from cojax.explorer.llm.journal import Journal, call_record, key_of, sent_messages
@@ -25,10 +26,10 @@ class PolicyModel:
     """A `ChatModel` that samples from the engine with the weights it holds; any thread may call it.
 
     A reply has at most `max_tokens` tokens. An evolution spends at most `most_tokens` tokens, prompts included, and
-    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, when
-    `deadline` is over, or when its budget is closed. A schema is described in the prompt but not enforced. The journal
-    keeps every reply but never answers a call, as the next weights would answer differently. Raises ValueError for
-    limits that cannot work.
+    `most_requests` requests, within `deadline` seconds. A completion is given up after `engine_deadline` seconds, not
+    counting those in which it waits for a slot, when `deadline` is over, or when its budget is closed. A schema is
+    described in the prompt but not enforced. The journal keeps every reply but never answers a call, as the next
+    weights would answer differently. Raises ValueError for limits that cannot work.
     """
 
     def __init__(
@@ -112,24 +113,25 @@ class PolicyModel:
         """
 
         def complete() -> Completion:
+            PLAYING.set(progress)
             try:
                 return self.engine.generate(prompt, sampling, session=session, seed=(seed,))
             finally:
                 self.engine.release(session)
 
+        progress = Progress("act", running())
         answer = on_thread("chat model", complete)
-        limit = min(self.engine_deadline, budget.seconds)
-        until = time.monotonic() + limit
         while True:
+            left = min(self.engine_deadline - (running() - progress.since), budget.seconds)
             # A TimeoutError of `result` could be the engine's own.
-            if wait([answer], max(0.0, min(_LOOK_EVERY, until - time.monotonic()))).done:
+            if wait([answer], max(0.0, min(_LOOK_EVERY, left))).done:
                 try:
                     return answer.result()
                 except OutOfContext as error:
                     raise ChatFailure("too_long", str(error)) from None
                 except EngineError as error:
                     raise ChatFailure("server", str(error)[:300]) from None
-            if budget.closed or time.monotonic() >= until:
+            if budget.closed or left <= 0:
                 self.engine.release(session)
                 budget.check(0)
-                raise ChatFailure("timeout", f"the engine gave no completion within {limit:.3g} s")
+                raise ChatFailure("timeout", f"the engine gave no completion within {self.engine_deadline:.3g} s")

@@ -1,0 +1,88 @@
+"""Sizes the KV cache of the local engine from free memory, and refuses one that does not fit.
+
+The cache holds the keys and values of `slots` conversations of `max_length` tokens. Weights come first: the policy's,
+the engine's copy and, unless adapters are trained, a gradient and two moments. Of what is left a chosen cache takes at
+most half, since an update needs the rest; a cache that is set may take it all.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from cojax.learner.device_memory import GIB, free_bytes
+from cojax.policy import parameters
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import make_cache
+from cojax.report.console import CONSOLE
+from cojax.rollout.local import LocalEngine
+from experiments.leaf import defaults
+from experiments.settings import settings
+
+MOST_SLOTS: int = defaults(LocalEngine)["slots"]
+_SHARE = 0.5  # of the memory beside the weights that a chosen cache may take
+_STEP = 128  # tokens; a recommended length is a multiple of it
+
+
+def slots(config: ConfigDict, model: ModelConfig) -> int:
+    """engine.slots, or, where it is None, as many as free memory holds; says what was chosen.
+
+    A chosen number is engine.lanes times a power of two, at most 128 and no more than limits.concurrency needs. Raises
+    ValueError, which names flags that fit, where a number that is set does not fit, or a single slot of each lane.
+    Where free memory is not reported, nothing is refused.
+    """
+    section, given = config.engine, config.engine.slots
+    # The engine's arrays are on the first device; CPU devices share the host's memory.
+    free, one = free_bytes(jax.local_devices()[:1]), cache_bytes(model, 1, section.max_length)
+    sizes = [section.lanes << k for k in range(8) if section.lanes << k <= max(MOST_SLOTS, section.lanes)]
+    wanted = next((size for size in sizes if size >= config.limits.concurrency), sizes[-1])
+    if free is None:
+        return given or wanted
+    weights, training = _weight_bytes(config, model)
+    room = _SHARE * (free - weights - training)
+    chosen = max((size for size in sizes if size <= wanted and size * one <= room), default=0)
+    if given and given * one <= free - weights:
+        return given
+    if given or not chosen:
+        count = given or section.lanes
+        raise ValueError(
+            f"the KV cache of engine.slots={count} conversations of engine.max_length={section.max_length} tokens "
+            f"takes {count * one / GIB:.1f} GiB, {max(0, free - weights) / GIB:.1f} GiB are free beside the weights; "
+            f"{_flags(section, chosen, math.floor(room / one * section.max_length))}"
+        )
+    CONSOLE.print(
+        f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
+        f"{free / GIB:.1f} GiB are free; with --config.engine.slots={chosen} it stays so, whatever is free",
+        soft_wrap=True,
+    )
+    return chosen
+
+
+def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
+    """Bytes of the KV cache of `count` slots of `length` tokens."""
+    arrays = jax.tree.leaves(jax.eval_shape(lambda: make_cache(model, 1, 1)))
+    return count * length * sum(array.size * array.dtype.itemsize for array in arrays)
+
+
+def _flags(section: ConfigDict, chosen: int, tokens: int) -> str:
+    """The flags that fit: fewer slots, else shorter conversations, of `tokens` in all slots together."""
+    servers = "or sample on servers by --config.engine=sglang"
+    if chosen:
+        return f"set --config.engine.slots={chosen}, {servers}"
+    if (length := min(section.max_length, tokens // _STEP * _STEP)) >= _STEP:
+        return f"set --config.engine.slots=1 --config.engine.lanes=1 --config.engine.max_length={length}, {servers}"
+    return f"choose a smaller model, {servers}"
+
+
+def _weight_bytes(config: ConfigDict, model: ModelConfig) -> tuple[int, int]:
+    """Bytes on one device: of the weights that the policy and the engine hold, and of what training adds to them."""
+    count = sum(math.prod(row.shape(model)) for row in parameters.parameters(model))
+    stored, computed = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
+    if config.learner.lora.rank:
+        return 2 * count * computed, 0
+    sizes = settings(config.mesh).values()
+    shards = 1 if jax.default_backend() == "cpu" else jax.device_count() if -1 in sizes else math.prod(sizes)
+    return count * (stored // shards + computed), 3 * count * stored // shards

@@ -1,0 +1,85 @@
+"""The KV cache of the documented commands against free memory: what is chosen, what is refused, and which flags fit."""
+
+import re
+
+import pytest
+from ml_collections import ConfigDict
+
+from cojax.policy.config import ModelConfig
+from cojax.policy.transformer import make_cache
+from experiments import appworld, bfcl, cache_memory, desk, engines
+from experiments.ranges import check_ranges
+
+GIB = 2**30
+# Qwen3-4B: 4,022,468,096 parameters, 7.5 GiB in bfloat16.
+QWEN = ModelConfig(151_936, 2_560, 9_728, 36, 32, 8, 128, dtype="bfloat16", param_dtype="bfloat16")
+TINY = ModelConfig(101, 64, 128, 2, 4, 2, 16)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch):
+    """Sets the memory that is free, in GiB."""
+
+    def set_free(gib: float | None) -> None:
+        monkeypatch.setattr(cache_memory, "free_bytes", lambda devices: None if gib is None else int(gib * GIB))
+
+    return set_free
+
+
+def given(experiment, **engine: int) -> ConfigDict:
+    config = experiment.get_config()
+    config.engine.update({"name": "local", **engine})
+    check_ranges(config)
+    return config
+
+
+def test_bytes_are_those_of_the_cache() -> None:
+    arrays = [array for layer in make_cache(TINY, 3, 40) for array in layer]
+    assert cache_memory.cache_bytes(TINY, 3, 40) == sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize(("experiment", "gib"), [(bfcl, 288), (appworld, 576)])
+def test_what_the_documented_commands_once_allocated_is_refused_in_one_line(experiment, gib, free) -> None:
+    free(60)
+    config = given(experiment, slots=128)
+    with pytest.raises(ValueError, match=rf"engine.slots=128 .* takes {gib}.0 GiB, 45.0 GiB are free beside") as caught:
+        engines.local(config, QWEN)
+    assert "\n" not in str(caught.value)
+    fits = re.search(r"set --config.engine.slots=(\d+), or sample on servers by --config.engine=sgl", str(caught.value))
+    config.engine.slots = int(fits[1])
+    assert cache_memory.slots(config, QWEN) == int(fits[1])
+
+
+def test_slots_follow_free_memory(free, capsys) -> None:
+    config = given(bfcl)
+    # 15 GiB of weights and 22.5 for training; of the rest half, in slots of 2.25.
+    for gib, expected in ((600, 64), (80, 8), (43, 1)):
+        free(gib)
+        assert cache_memory.slots(config, QWEN) == expected
+    said = capsys.readouterr().out
+    assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free; with --c" in said
+    config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
+    free(43)
+    assert cache_memory.slots(config, QWEN) == 4
+
+
+def test_shorter_conversations_are_named_where_no_slot_fits(free) -> None:
+    free(38.5)
+    with pytest.raises(ValueError, match=r"set --config.engine.slots=1 --config.engine.lanes=1 --config.engine.max_l"):
+        cache_memory.slots(given(bfcl), QWEN)
+    free(9)
+    with pytest.raises(ValueError, match=r"0.0 GiB are free beside the weights; choose a smaller model, or sample on"):
+        cache_memory.slots(given(bfcl), QWEN)
+
+
+def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None:
+    free(40)
+    config = given(desk)
+    assert cache_memory.slots(config, TINY) == config.engine.slots == 128  # what is set stays
+    config = given(desk, lanes=3)
+    config.engine.slots = None
+    assert cache_memory.slots(config, TINY) == 96
+    config.limits.concurrency = 5
+    assert cache_memory.slots(config, TINY) == 6
+    free(None)  # the system does not say
+    assert cache_memory.slots(config, TINY) == 6

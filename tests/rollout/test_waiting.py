@@ -1,0 +1,121 @@
+"""Deadlines begin when work begins: an episode that waits for a slot of the engine is not charged for the wait."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from compiling import initialize
+from counter_environment import CounterEnvironment
+
+from cojax.environment import Progress, progress
+from cojax.environment.progress import PLAYING, waiting
+from cojax.explorer.llm import policy_model
+from cojax.explorer.llm.policy_model import PolicyModel
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.rollout import batching, episode_threads
+from cojax.rollout.chat import Chat, PolicyActors, no_document
+from cojax.rollout.collect import EpisodeCollector, Limits
+from cojax.rollout.engine import Completion, Sampling, Weights
+from cojax.rollout.local import LocalEngine
+from cojax.rollout.vocabulary import word_tokenizer
+from cojax.types import Action, Message
+
+CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), no_document)
+
+
+@pytest.fixture
+def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Advances the clock of deadlines by so many seconds, and lets every watcher look at it."""
+    ahead, real = [0.0], progress.running
+    for module in (progress, episode_threads, policy_model):
+        monkeypatch.setattr(module, "running", lambda: real() + ahead[0])
+    monkeypatch.setattr(policy_model, "_LOOK_EVERY", 0.01)
+
+    def skip(seconds: float) -> None:
+        ahead[0] += seconds
+        time.sleep(0.2)  # four looks of a collector, twenty of a model
+
+    return skip
+
+
+@pytest.fixture
+def engine():
+    config = ModelConfig(len(CHAT.tokenizer), 32, 48, 1, 2, 1, 16, max_position_embeddings=256)
+    running = LocalEngine(config, slots=1, max_length=128, prefill_rows=1)
+    running.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
+    yield running
+    running.close()
+
+
+def play(engine: LocalEngine, environment: CounterEnvironment) -> list[tuple[str, str]]:
+    """How two episodes of one group end, which share one slot."""
+    limits = Limits(2, environment_deadline=1e6, engine_deadline=600.0, retries=0, error_rate=1.0, concurrency=2)
+    actors = PolicyActors(engine, CHAT, Sampling(max_tokens=4))
+    collector = EpisodeCollector(actors, environment, limits, group_size=2)
+    groups = collector.collect(environment.tasks("train", 1), seed=(0,), label="0")
+    return [(trajectory.outcome, trajectory.error) for trajectory in groups[0].trajectories]
+
+
+def test_an_episode_that_waits_for_a_slot_does_not_hang(engine: LocalEngine, skip: Callable[[float], None]) -> None:
+    """Whoever has the slot keeps it for longer than the engine's deadline: in a slow world, as with a slow model."""
+
+    begun = threading.Event()
+
+    def slow(task: object, step: int) -> None:
+        if not begun.is_set():
+            begun.set()
+            deadline = time.monotonic() + 30
+            while not engine._waiting and time.monotonic() < deadline:
+                time.sleep(0.001)
+            skip(1_000.0)
+
+    assert {outcome for outcome, _ in play(engine, CounterEnvironment(slow))} <= {"finished", "truncated"}
+
+
+def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
+    engine: LocalEngine, skip: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, real = threading.Event(), batching.decode
+
+    def hangs_once(*arguments: object) -> object:
+        if not stuck.is_set():
+            stuck.set()
+            skip(1_000.0)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batching, "decode", hangs_once)
+    ends = play(engine, CounterEnvironment())
+    assert ends.count(("engine_error", "act took longer than 600 s and was abandoned on its thread")) == 1
+
+
+def test_a_wait_is_taken_off_the_deadline_of_the_thread_that_waits(skip: Callable[[float], None]) -> None:
+    mine, other = Progress(since=5.0), Progress(since=5.0)
+    with waiting():  # nobody watches
+        skip(1.0)
+    token = PLAYING.set(mine)
+    try:
+        with waiting():
+            assert mine.since == float("inf")
+            skip(1_000.0)
+    finally:
+        PLAYING.reset(token)
+    assert 1_005.0 < mine.since < 1_006.0
+    assert other.since == 5.0
+
+
+def test_a_reply_of_the_policy_that_waits_for_a_slot_is_waited_for(skip: Callable[[float], None]) -> None:
+    class Full:
+        """An engine whose only slot becomes free late."""
+
+        def generate(self, prompt: object, sampling: Sampling, *, session: str, seed: object) -> Completion:
+            with waiting():
+                skip(1_000.0)
+            return Completion(CHAT.encode_action(Action("ok")), (), 7, "stop")
+
+        def release(self, session: str) -> None:
+            pass
+
+    model = PolicyModel(Full(), CHAT, engine_deadline=600.0)  # type: ignore[arg-type]
+    assert model.reply([Message("user", "ok")], budget=model.begin(), seed=0, place="p").text == "ok"
