@@ -55,7 +55,7 @@ def slots(config: ConfigDict, model: ModelConfig) -> int:
         )
     CONSOLE.print(
         f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
-        f"{free / GIB:.1f} GiB are free; with --config.engine.slots={chosen} it stays so, whatever is free",
+        f"{free / GIB:.1f} GiB are free; a run keeps its number",
         soft_wrap=True,
     )
     return chosen

@@ -30,7 +30,7 @@ def get_config() -> ConfigDict:
     config.synthesis.budget = 16
 
     config.model.path = "models/SmolLM2-135M-Instruct"
-    config.model.tools = "brief"
+    config.model.tools = "none"  # shown by name and arguments, the tools would add 516 tokens to every episode
     config.model.dtype = "float32"
     config.model.param_dtype = "float32"
     config.warm_start.steps = 34
@@ -46,6 +46,7 @@ def get_config() -> ConfigDict:
     config.warm_start.pretrained_learning_rate = 3e-4
     config.engine.name = "local"
     config.engine.slots = 32
+    config.engine.max_length = 512
     config.engine.lanes = 2
     config.limits.concurrency = 32
     config.engine.max_length = 1024  # the tools take 550 tokens, the longest demonstration 500

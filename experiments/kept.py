@@ -1,4 +1,7 @@
-"""Tokenizer, shape and base model beside a run's checkpoints: written again where they are lost, and then verified."""
+"""What a run keeps beside its checkpoints: tokenizer, shape and base model, and the number of its engine's slots.
+
+Tokenizer, shape and base model are written again where they are lost, and then verified.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.report.run import pretrained_line
 from cojax.rollout.export import load_params
+from cojax.rollout.local import LocalEngine
+from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis
@@ -20,6 +26,31 @@ from experiments import assemble, policies, trained
 from experiments.entries import learned_by
 from experiments.initial_policy import InitialPolicy, teaches_folder
 from experiments.parts import Parts
+
+
+def parts(config: ConfigDict, directory: RunDirectory) -> Parts:
+    """`assemble.parts`. Where the slots of the local engine follow free memory, they do so once in a run.
+
+    Sampled bits depend on their number, which engine.json holds. Raises ValueError for a damaged one.
+    """
+    path, chosen = directory.folder / "engine.json", config.copy_and_resolve_references()
+    if config.engine.slots is None and path.exists():
+        chosen.engine.slots = _slots_in(path)
+    made = assemble.parts(chosen)
+    if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
+        write_json(path, with_checksum({"slots": made.engine.slots}))
+    return made
+
+
+def _slots_in(path: Path) -> int:
+    try:
+        record = json.loads(path.read_text())
+        has_valid_checksum(record)
+        if type(slots := record["slots"]) is int and slots > 0:
+            return slots
+        raise ValueError(f"slots is {slots!r}")
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are chosen anew.") from error
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:

@@ -121,7 +121,7 @@ def run(config: ConfigDict) -> int:
         return 0
     stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
-        made = assemble.parts(config)
+        made = kept.parts(config, directory)
     # D_0 is found only once: exploring may take minutes.
     found = functools.cache(functools.partial(assemble.initial, config, made))
     try:

@@ -69,7 +69,7 @@ class LocalEngine:
             raise ValueError(f"slots {slots} is no multiple of lanes {lanes}; every lane holds equally many")
         if routes:
             RouteShape.of(config)
-        self._config, self._length, self.tells_routes = config, max_length, routes
+        self._config, self._length, self.tells_routes, self.slots = config, max_length, routes, slots
         self._busy = BusyTime()
         # Guarded by the lock. If a lane's lock is needed too, this one is taken first.
         self._lock = threading.Lock()

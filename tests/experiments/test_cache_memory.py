@@ -1,13 +1,15 @@
 """The KV cache of the documented commands against free memory: what is chosen, what is refused, and which flags fit."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import make_cache
-from experiments import appworld, bfcl, cache_memory, desk, engines
+from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept
 from experiments.ranges import check_ranges
 
 GIB = 2**30
@@ -57,7 +59,7 @@ def test_slots_follow_free_memory(free, capsys) -> None:
         free(gib)
         assert cache_memory.slots(config, QWEN) == expected
     said = capsys.readouterr().out
-    assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free; with --c" in said
+    assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free; a run keeps" in said
     config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
     free(43)
     assert cache_memory.slots(config, QWEN) == 4
@@ -83,3 +85,26 @@ def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None
     assert cache_memory.slots(config, TINY) == 6
     free(None)  # the system does not say
     assert cache_memory.slots(config, TINY) == 6
+
+
+def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    config = given(bfcl, max_length=64)
+
+    def begun() -> int:
+        engine = kept.parts(config, SimpleNamespace(folder=tmp_path)).engine
+        engine.close()
+        return engine.slots
+
+    free(0.004)
+    first = begun()
+    assert first < 128
+    free(600)
+    assert begun() == first
+    assert config.engine.slots is None
+    path = tmp_path / "engine.json"
+    path.write_text(path.read_text().replace(f'"slots": {first}', '"slots": 128'))
+    with pytest.raises(ValueError, match=r"engine.json cannot be read .* Delete it: slots are chosen anew"):
+        begun()
+    path.unlink()
+    assert begun() == 128
