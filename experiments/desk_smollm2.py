@@ -46,13 +46,12 @@ def get_config() -> ConfigDict:
     config.warm_start.pretrained_learning_rate = 3e-4
     config.engine.name = "local"
     config.engine.slots = 32
-    config.engine.max_length = 512
     config.engine.lanes = 2
     config.limits.concurrency = 32
-    config.engine.max_length = 1024  # the tools take 550 tokens, the longest demonstration 500
+    config.engine.max_length = 512  # the longest demonstration has 500 tokens
     config.sampling.max_tokens = 64
-    config.learner.row_length = 1024
-    config.learner.micro_rows = 1
+    config.learner.row_length = 512
+    config.learner.micro_rows = 2
     config.learner.remat = "none"
     config.optimizer.learning_rate = 2e-5  # the small policy's rate would destroy what was pretrained
     config.optimizer.decay_steps = 0

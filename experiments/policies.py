@@ -33,8 +33,9 @@ def check_folder(config: ConfigDict) -> None:
     if config.model.path and not Path(config.model.path).is_dir():
         raise ValueError(
             f"model.path {config.model.path!r} is no folder; expected a model in HF format. Get one, for example by "
-            "`hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B`, and name its folder in "
-            "--config.model.path, or choose a small policy from scratch with --config.policy=tiny"
+            "`make smollm2` (135 million parameters) or `hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir "
+            "models/Qwen3-4B`, and name its folder in --config.model.path, or choose a small policy from scratch with "
+            "--config.policy=tiny"
         )
 
 
