@@ -34,7 +34,7 @@ class FlagError(Exception):
     """
 
 
-class Parser(flags.ArgumentParser):
+class ConfigFileParser(flags.ArgumentParser):
     """Reads --config=FILE or --config=FILE:ARGUMENT."""
 
     def parse(self, argument: str) -> ConfigDict:

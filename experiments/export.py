@@ -28,6 +28,7 @@ from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import explain, sync_folder, write_json
 from experiments import trained
+from experiments.command_line import CommandLineParser
 
 
 def export(policy: trained.TrainedPolicy, folder: Path) -> None:
@@ -82,7 +83,7 @@ def refuse_full(folder: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be exported."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m experiments.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workdir", required=True, type=Path, help="run directory, such as runs/desk")

@@ -15,13 +15,13 @@ from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
 from experiments import compatibility, continued, entries, presets, trained
-from experiments.config_file import FlagError, Parser, check_file
+from experiments.config_file import ConfigFileParser, FlagError, check_file
 from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.settings import spelled_out
 
 # One flag for all commands: a process may import several.
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
-flags.FLAGS["config"].parser = Parser()
+flags.FLAGS["config"].parser = ConfigFileParser()
 _CONTINUED = str(Path(continued.__file__).resolve())
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
 _OF_ENTRIES: dict[str, str] = {}

@@ -16,7 +16,7 @@ from cojax import warm_start
 from cojax.environment import Demonstrated, Environment
 from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
-from cojax.report.console import bar
+from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Task
@@ -26,6 +26,18 @@ from experiments.trained import from_scratch
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
+
+
+# What is printed of shortened documentation, since it changes the figures.
+_CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
+
+
+def announce(chat: Chat, tools: str) -> None:
+    """Prints what the policy is shown of its tools, where that is shortened, and what its template does by itself."""
+    if tools in _CUT:
+        CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})", soft_wrap=True)
+    for note in chat.notes:
+        CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
 
 
 def check_folder(config: ConfigDict) -> None:

@@ -35,11 +35,12 @@ from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
 from cojax.storage.files import StorageError
+from experiments.command_line import CommandLineParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 2 when the folder is no run or the id fits no task."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workdir", help="run directory, such as runs/desk")

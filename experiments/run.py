@@ -58,6 +58,7 @@ from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.parts import Parts
+from experiments.policies import announce
 from experiments.process import keep_compiled, log_to
 from experiments.scores import HeldOut, held_out_score
 from experiments.settings import settings
@@ -66,8 +67,6 @@ from experiments.summary import summarise
 _LOG = logging.getLogger("cojax")
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
-# What is printed of shortened documentation, since it changes the figures.
-_CUT = {"brief": "their documentation is cut to names and arguments", "none": "the policy is shown no documentation"}
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
     EnvironmentFailure, EngineError, InstallError, DeviceMemoryError,
@@ -126,10 +125,7 @@ def run(config: ConfigDict) -> int:
     found = functools.cache(functools.partial(assemble.initial, config, made))
     try:
         with clock("warm_start"):
-            if config.model.tools in _CUT:
-                CONSOLE.print(f"tools: {_CUT[config.model.tools]} (model.tools={config.model.tools})", soft_wrap=True)
-            for note in made.chat.notes:
-                CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
+            announce(made.chat, config.model.tools)
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
             begins = kept.initial_policy(config, made, found, directory, verified)

@@ -13,10 +13,10 @@ from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
-from cojax.report.console import CONSOLE
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from experiments import policies, scores, trained
 from experiments.entries import entry
+from experiments.policies import announce
 from experiments.presets import PRESETS
 
 # Settings that decide the arrays of a policy from scratch.
@@ -108,8 +108,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     try:
         engine.load(subject.policy.weights())
         chat = Chat(subject.policy.tokenizer, TOOL_DOCUMENTS[config.model.tools])
-        for note in chat.notes:
-            CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
+        announce(chat, config.model.tools)
         yield PolicyActors(engine, chat, scores.sampling(config, chat, sampling))
     finally:
         engine.close()

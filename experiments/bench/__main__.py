@@ -26,6 +26,7 @@ from experiments.bench.shapes import SHAPES
 from experiments.bench.step import step
 from experiments.bench.update import update
 from experiments.bench.worlds import worlds
+from experiments.command_line import CommandLineParser
 from experiments.facts import facts
 from experiments.settings import choose
 
@@ -147,8 +148,8 @@ _SMALLER = (
 )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
         prog="python -m experiments.bench",
         description=experiments.bench.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

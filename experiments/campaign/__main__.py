@@ -30,16 +30,10 @@ from environments.worker.venv import InstallError
 from experiments.campaign import episodes, faults, leaks
 from experiments.campaign.cases import COUNTS, EPISODES, FAULTS, Canary
 from experiments.campaign.episodes import Half
+from experiments.command_line import CommandLineParser
 
 # The most violations that the JSON object names; all are printed.
 _NAMED = 50
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose error is one line, with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message}\n")
 
 
 def number(text: str) -> int:
@@ -55,7 +49,9 @@ def case(text: str) -> str:
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(prog="python -m experiments.campaign", description=__doc__.partition("\n")[0], allow_abbrev=False)
+    parser = CommandLineParser(
+        prog="python -m experiments.campaign", description=__doc__.partition("\n")[0], allow_abbrev=False
+    )
     parser.add_argument("--episodes", type=number, default=10_000, help="episodes played (default: %(default)s)")
     parser.add_argument("--faults", type=number, default=1_000, help="faults injected (default: %(default)s)")
     parser.add_argument("--seed", type=number, default=0, help="what all cases derive from (default: %(default)s)")

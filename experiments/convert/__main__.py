@@ -16,6 +16,7 @@ import experiments.convert
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import write_arrays
 from cojax.report.console import CONSOLE
+from experiments.command_line import CommandLineParser
 from experiments.convert import smollm2
 from experiments.convert.gguf_file import read_gguf
 from experiments.convert.gguf_model import arrays_of, shape_of
@@ -53,7 +54,7 @@ def _file(source: str) -> Iterator[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 when nothing could be converted."""
-    parser = argparse.ArgumentParser(
+    parser = CommandLineParser(
         prog="python -m experiments.convert",
         description=experiments.convert.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -27,6 +27,7 @@ from cojax.storage.files import StorageError, write_json, write_text
 from cojax.storage.run_directory import RunDirectoryError, lock_folder
 from experiments import compatibility, presets
 from experiments.checks import check
+from experiments.command_line import CommandLineParser
 from experiments.settings import spelled_out
 from experiments.study import figures, schedule, tables
 from experiments.study.markdown import render_page
@@ -75,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             signal.signal(number, handler)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
         prog="python -m experiments.study",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
