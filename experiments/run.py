@@ -241,7 +241,9 @@ def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunD
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
     """The loop, with its metrics written and shown."""
     wandb = Wandb(**settings(config.wandb)) if config.wandb.project else None
-    metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=config.to_dict(), log=directory.metrics)
+    with loop.clock("checkpoint"):
+        plain = config.to_dict()
+        metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=plain, log=directory.metrics)
     spent: list[float] = []
     loop.clock.lap()
 
