@@ -27,12 +27,12 @@ _SHARE = 0.5  # of the memory beside the weights that a chosen cache may take
 _STEP = 128  # tokens; a recommended length is a multiple of it
 
 
-def slots(config: ConfigDict, model: ModelConfig) -> int:
+def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int:
     """engine.slots, or, where it is None, as many as free memory holds; says what was chosen.
 
     A chosen number is engine.lanes times a power of two, at most 128 and no more than limits.concurrency needs. Raises
     ValueError, which names flags that fit, where a number that is set does not fit, or a single slot of each lane.
-    Where free memory is not reported, nothing is refused.
+    Where free memory is not reported, nothing is refused. Without `trains` nothing is kept free for training.
     """
     section, given = config.engine, config.engine.slots
     # The engine's arrays are on the first device; CPU devices share the host's memory.
@@ -42,20 +42,25 @@ def slots(config: ConfigDict, model: ModelConfig) -> int:
     if free is None:
         return given or wanted
     weights, training = _weight_bytes(config, model)
-    room = _SHARE * (free - weights - training)
-    chosen = max((size for size in sizes if size <= wanted and size * one <= room), default=0)
-    if given and given * one <= free - weights:
+    left, beside = free - weights, "the weights"
+    if given and given * one <= left:
         return given
+    spare = left - training if trains else left
+    room = _SHARE * spare
+    least = section.lanes if section.lanes * one <= spare else 0
+    chosen = max((size for size in sizes if size <= wanted and size * one <= room), default=least)
     if given or not chosen:
         count = given or section.lanes
+        if spare < left and not given:
+            left, beside = spare, f"the weights and {training / GIB:.1f} GiB for training"
         raise ValueError(
             f"the KV cache of engine.slots={count} conversations of engine.max_length={section.max_length} tokens "
-            f"takes {count * one / GIB:.1f} GiB, {max(0, free - weights) / GIB:.1f} GiB are free beside the weights; "
+            f"takes {count * one / GIB:.1f} GiB, {max(0, left) / GIB:.1f} GiB are free beside {beside}; "
             f"{_flags(section, chosen, math.floor(room / one * section.max_length))}"
         )
     CONSOLE.print(
         f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
-        f"{free / GIB:.1f} GiB are free; a run keeps its number",
+        f"{free / GIB:.1f} GiB are free",
         soft_wrap=True,
     )
     return chosen

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
@@ -169,33 +171,41 @@ def _by_policy(config: ConfigDict, made: Parts) -> Attempters:
     @contextlib.contextmanager
     def attempters(explorer: LLMExplorer, task: Task, count: int) -> Iterator[list[Actor]]:
         # Two expeditions may examine one task at the same time: the explorer's place tells their sessions apart.
-        sessions = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
+        names = [f"attempt-{explorer.place}-{task.id}-{attempt}" for attempt in range(count)]
+        attempts: list[Actor] = [
+            PolicyAttempt(
+                PolicyActor(
+                    made.engine, made.chat, sampling, session=name, seed=(config.seed, int(task.id, 16), attempt)
+                ),
+                explorer.remaining_budget(),
+                functools.partial(made.engine.release, name),
+            )
+            for attempt, name in enumerate(names)
+        ]
         try:
-            yield [
-                _within_budget(
-                    PolicyActor(
-                        made.engine, made.chat, sampling, session=session, seed=(config.seed, int(task.id, 16), attempt)
-                    ),
-                    explorer.remaining_budget(),
-                )
-                for attempt, session in enumerate(sessions)
-            ]
+            yield attempts
         finally:
-            for session in sessions:
-                made.engine.release(session)
+            for name in names:
+                made.engine.release(name)
 
     return attempters
 
 
-def _within_budget(act: Actor, budget: Budget) -> Actor:
-    """The actor, which raises EngineError once the evolution's budget is closed or its time is over."""
+@dataclasses.dataclass(frozen=True)
+class PolicyAttempt:
+    """The policy's attempt at a draft: an actor that raises EngineError once the evolution's budget is closed or over.
 
-    def within_budget(episode: Episode, messages: tuple[Message, ...]) -> Turn:
-        if budget.closed or budget.seconds <= 0:
+    `close` frees its slot of the engine, for which another attempt may wait.
+    """
+
+    act: Actor
+    budget: Budget
+    close: Callable[[], None]
+
+    def __call__(self, episode: Episode, messages: tuple[Message, ...]) -> Turn:
+        if self.budget.closed or self.budget.seconds <= 0:
             raise EngineError("the evolution is over; raise llm.deadline if it was not stopped")
-        return act(episode, messages)
-
-    return within_budget
+        return self.act(episode, messages)
 
 
 ATTEMPTERS = {"explorer": _by_explorer, "policy": _by_policy}

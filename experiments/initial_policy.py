@@ -105,7 +105,8 @@ def initial_policy(
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
         "code": content_hash([warm_start.fingerprint(), _own_code()]),
-        **(_deciding_beside(config, weights) if path else {}),
+        **(_deciding_beside(config, chat, weights) if path else {}),
+        **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }
     folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
@@ -128,7 +129,7 @@ def weights_hash(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _deciding_beside(config: ConfigDict, weights: str) -> dict[str, Any]:
+def _deciding_beside(config: ConfigDict, chat: Chat, weights: str) -> dict[str, Any]:
     """What decides a warm start on pretrained weights, in addition to what decides one from scratch.
 
     Settings of the development score decide when the target is reached.
@@ -136,6 +137,7 @@ def _deciding_beside(config: ConfigDict, weights: str) -> dict[str, Any]:
     own = config.learner
     return {
         "weights": weights,
+        "tokenizer_file": chat.tokenizer.backend_tokenizer.to_str(),
         "computed": [own.micro_rows, own.remat, settings(config.mesh)],
         "scored": [
             config.evaluation.dev_split,

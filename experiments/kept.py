@@ -28,14 +28,18 @@ from experiments.initial_policy import InitialPolicy, teaches_folder
 from experiments.parts import Parts
 
 
-def parts(config: ConfigDict, directory: RunDirectory) -> Parts:
+def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -> Parts:
     """`assemble.parts`. Where the slots of the local engine follow free memory, they do so once in a run.
 
-    Sampled bits depend on their number, which engine.json holds. Raises ValueError for a damaged one.
+    Sampled bits depend on their number, which engine.json holds. A run that does not go on from `found` chooses anew.
+    Raises ValueError for a damaged file.
     """
     path, chosen = directory.folder / "engine.json", config.copy_and_resolve_references()
-    if config.engine.slots is None and path.exists():
-        chosen.engine.slots = _slots_in(path)
+    if found is None:
+        path.unlink(missing_ok=True)
+    elif config.engine.slots is None and path.exists():
+        chosen.engine.slots = slots = _slots_in(path)
+        CONSOLE.print(f"engine: {slots} slots, as the run began", soft_wrap=True)
     made = assemble.parts(chosen)
     if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
         write_json(path, with_checksum({"slots": made.engine.slots}))

@@ -120,7 +120,7 @@ def run(config: ConfigDict) -> int:
         return 0
     stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
-        made = kept.parts(config, directory)
+        made = kept.parts(config, directory, verified)
     # D_0 is found only once: exploring may take minutes.
     found = functools.cache(functools.partial(assemble.initial, config, made))
     try:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
-from experiments import policies, scores, trained
+from experiments import cache_memory, policies, scores, trained
 from experiments.entries import entry
 from experiments.policies import announce
 from experiments.presets import PRESETS
@@ -104,6 +104,8 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     own = config.copy_and_resolve_references()
     own.workdir = str(folder)
     own.learner.routes = "own"  # nothing learns from these episodes
+    if own.engine.name == "local":
+        own.engine.slots = cache_memory.slots(own, subject.policy.model, trains=False)
     engine = entry(config, "engine.name").function(own, subject.policy.model)
     try:
         engine.load(subject.policy.weights())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -11,10 +12,10 @@ from typing import Any
 from cojax.environment import Actor, Environment
 from cojax.environment.replay import Play
 from cojax.explorer import Metered
-from cojax.types import Task
+from cojax.types import Task, Trajectory
 
 # Makes actors, on behalf of an explorer, for a number of attempts at a task at the same time. Leaving the context frees
-# what they hold.
+# what they hold. An actor with a method `close` is closed as soon as its own attempt is over.
 Attempters = Callable[[Any, Task, int], AbstractContextManager[Sequence[Actor]]]
 
 
@@ -49,7 +50,7 @@ class Attempts:
 
     def __call__(self, environment: Environment, task: Task, explorer: Metered, play: Play) -> AttemptsResult:
         with self.attempters(explorer, task, self.count) as actors, ThreadPoolExecutor(self.count) as pool:
-            played = list(pool.map(lambda act: play(environment, task, act, max_turns=self.max_turns), actors))
+            played = list(pool.map(functools.partial(self._attempt, environment, task, play), actors))
         valid = [trajectory for trajectory in played if trajectory.valid]
         if not valid:
             return AttemptsResult(f"no attempt on the query alone came to an end: {played[0].error}", 0, 0.0, None)
@@ -59,3 +60,10 @@ class Attempts:
         return AttemptsResult(
             line if solved else f"{line}, the best earned {best:.2f}", solved, best, 1 - solved / len(valid)
         )
+
+    def _attempt(self, environment: Environment, task: Task, play: Play, act: Actor) -> Trajectory:
+        try:
+            return play(environment, task, act, max_turns=self.max_turns)
+        finally:
+            if close := getattr(act, "close", None):
+                close()

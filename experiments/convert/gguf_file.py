@@ -111,6 +111,8 @@ def read_gguf(path: Path) -> GgufFile:
                 f"{path} is truncated: it has {size} bytes, and {claim.name} ends at byte "
                 f"{placed.start + placed.size}; copy or download it again"
             )
+    if (total := sum(array.size for array in arrays.values())) > size:
+        raise header.damaged(f"its tensors take {total} bytes in a file of {size}")
     return GgufFile(path, metadata, arrays)
 
 

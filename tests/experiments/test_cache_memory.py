@@ -59,7 +59,7 @@ def test_slots_follow_free_memory(free, capsys) -> None:
         free(gib)
         assert cache_memory.slots(config, QWEN) == expected
     said = capsys.readouterr().out
-    assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free; a run keeps" in said
+    assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free" in said
     config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
     free(43)
     assert cache_memory.slots(config, QWEN) == 4
@@ -70,8 +70,14 @@ def test_shorter_conversations_are_named_where_no_slot_fits(free) -> None:
     with pytest.raises(ValueError, match=r"set --config.engine.slots=1 --config.engine.lanes=1 --config.engine.max_l"):
         cache_memory.slots(given(bfcl), QWEN)
     free(9)
-    with pytest.raises(ValueError, match=r"0.0 GiB are free beside the weights; choose a smaller model, or sample on"):
+    refused = r"0.0 GiB are free beside the weights and 22.5 GiB for training; choose a smaller model, or sample on"
+    with pytest.raises(ValueError, match=refused):
         cache_memory.slots(given(bfcl), QWEN)
+
+
+def test_what_does_not_train_keeps_nothing_free_for_training(free) -> None:
+    free(38.5)
+    assert cache_memory.slots(given(bfcl), QWEN, trains=False) == 4
 
 
 def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None:
@@ -91,13 +97,13 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
     monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
     config = given(bfcl, max_length=64)
 
-    def begun() -> int:
-        engine = kept.parts(config, SimpleNamespace(folder=tmp_path)).engine
+    def begun(found: object = True) -> int:
+        engine = kept.parts(config, SimpleNamespace(folder=tmp_path), found).engine
         engine.close()
         return engine.slots
 
     free(0.004)
-    first = begun()
+    first = begun(None)
     assert first < 128
     free(600)
     assert begun() == first
@@ -106,5 +112,5 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
     path.write_text(path.read_text().replace(f'"slots": {first}', '"slots": 128'))
     with pytest.raises(ValueError, match=r"engine.json cannot be read .* Delete it: slots are chosen anew"):
         begun()
-    path.unlink()
-    assert begun() == 128
+    # A run without a checkpoint begins anew.
+    assert begun(None) == 128

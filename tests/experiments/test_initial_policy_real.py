@@ -36,5 +36,6 @@ def test_a_pretrained_model_learns_from_six_demonstrations(tmp_path: Path, monke
     assert (found.origin["shown"], found.origin["demonstrations"]) == (6, 12)
     assert found.origin["dropped"] > 0  # some are longer than a row of 192 tokens
     losses = [check["loss"] for check in found.origin["checks"]]
-    assert losses[0] < 2.0  # a model with random weights would begin at log 49,152 = 10.8
+    # A model with random weights would begin at log 49,152 = 10.8; this one does not know the marks of a call.
+    assert losses[0] < 4.0
     assert losses[2] < 0.8 * losses[0]

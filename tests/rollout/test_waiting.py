@@ -3,15 +3,19 @@
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from compiling import initialize
 from counter_environment import CounterEnvironment
 
+from cojax import environment
 from cojax.environment import Progress, progress
 from cojax.environment.progress import PLAYING, waiting
 from cojax.explorer.llm import policy_model
+from cojax.explorer.llm.chat_model import Budget
 from cojax.explorer.llm.policy_model import PolicyModel
+from cojax.host.background import on_thread
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout import batching, episode_threads
@@ -21,6 +25,8 @@ from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.types import Action, Message
+from cojax.validation import Attempts
+from experiments.explorers import ATTEMPTERS
 
 CHAT = Chat(word_tokenizer([], ["count to", "ok"], CounterEnvironment().tools()), no_document)
 
@@ -82,6 +88,9 @@ def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
     def hangs_once(*arguments: object) -> object:
         if not stuck.is_set():
             stuck.set()
+            deadline = time.monotonic() + 30
+            while not engine._waiting and time.monotonic() < deadline:
+                time.sleep(0.001)
             skip(1_000.0)
         return real(*arguments)  # type: ignore[arg-type]
 
@@ -119,3 +128,15 @@ def test_a_reply_of_the_policy_that_waits_for_a_slot_is_waited_for(skip: Callabl
 
     model = PolicyModel(Full(), CHAT, engine_deadline=600.0)  # type: ignore[arg-type]
     assert model.reply([Message("user", "ok")], budget=model.begin(), seed=0, place="p").text == "ok"
+
+
+def test_attempts_that_share_a_slot_take_turns(engine: LocalEngine) -> None:
+    """One that is over frees the slot for the next: a wait that is not charged must not last for ever."""
+    config = SimpleNamespace(seed=0, sampling=SimpleNamespace(temperature=1.0, max_tokens=4))
+    explorer = SimpleNamespace(place="3/1", remaining_budget=lambda: Budget(10**6, 10**6, time.monotonic() + 600.0))
+    attempters = ATTEMPTERS["policy"](config, SimpleNamespace(engine=engine, chat=CHAT))
+    (task,) = CounterEnvironment().tasks("train", 1)
+    result = on_thread(
+        "attempts", lambda: Attempts(attempters, 3, 2)(CounterEnvironment(), task, explorer, environment.play)
+    ).result(timeout=120)
+    assert "of 3 attempts on the query alone" in result.line
