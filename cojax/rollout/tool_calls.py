@@ -29,7 +29,9 @@ def parse(text: str, thinks: bool = False) -> Action:
         try:
             value = read_json(body)
         except ValueError as error:
-            return Action(text, (), f"tool call is {error}")
+            # The string of a call that was only begun, in a thought, does not end before the thought does.
+            after = parse(text[:_TEXT_CHARACTERS].rpartition("</think>")[2]) if "</think>" in body else Action()
+            return Action(text, after.calls, "" if after.calls else f"tool call is {error}")
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return Action(text, (), "tool call needs a name")
         arguments = value.get("arguments", {})

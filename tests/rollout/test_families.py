@@ -220,6 +220,7 @@ def test_a_call_outside_of_thoughts_is_made():
     for text in (
         f"{CALL}<think>well",
         f"with <tool_call> I could</think>{CALL}",
+        f'maybe <tool_call>{{"name": "f\n</think>\n{CALL}',
         f"<think>{CALL}<think></think>{CALL}",
     ):
         assert len(parse(text).calls) == 1
