@@ -22,6 +22,7 @@ from experiments.settings import settings
 
 # Found, not imported: that takes seconds.
 _HAS_SGLANG = "import importlib.util, sys; sys.exit(importlib.util.find_spec('sglang') is None)"
+_PATIENCE = 60.0  # seconds in which an interpreter must say it
 _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
@@ -133,8 +134,11 @@ def check_servers(config: ConfigDict) -> None:
         return
     python = config.sglang.python or str(default_python())
     try:
-        has_sglang = subprocess.run([python, "-I", "-c", _HAS_SGLANG], check=False).returncode == 0
-    except OSError:
+        asked = subprocess.run(
+            [python, "-I", "-c", _HAS_SGLANG], capture_output=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE
+        )
+        has_sglang = asked.returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
         has_sglang = False
     if not has_sglang:
         raise ValueError(

@@ -249,7 +249,7 @@ def test_a_file_cut_anywhere_is_called_truncated(small: Path, tmp_path: Path) ->
             read_gguf(path)
 
 
-def at(whole: bytes, text: str) -> int:
+def at(whole: bytes | bytearray, text: str) -> int:
     return whole.index(text.encode()) + len(text)
 
 
@@ -271,6 +271,16 @@ def test_a_forged_header_makes_nothing_large(small: Path, tmp_path: Path) -> Non
             read_gguf(path)
     assert tracemalloc.get_traced_memory()[1] < 2_000_000 + len(whole)
     tracemalloc.stop()
+
+
+def test_tensors_that_overlap_to_more_than_the_file_are_refused(small: Path, tmp_path: Path) -> None:
+    whole, path = bytearray(small.read_bytes()), tmp_path / "overlapping.gguf"
+    count = (len(whole) - min(array.start for array in read_gguf(small).arrays.values())) // 4
+    for name in ("blk.0.attn_norm.weight", "blk.1.attn_norm.weight"):  # float32, each all that follows the header
+        whole[at(whole, name) : at(whole, name) + 24] = struct.pack("<IQIQ", 1, count, 0, 0)
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"damaged header: its tensors take \d+ bytes in a file of \d+; copy"):
+        read_gguf(path)
 
 
 def test_damage_anywhere_in_the_header_is_one_error(small: Path, tmp_path: Path) -> None:

@@ -71,6 +71,15 @@ def test_a_missing_server_package_is_named_with_its_command_in_the_first_second(
     assert not (tmp_path / "run").exists()
 
 
+def test_an_interpreter_that_hangs_has_no_sglang(config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (hanging := tmp_path / "python").write_text("#!/bin/sh\nexec sleep 60\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(engines, "_PATIENCE", 0.2)
+    config.engine.name, config.sglang.python = "sglang", str(hanging)
+    with pytest.raises(ValueError, match=r"has no SGLang"):
+        engines.check_servers(config)
+
+
 def test_servers_are_looked_for_only_where_they_are_launched(config, tmp_path: Path) -> None:
     engines.check_servers(config)  # the engine in this process
     config.engine.name, config.sglang.python = "sglang", str(tmp_path / "none")

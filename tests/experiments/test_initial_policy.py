@@ -110,6 +110,11 @@ def test_all_weights_learn_once_and_the_result_says_what_they_were_shown(folder,
     again, _ = start(taught(moved))
     assert again.origin == {**first.origin, "folder": str(moved)}
     assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), first.params, again.params))
+    cut = json.loads((moved / "tokenizer.json").read_text())
+    cut["pre_tokenizer"] = None
+    (moved / "tokenizer.json").write_text(json.dumps(cut))
+    with pytest.raises(AssertionError, match="learned twice"):
+        start(taught(moved))
     write_model(moved, shape, initialize(shape, 1))
     for other in (taught(moved), taught(folder, pretrained_learning_rate=0.01), taught(folder, steps=1)):
         with pytest.raises(AssertionError, match="learned twice"):

@@ -55,6 +55,13 @@ def engine():
     running.close()
 
 
+def until_one_waits(engine: LocalEngine) -> None:
+    """Returns once a session waits for a slot, or after 30 seconds."""
+    deadline = time.monotonic() + 30
+    while not engine._waiting and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
 def play(engine: LocalEngine, environment: CounterEnvironment) -> list[tuple[str, str]]:
     """How two episodes of one group end, which share one slot."""
     limits = Limits(2, environment_deadline=1e6, engine_deadline=600.0, retries=0, error_rate=1.0, concurrency=2)
@@ -72,9 +79,7 @@ def test_an_episode_that_waits_for_a_slot_does_not_hang(engine: LocalEngine, ski
     def slow(task: object, step: int) -> None:
         if not begun.is_set():
             begun.set()
-            deadline = time.monotonic() + 30
-            while not engine._waiting and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until_one_waits(engine)
             skip(1_000.0)
 
     assert {outcome for outcome, _ in play(engine, CounterEnvironment(slow))} <= {"finished", "truncated"}
@@ -88,9 +93,7 @@ def test_the_deadline_of_a_completion_holds_once_it_has_a_slot(
     def hangs_once(*arguments: object) -> object:
         if not stuck.is_set():
             stuck.set()
-            deadline = time.monotonic() + 30
-            while not engine._waiting and time.monotonic() < deadline:
-                time.sleep(0.001)
+            until_one_waits(engine)
             skip(1_000.0)
         return real(*arguments)  # type: ignore[arg-type]
 
