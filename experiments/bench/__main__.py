@@ -77,11 +77,12 @@ def _words(text: str) -> list[str]:
 _NUMBER: Mapping[str, Any] = {"type": _count, "metavar": "N"}
 _DTYPE: Mapping[str, Any] = {"choices": ("float32", "bfloat16", "float16")}
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "shape": {"choices": tuple(SHAPES), "help": "the model"},
+    "shape": {"choices": tuple(SHAPES), "help": "the model, with random weights; nano without it"},
+    "folder": {"metavar": "PATH", "help": "the model in this folder in HF format, in place of a shape"},
     "layers": {**_NUMBER, "help": "another number of layers"},
     "depths": {"type": _counts, "metavar": "N,N,…", "help": "several numbers of layers, one after another"},
     "override": {"type": _words, "metavar": "FIELD=VALUE,…", "help": "other fields of the model's config"},
-    "dtype": {**_DTYPE, "help": "computed in"},
+    "dtype": {**_DTYPE, "help": "computed in; without it the folder's own, float32 for a shape"},
     "param-dtype": {**_DTYPE, "help": "parameters are stored in"},
     "moments-dtype": {"choices": ("float32", "bfloat16"), "help": "AdamW's moments are stored in"},
     "remat": {"choices": ("none", "dots", "layers", "auto"), "help": "which results of a layer are computed again"},

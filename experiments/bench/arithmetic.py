@@ -50,6 +50,21 @@ def update_flops(config: ModelConfig, lengths: Sequence[int], *, reference: bool
     return (4 if reference else 3) * forward_flops(config, lengths, sum(lengths))
 
 
+def decode_flops(config: ModelConfig, batch: int, context: float) -> float:
+    """Operations of one decode step of `batch` conversations, whose tokens attend to `context` tokens on average.
+
+    2·N·batch + 2·D·V·batch + 4·L·H·S·context·batch, counted as in `forward_flops`.
+    """
+    products = 2 * (layer_weights(config) + config.hidden_size * config.vocab_size)
+    attention = 4 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * context
+    return batch * (products + attention)
+
+
+def parameter_bytes(config: ModelConfig) -> int:
+    """Bytes of all parameters, which any pass over many tokens must read once."""
+    return parameter_count(config) * jnp.dtype(config.param_dtype).itemsize
+
+
 def decode_bytes(config: ModelConfig, batch: int, context: float) -> float:
     """Bytes that one decode step must read: weights once, and keys and values of `context` tokens for each of `batch`.
 

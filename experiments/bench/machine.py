@@ -44,6 +44,12 @@ def memory_bandwidth() -> float:
     return max(array.nbytes / min(summed.values), 2 * array.nbytes / min(copied.values))
 
 
+def bound_seconds(flops: float, read: float, rate: float, bandwidth: float) -> float:
+    """The least time that this machine could take: the longer of computing `flops` operations at `rate` operations a
+    second, and reading `read` bytes at `bandwidth` bytes a second (the roofline model, doi 10.1145/1498765.1498785)."""
+    return max(flops / rate, read / bandwidth)
+
+
 def lanes(slots: int, given: int | None) -> int:
     """The given number of lanes; without it, on a CPU, the most that divide the slots and are no more than the cores,
     else one."""

@@ -14,23 +14,22 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
-from cojax.policy.transformer import initialize
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from experiments.bench import machine
-from experiments.bench.arithmetic import decode_bytes, forward_flops, parameter_count
+from experiments.bench.arithmetic import decode_bytes, decode_flops, forward_flops, parameter_bytes, parameter_count
+from experiments.bench.models import Model, choose_model
 from experiments.bench.results import Row, Spread, compile_seconds
-from experiments.bench.shapes import model_config
 
 
 def decode(
     *,
-    shape: str = "nano",
+    shape: str | None = None,
+    folder: str | None = None,
     layers: int | None = None,
     override: Sequence[str] = (),
-    dtype: str = "float32",
+    dtype: str | None = None,
     batch: int = 64,
     lanes: int | None = None,
     prompt_length: int = 128,
@@ -42,11 +41,13 @@ def decode(
     """`batch` conversations sample `completion_length` tokens each after a prompt that is already cached.
 
     `bandwidth_share` is the time that reading `decode_bytes` takes at the machine's bandwidth over the time that decode
-    took. It is meaningful only for a model far larger than the processor's caches.
+    took. It is meaningful only for a model far larger than the processor's caches. `share_of_bound` is the same for the
+    longer of reading and computing (`machine.bound_seconds`).
     """
-    config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
+    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
+    config = model.config
     with _conversations(
-        config, batch, prompt_length + 1 + completion_length, lanes, prefill_rows, prefill_chunk
+        model, batch, prompt_length + 1 + completion_length, lanes, prefill_rows, prefill_chunk
     ) as conversations:
         opening, decoding, busy = [], [], []
         for number in range(repeats + 1):
@@ -59,14 +60,15 @@ def decode(
             decoding.append(ended - opened)
             busy.append((conversations.engine.busy_seconds - at_work) / decoding[-1])
             conversations.release(number)
-    bandwidth = machine.memory_bandwidth()
+    bandwidth, rate = machine.memory_bandwidth(), machine.matmul_rate(config.dtype)
     # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
     context = prompt_length + (1 + completion_length) / 2
     read = decode_bytes(config, batch, context) * completion_length
+    bound = machine.bound_seconds(decode_flops(config, batch, context) * completion_length, read, rate, bandwidth)
     seconds = Spread(tuple(decoding[1:]))
     return [
         {
-            **_of(shape, config, batch, prompt_length),
+            **_of(model, batch, prompt_length),
             "lanes": lanes,
             "completion_tokens": batch * completion_length,
             "decode_seconds": seconds,
@@ -75,6 +77,8 @@ def decode(
             "read_gb_per_token": read / completion_length / batch / 1e9,
             "bandwidth_gb_per_second": bandwidth / 1e9,
             "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
+            "matmul_tflops_per_second": rate / 1e12,
+            "share_of_bound": seconds.map(lambda value: bound / value),
             "compile_seconds": compile_seconds(opening[0], Spread(tuple(opening[1:]))),
             **conversations.memory,
         }
@@ -83,10 +87,11 @@ def decode(
 
 def prefill(
     *,
-    shape: str = "nano",
+    shape: str | None = None,
+    folder: str | None = None,
     layers: int | None = None,
     override: Sequence[str] = (),
-    dtype: str = "float32",
+    dtype: str | None = None,
     batch: int = 64,
     lanes: int | None = None,
     prompt_length: int = 512,
@@ -97,21 +102,24 @@ def prefill(
     """`batch` new conversations of `prompt_length` tokens, up to their first sampled token.
 
     MFU is `forward_flops` a second, with logits for the last token alone, over the rate of a large matrix product.
+    `share_of_bound` also counts the time that reading all parameters once takes (`machine.bound_seconds`).
     """
-    config, lanes = model_config(shape, layers, override, dtype), machine.lanes(batch, lanes)
-    with _conversations(config, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as conversations:
+    model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
+    config = model.config
+    with _conversations(model, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as conversations:
         opening = []
         for number in range(repeats + 1):
             began = time.perf_counter()
             conversations.generate(number, conversations.prompts(prompt_length, number), 1)
             opening.append(time.perf_counter() - began)
             conversations.release(number)
-    rate = machine.matmul_rate(dtype)
+    rate, bandwidth = machine.matmul_rate(config.dtype), machine.memory_bandwidth()
     flops = forward_flops(config, [prompt_length] * batch, scored=batch)
+    bound = machine.bound_seconds(flops, parameter_bytes(config), rate, bandwidth)
     seconds = Spread(tuple(opening[1:]))
     return [
         {
-            **_of(shape, config, batch, prompt_length),
+            **_of(model, batch, prompt_length),
             "lanes": lanes,
             "prefill_rows": prefill_rows,
             "prefill_chunk": prefill_chunk,
@@ -120,15 +128,17 @@ def prefill(
             "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
             "matmul_tflops_per_second": rate / 1e12,
             "mfu": seconds.map(lambda value: flops / value / rate),
+            "share_of_bound": seconds.map(lambda value: bound / value),
             "compile_seconds": compile_seconds(opening[0], seconds),
             **conversations.memory,
         }
     ]
 
 
-def _of(shape: str, config: ModelConfig, batch: int, prompt_length: int) -> Row:
+def _of(model: Model, batch: int, prompt_length: int) -> Row:
+    config = model.config
     return {
-        "shape": shape,
+        "shape": model.name,
         "layers": config.num_hidden_layers,
         "parameters": parameter_count(config),
         "dtype": config.dtype,
@@ -169,11 +179,11 @@ class _Conversations:
 
 @contextlib.contextmanager
 def _conversations(
-    config: ModelConfig, batch: int, length: int, lanes: int, prefill_rows: int, prefill_chunk: int
+    model: Model, batch: int, length: int, lanes: int, prefill_rows: int, prefill_chunk: int
 ) -> Iterator[_Conversations]:
-    """An engine with random weights that holds `batch` conversations of `length` tokens, until the block ends."""
+    """An engine with the model that holds `batch` conversations of `length` tokens, until the block ends."""
     engine = LocalEngine(
-        config,
+        model.config,
         slots=batch,
         lanes=lanes,
         max_length=length,
@@ -182,16 +192,16 @@ def _conversations(
         prefill_chunks=(prefill_chunk,),
     )
     try:
-        _load(engine, config)
+        _load(engine, model)
         with concurrent.futures.ThreadPoolExecutor(batch) as pool:
-            conversations = _Conversations(engine, pool, config.vocab_size, batch)
+            conversations = _Conversations(engine, pool, model.config.vocab_size, batch)
             yield conversations
             conversations.memory = machine.memory()
     finally:
         engine.close()
 
 
-def _load(engine: LocalEngine, config: ModelConfig) -> None:
-    """Loads random weights; in a function of its own, so that only the engine holds them afterwards."""
-    params = initialize(config, 0)
-    engine.load(Weights(0, lambda: to_hf(config, params)))
+def _load(engine: LocalEngine, model: Model) -> None:
+    """Loads the weights; in a function of its own, so that only the engine holds them afterwards."""
+    params = model.make()
+    engine.load(Weights(0, lambda: to_hf(model.config, params)))

@@ -19,11 +19,10 @@ from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
-from cojax.policy.transformer import initialize
 from experiments.bench import machine
-from experiments.bench.arithmetic import parameter_count, update_flops
+from experiments.bench.arithmetic import parameter_bytes, parameter_count, update_flops
+from experiments.bench.models import Model, choose_model
 from experiments.bench.results import Row, Spread, compile_seconds, timed
-from experiments.bench.shapes import model_config
 
 KL_COEFFICIENT = 1e-3
 
@@ -54,11 +53,12 @@ class Rows:
 
 def update(
     *,
-    shape: str = "nano",
+    shape: str | None = None,
+    folder: str | None = None,
     layers: int | None = None,
     depths: Sequence[int] = (),
     override: Sequence[str] = (),
-    dtype: str = "float32",
+    dtype: str | None = None,
     param_dtype: str = "float32",
     moments_dtype: str = "",
     remat: str = "none",
@@ -73,38 +73,37 @@ def update(
 
     `param_dtype` is that of stored and updated parameters, `dtype` that of computation. With `reference` the update
     includes a second forward pass, of frozen parameters in `dtype`. MFU is `update_flops` a second over the rate of a
-    large matrix product in `dtype`.
+    large matrix product in `dtype`. `share_of_bound` also counts the time that reading all parameters
+    once takes (`machine.bound_seconds`).
     """
     if depths and layers is not None:
         raise ValueError("--depths and --layers both set the number of layers; give one of them")
     packed = Rows(rows, row_length, segments, micro_rows)
-    configs = [model_config(shape, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
-    if row_length > (most := min(config.max_position_embeddings for config in configs)):
-        raise ValueError(f"--row-length={row_length} exceeds the {most} positions of {shape}; lower it")
+    models = [choose_model(shape, folder, depth, override, dtype, param_dtype) for depth in depths or (layers,)]
+    if row_length > (most := min(model.config.max_position_embeddings for model in models)):
+        raise ValueError(f"--row-length={row_length} exceeds the {most} positions of {models[0].name}; lower it")
     measured = [
-        _measure(config, packed, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats)
-        for config in configs
+        _measure(model, packed, adamw(1e-6, moments_dtype=moments_dtype), remat, reference, repeats) for model in models
     ]
-    rate = machine.matmul_rate(dtype)
+    rate, bandwidth = machine.matmul_rate(models[0].config.dtype), machine.memory_bandwidth()
     return [
         {
-            "shape": shape,
-            "layers": config.num_hidden_layers,
-            "parameters": parameter_count(config),
-            "dtype": dtype,
+            "shape": model.name,
+            "layers": model.config.num_hidden_layers,
+            "parameters": parameter_count(model.config),
+            "dtype": model.config.dtype,
             "param_dtype": param_dtype,
             "moments_dtype": moments_dtype or param_dtype,
             "rows": rows,
             "row_length": row_length,
-            "reference": reference,
-            **_rates(figures, packed, update_flops(config, packed.lengths, reference=reference), rate),
+            **_rates(figures, packed, model.config, rate, bandwidth),
         }
-        for config, figures in zip(configs, measured, strict=True)
+        for model, figures in zip(models, measured, strict=True)
     ]
 
 
 def _measure(
-    config: ModelConfig,
+    model: Model,
     rows: Rows,
     optimizer: optax.GradientTransformation,
     remat: str,
@@ -112,6 +111,7 @@ def _measure(
     repeats: int,
 ) -> dict[str, Any]:
     """Seconds of the update, warm and for compilation, the size of its program, and memory."""
+    config = model.config
     learner = Learner(
         config=config,
         optimizer=optimizer,
@@ -119,10 +119,11 @@ def _measure(
         row_length=rows.length,
         micro_rows=rows.micro,
         remat="layers" if remat == AUTO else remat,
-        reference=_reference(config) if reference else None,
+        reference=_reference(model) if reference else None,
     )
-    # In one program, so that no second copy of the parameters ever exists.
-    state: TrainState = jax.jit(lambda: learner.init(initialize(config, 0)))()
+    # The parameters are given away, so that no second copy of them ever exists. Uncommitted, the state would make the
+    # second update compile again.
+    state: TrainState = jax.device_put(jax.jit(learner.init, donate_argnums=0)(model.make()), jax.devices()[0])
     if remat == AUTO:
         learner = fastest_that_fits(learner, state, [1] * rows.count)
     batch = _batch(config, rows)
@@ -136,6 +137,7 @@ def _measure(
         first, seconds = timed(run, repeats)
         size = max((path.stat().st_size for path in folder.iterdir()), default=0)
     return {
+        "reference": reference,
         "remat": learner.remat,
         "update_seconds": seconds,
         "compile_seconds": compile_seconds(first, seconds),
@@ -144,9 +146,9 @@ def _measure(
     }
 
 
-def _reference(config: ModelConfig) -> Any:
-    """π_ref in the dtype of computation, made on the device."""
-    return jax.jit(lambda: jax.tree.map(lambda leaf: leaf.astype(config.dtype), initialize(config, 0)))()
+def _reference(model: Model) -> Any:
+    """π_ref in the dtype of computation."""
+    return jax.tree.map(lambda leaf: leaf.astype(model.config.dtype), model.make())
 
 
 def _batch(config: ModelConfig, rows: Rows) -> TrainBatch:
@@ -173,10 +175,12 @@ def _dumped_programs() -> Iterator[Path]:
             jax.config.update("jax_dump_ir_to", before)
 
 
-def _rates(figures: Row, rows: Rows, flops: int, matmul_rate: float) -> Row:
+def _rates(figures: Row, rows: Rows, config: ModelConfig, matmul_rate: float, bandwidth: float) -> Row:
     """The measured figures, with tokens and operations a second."""
     seconds: Spread = figures["update_seconds"]
     tokens = rows.count * rows.length
+    flops = update_flops(config, rows.lengths, reference=figures["reference"])
+    bound = machine.bound_seconds(flops, parameter_bytes(config), matmul_rate, bandwidth)
     return {
         **figures,
         "tokens": tokens,
@@ -185,4 +189,5 @@ def _rates(figures: Row, rows: Rows, flops: int, matmul_rate: float) -> Row:
         "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
         "matmul_tflops_per_second": matmul_rate / 1e12,
         "mfu": seconds.map(lambda value: flops / value / matmul_rate),
+        "share_of_bound": seconds.map(lambda value: bound / value),
     }
