@@ -9,7 +9,16 @@ import pytest
 
 from cojax.policy.config import ModelConfig
 from experiments.bench import __main__ as bench
-from experiments.bench.arithmetic import decode_bytes, forward_flops, layer_weights, parameter_count, update_flops
+from experiments.bench import folders
+from experiments.bench.arithmetic import (
+    decode_bytes,
+    decode_flops,
+    forward_flops,
+    layer_weights,
+    parameter_count,
+    update_flops,
+)
+from experiments.bench.machine import bound_seconds
 from experiments.bench.results import Spread, as_json, timed
 from experiments.bench.shapes import SHAPES, model_config
 from experiments.bench.update import update
@@ -180,6 +189,44 @@ def test_decode_and_prefill(capsys: pytest.CaptureFixture[str]):
     assert 0 < found["mfu"] < 1.2
 
 
+def test_bytes_and_operations_bound_the_time():
+    # 600 operations at 100 a second take longer than 50 bytes at 10 a second; 700 bytes take longer than both.
+    assert bound_seconds(600, 50, rate=100, bandwidth=10) == 6
+    assert bound_seconds(600, 700, rate=100, bandwidth=10) == 70
+    # 432 weights and 40 of the head, two operations each; 5 tokens of width 4 in 3 layers by two products.
+    assert decode_flops(DENSE, batch=7, context=5) == 7 * (2 * 472 + 4 * 3 * 4 * 5) == 8288
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model folder in bfloat16."""
+    path = tmp_path_factory.mktemp("models") / "small"
+    config = model_config("nano", 1, TINY.split(","), "bfloat16")
+    folders.write_random(path, config)
+    return str(path)
+
+
+def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder: str):
+    size = [f"--folder={folder}", "--batch=4", "--prompt-length=20", "--prefill-chunk=8", "--repeats=1"]
+    found = run(capsys, "decode", "--completion-length=6", *size)
+    assert (found["shape"], found["dtype"], found["layers"]) == ("small", "bfloat16", 1)
+    # The head 64·32, a layer 3072 + 4608; two products of width 32 with 23.5 tokens.
+    seconds = [
+        found["read_gb_per_token"] * 1e9 * 24 / found["bandwidth_gb_per_second"] / 1e9,
+        24 * (2 * 9728 + 4 * 32 * 23.5) / found["matmul_tflops_per_second"] / 1e12,
+    ]
+    assert found["share_of_bound"] * found["decode_seconds"] == pytest.approx(max(seconds))
+    found = run(capsys, "prefill", *size)
+    # Computing takes longer than reading 10,000 parameters once, unless this machine is a strange one.
+    assert found["share_of_bound"] >= found["mfu"] > 0
+
+
+def test_update_of_a_folder(capsys: pytest.CaptureFixture[str], folder: str):
+    found = run(capsys, "update", f"--folder={folder}", "--rows=2", "--row-length=16", "--repeats=1", "--reference")
+    assert (found["shape"], found["dtype"], found["param_dtype"]) == ("small", "bfloat16", "float32")
+    assert found["share_of_bound"] >= found["mfu"] > 0
+
+
 def test_load_and_export(capsys: pytest.CaptureFixture[str]):
     found = run(capsys, "load", "export", "--gigabytes=0.02", "--repeats=2")
     loaded, saved = (suite["rows"][0] for suite in found["suites"])
@@ -223,6 +270,11 @@ def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):
         (["update", "--override=num_hidden_layers=2"], "use --layers"),
         (["update", "--override=hidden_size=wide"], "expected a value of type int"),
         (["load", "--gigabytes=1e9"], "lower --gigabytes"),
+        (["decode", "--folder=x", "--shape=nano"], "--folder and --shape both name the model; give one of them"),
+        (["prefill", "--folder=x", "--layers=2"], "change a --shape; a --folder is measured as it is"),
+        (["update", "--folder=x", "--depths=2,4"], "change a --shape; a --folder is measured as it is"),
+        (["update", "--folder=x"], "--folder=x: no config.json in x; expected a model folder in HF format"),
+        (["step", "--folder=x"], "--folder is no setting of step; it is one of update, decode, prefill"),
     ],
 )
 def test_refuses_settings_that_make_no_sense(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str):
