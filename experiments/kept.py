@@ -85,7 +85,7 @@ def initial_policy(
     if found is not None and teaches_folder(config) and (folder / "model.json").exists():
         origin = trained.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh)
-        if params is None and not _reads_initial(config) and (folder / "zero_shot.json").exists():
+        if params is None and not _reads_initial(config) and directory.files.has_zero_shot:
             params = load_params(Path(config.model.path), made.model, made.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)

@@ -33,7 +33,6 @@ from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.learner.device_memory import DeviceMemoryError
-from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
 from cojax.learner.update import NonFiniteUpdate
@@ -51,16 +50,15 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, kept, preflight
+from experiments import assemble, evaluations, kept, preflight
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
-from experiments.parts import Parts
 from experiments.policies import announce
 from experiments.process import keep_compiled, log_to
-from experiments.scores import HeldOut, held_out_score
+from experiments.scores import held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
 
@@ -136,7 +134,7 @@ def run(config: ConfigDict) -> int:
             loop = assemble.loop(config, made, learner, clock)
             del begins  # the learner has copied what it needs
         learned = learned if begun else _rehearsed(config, loop, learned)
-        zero_shot = _zero_shot(config, made, learner, learned, clock, directory)
+        zero_shot = evaluations.zero_shot(config, made, learner, learned, clock, directory)
         if begun:
             # The restored arrays need their memory.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
@@ -148,7 +146,7 @@ def run(config: ConfigDict) -> int:
             return _stopped(stop, config, state)
         with clock("evaluation"):
             final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        write_json(directory.folder / "final.json", with_checksum(_held_out_record(final)))
+        directory.files.add_final(evaluations.record(final), final.episodes)
         summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
         if final.trials:
             summary["trials"] = [trial.success for trial in final.trials]
@@ -157,41 +155,6 @@ def run(config: ConfigDict) -> int:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
-
-
-def _zero_shot(
-    config: ConfigDict, made: Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
-) -> float:
-    """Held-out success before training, measured once a run."""
-    path = directory.folder / "zero_shot.json"
-    if path.exists():
-        try:
-            return float(json.loads(path.read_text())["success"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
-    with clock("evaluation"):
-        made.engine.load(learner.weights(state, 0))
-        found = held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, _held_out_record(found))
-    score = found.score
-    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
-    return score.success
-
-
-def _held_out_record(found: HeldOut) -> dict[str, Any]:
-    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost."""
-    score = found.score
-    record = {
-        "success": score.success,
-        "error": score.error,
-        "partial": score.partial,
-        "lost": score.lost,
-        "bounds": list(score.bounds),
-        "by": found.by,
-        "tasks": found.tasks,
-    }
-    trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:

@@ -13,9 +13,11 @@ from cojax.report.console import bar
 from cojax.rollout.chat import Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
-from cojax.types import Group, Task
+from cojax.types import Group, Task, Trajectory
 from experiments.parts import Parts
 from experiments.reflexion import Trial, retry_failures
+
+SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
@@ -29,13 +31,15 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[S
 class HeldOut:
     """Success on the evaluation split: overall, for each value of evaluation.by, and of each task, by its id.
 
-    Tasks without a valid episode have no score. All of this is of the first trial. Where failed tasks are tried again,
-    `trials` holds the result of each trial, and `tasks_at_last` the score of each task's last one.
+    Tasks without a valid episode have no score. `episodes` are those of at most SHOWN tasks, spread evenly over the
+    split. All of this is of the first trial. Where failed tasks are tried again, `trials` holds the result of each
+    trial, and `tasks_at_last` the score of each task's last one.
     """
 
     score: Score
     by: dict[str, float]
     tasks: Mapping[str, float]
+    episodes: Sequence[Trajectory] = ()
     trials: Sequence[Trial] = ()
     tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -62,12 +66,17 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         return groups
 
     groups = play(made.environment, made.evaluation, "eval")
-    first = HeldOut(score(groups), _by(config, groups), _scores(groups))
+    first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups))
     if trials == 1:
         return first
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
     last, told = retry_failures(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
+
+
+def shown(groups: Sequence[Group]) -> list[Trajectory]:
+    """The first episode of at most SHOWN groups, spread evenly over them: whatever became of them."""
+    return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
 
 
 def _collector(config: ConfigDict, made: Parts, temperature: float) -> EpisodeCollector:

@@ -17,6 +17,10 @@ import orbax.checkpoint as ocp
 import pytest
 from desk_runs import SMALL, Runs, flags
 
+from cojax.report import read_run
+from cojax.report.page import contents
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -80,6 +84,8 @@ def assert_same_run(one: Path, other: Path) -> None:
     for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "drafts.jsonl", "memory.jsonl"):
         assert untimed(one / name) == untimed(other / name), name
     assert episodes(one) == episodes(other)
+    for name in (ZERO_SHOT_EPISODES, FINAL_EPISODES):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
     pairs = list(zip(arrays(one), arrays(other), strict=True))
     assert len(pairs) > 10
     for left, right in pairs:
@@ -115,6 +121,10 @@ def test_the_summary_has_its_keys_and_the_time_adds_up(reference):
     assert last["quality"]["tasks"] == summary["tasks_final"]
     assert last["quality"]["initial"]["tasks"] == 12
     assert last["quality"].keys() >= {"sr_at_k", "ed_rel", "max_similarity", "turns", "synthesized"}
+    pairs = contents(read_run(reference))["pairs"]
+    assert len(pairs) == 24
+    solved = sum(pair["after"]["reward"] == 1.0 for pair in pairs) / 24
+    assert solved == pytest.approx(summary["final"])
     assert (reference / "report.html").stat().st_size > 10_000
 
 

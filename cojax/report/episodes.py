@@ -61,6 +61,21 @@ def select(run: Run, sources: Collection[str], visits: VisitIndex) -> Selection:
     return Selection(tuple(shown), total, len(kept), len(origins))
 
 
+def pairs(run: Run) -> list[Json]:
+    """The evaluation tasks that were played before training and after it, with both episodes, in the order played.
+
+    Where they take more than BYTES, some are left out, evenly.
+    """
+    words = words_of(run.folder)
+    after = {task_id_of(episode): episode for episode in run.after}
+    found = [
+        {"before": compact(before, task, 0, words), "after": compact(after[task], task, 0, words)}
+        for before in run.before
+        if (task := task_id_of(before)) in after
+    ]
+    return pick_within(found, BYTES)
+
+
 def pick_varied(episodes: Iterable[tuple[str, Json]], count: int) -> list[tuple[str, Json]]:
     """Up to `count` of a step's episodes, in turn from each kind: outcome, success or not, signals."""
     kinds: dict[tuple[str, bool, tuple[str, ...]], list[tuple[str, Json]]] = defaultdict(list)

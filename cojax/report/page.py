@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report import figures, task_set
-from cojax.report.episodes import select
+from cojax.report.episodes import pairs, select
 from cojax.report.exchanges import Exchanges
 from cojax.report.lineage import Lineages, TaskHistory, VisitIndex
 from cojax.report.page_exchanges import expedition_name, journal_texts
@@ -26,7 +26,8 @@ from cojax.report.run import Json, Run, read_run
 from cojax.storage.files import expect_file
 
 SCRIPTS = (
-    "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "start.js",
+    "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "pairs.js",
+    "start.js",
 )  # fmt: skip
 TASKS = 1_200  # synthesized tasks in the table
 DRAFTS = 60  # drafts that were not accepted
@@ -80,6 +81,7 @@ def contents(run: Run) -> Json:
         "expeditions": _expeditions(run, shown),
         "exchanges": journal_texts(shown, Exchanges(run.folder / "journal.jsonl")),
         "drafts": [_draft(draft, numbers[id(draft)]) for draft in figures.evenly(rejected, DRAFTS)],
+        "pairs": pairs(run),
         "unit": "step",
         "episodes": selection.episodes,
         "counts": {

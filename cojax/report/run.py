@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.storage.episodes import Episodes
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, read_episodes
 from cojax.storage.files import Log, StorageError, expect_file, read_json
 
 Json = dict[str, Any]
@@ -22,7 +22,8 @@ _COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
 class Run:
     """The contents of a run directory as plain JSON.
 
-    `tasks` are by id, in the order of the pool; `expeditions` by step and number.
+    `tasks` are by id, in the order of the pool; `expeditions` by step and number. `before` and `after` are episodes of
+    some evaluation tasks, before training and after it.
     """
 
     folder: Path
@@ -34,6 +35,8 @@ class Run:
     drafts: tuple[Json, ...]
     expeditions: Mapping[tuple[int, int], Json]
     episodes: Episodes
+    before: tuple[Json, ...] = ()
+    after: tuple[Json, ...] = ()
 
     @property
     def synthesized(self) -> tuple[Json, ...]:
@@ -80,6 +83,8 @@ def read_run(folder: str | Path) -> Run:
             for line in _read_log(folder / "expeditions.jsonl", "step", "expedition")
         },
         episodes=Episodes(folder / "episodes"),
+        before=tuple(read_episodes(folder / ZERO_SHOT_EPISODES)),
+        after=tuple(read_episodes(folder / FINAL_EPISODES)),
     )
 
 

@@ -1,4 +1,4 @@
-"""The episodes of a run: one compressed file per step, and the trajectories that are read back from them."""
+"""The episodes of a run in compressed files, and the trajectories that are read back from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from cojax.storage.files import (
     parse_record,
     replace_file,
 )  # fmt: skip
-from cojax.types import Trajectory, from_json
+from cojax.types import Trajectory, from_json, to_json
+
+# Episodes of some evaluation tasks, before training and after it.
+ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +38,7 @@ class Episodes:
 
     def write(self, step: int, records: Iterable[Record]) -> bytes:
         """Stores the episodes of a step and returns the content of its file."""
-        path = self.path(step)
-        buffer = io.BytesIO()
-        # The header holds neither time nor file name, so that two runs of one seed write the same file.
-        with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
-            packed.writelines(encode_record(record, path) for record in records)
-        content = buffer.getvalue()
-        replace_file(path, content)
-        return content
+        return write_episodes(self.path(step), records)
 
     def first_kept(self, pending: int) -> int:
         """The first step whose episodes stay: the first of the newest `keep`, or `pending` where that is earlier.
@@ -61,16 +57,7 @@ class Episodes:
 
         Raises StorageError for a damaged file.
         """
-        path = self.path(step)
-        if not path.exists():
-            return []
-        expect_file(path)
-        try:
-            with gzip.open(path, "rb") as file:
-                return [parse_record(line) for line in file]
-        # zlib raises an error of its own for a damaged stream.
-        except (EOFError, ValueError, OSError, zlib.error) as error:
-            raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+        return read_episodes(self.path(step))
 
     def truncate(self, step: int) -> None:
         """Drops the episodes of every step later than `step`."""
@@ -93,6 +80,43 @@ class Episodes:
         for step in list(steps):
             with explaining(self.path(step)):
                 self.path(step).unlink(missing_ok=True)
+
+
+def write_episodes(path: Path, records: Iterable[Record]) -> bytes:
+    """Writes a compressed JSONL file and returns its content. Equal records give equal bytes."""
+    buffer = io.BytesIO()
+    # The header holds neither time nor file name.
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as packed:
+        packed.writelines(encode_record(record, path) for record in records)
+    content = buffer.getvalue()
+    replace_file(path, content)
+    return content
+
+
+def read_episodes(path: Path) -> list[dict[str, Any]]:
+    """The records of a compressed JSONL file, none for one that is missing. Raises StorageError for a damaged one."""
+    if not path.exists():
+        return []
+    expect_file(path)
+    try:
+        with gzip.open(path, "rb") as file:
+            return [parse_record(line) for line in file]
+    # zlib raises an error of its own for a damaged stream.
+    except (EOFError, ValueError, OSError, zlib.error) as error:
+        raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+
+
+def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
+    """The trajectory as it is stored: without the routes of experts, which nothing reads after the step's update.
+
+    Without `times` equal episodes give equal records.
+    """
+    record: dict[str, Any] = to_json(trajectory)
+    for turn in record["turns"]:
+        turn["routes"] = ""
+        if not times:
+            turn["engine_seconds"] = turn["environment_seconds"] = 0.0
+    return record
 
 
 @dataclasses.dataclass(frozen=True)

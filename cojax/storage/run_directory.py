@@ -16,14 +16,14 @@ from typing import Any, TextIO
 
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
-from cojax.storage.checksums import CheckedLog, has_valid_checksum, with_checksum
+from cojax.storage.checksums import CheckedLog, fingerprint, has_valid_checksum, with_checksum
 from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
-from cojax.storage.episodes import PastTrajectories, read_trajectories
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
 from cojax.storage.files import explain_reading, read_json, write_json
 from cojax.storage.run_files import REMADE, RunFiles
 from cojax.storage.verify import Verified, verify
 from cojax.synthesis import Synthesis
-from cojax.types import Group, Signal, Task, Trajectory, to_json
+from cojax.types import Group, Signal, Task, to_json
 
 _LOG = logging.getLogger(__name__)
 # The objects of summary.json that the closing table shows.
@@ -184,8 +184,10 @@ class RunDirectory:
         arrays = self.checkpointer.arrays(found.step, like)
         self.cut(found)
         self._first_episodes = found.host.get("first_episodes", 0)
-        # Older versions stored no checksums. zero_shot.json may have been made again by an engine with other bits.
-        self.files.note(["zero_shot.json"] if found.checked else [*REMADE, "initial.json", "episodes"])
+        # Older versions stored no checksums. The zero-shot files may have been made again by an engine with other bits.
+        self.files.note(
+            ["zero_shot.json", ZERO_SHOT_EPISODES] if found.checked else [*REMADE, "initial.json", "episodes"]
+        )
         for changes in found.changes:
             apply(memory, changes)
         return Resumed(found.step, arrays, found.pool, memory, found.pending, found.waiting, found.host)
@@ -201,16 +203,13 @@ class RunDirectory:
         self.quarantine.append(evolution.quarantined)
 
     def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
-        """Stores the signals of a step, and its episodes, each with the kinds of its signals.
-
-        The routes of experts are left out: nothing reads them after the step's update.
-        """
+        """Stores the signals of a step, and its episodes, each with the kinds of its signals."""
         kinds: dict[str, list[str]] = {}
         signals = list(signals)
         for signal in signals:
             kinds.setdefault(signal.episode, []).append(signal.kind)
         records = (
-            {**to_json(without_routes(trajectory)), "signals": kinds.get(trajectory.episode, [])}
+            {**record_of(trajectory), "signals": kinds.get(trajectory.episode, [])}
             for group in groups
             for trajectory in group.trajectories
         )
@@ -249,8 +248,8 @@ class RunDirectory:
     def summary(self, found: Verified | None) -> dict[str, Any] | None:
         """The content of summary.json if the run with the checkpoint `found` has finished; else None.
 
-        A run counts as unfinished while summary.json, final.json or a file that every start writes is missing or
-        changed.
+        A run counts as unfinished while summary.json, final.json, the final episodes or a file that every start writes
+        is missing or changed.
         """
         try:
             summary, final = (read_json(self.folder / name) for name in ("summary.json", "final.json"))
@@ -261,6 +260,8 @@ class RunDirectory:
             sound = (has_valid_checksum(summary) and has_valid_checksum(final)) or (
                 sound and isinstance(summary["steps"], int)
             )
+            if "episodes" in final and fingerprint(self.folder / FINAL_EPISODES) != final["episodes"]:
+                raise ValueError(f"{FINAL_EPISODES} differs")
             whole = found is None or (found.step >= summary["steps"] and not any(map(self.files.lacks, REMADE)))
             return summary if sound and whole else None
         except FileNotFoundError:
@@ -268,16 +269,8 @@ class RunDirectory:
         except OSError as error:
             raise explain_reading(error, self.folder) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            _LOG.info("summary.json or final.json is not what the run wrote (%s): both are made again", error)
+            _LOG.info("summary.json or final.json is not what the run wrote (%s): they are made again", error)
             return None
-
-
-def without_routes(trajectory: Trajectory) -> Trajectory:
-    """The trajectory without the routes of experts, as it is stored."""
-    if not any(turn.routes for turn in trajectory.turns):
-        return trajectory
-    turns = tuple(dataclasses.replace(turn, routes="") for turn in trajectory.turns)
-    return dataclasses.replace(trajectory, turns=turns)
 
 
 def lock_folder(folder: Path, setting: str) -> TextIO:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cojax.storage.checkpoint import Checkpointer
-from cojax.storage.checksums import CheckedLog, Checksums, fingerprint
-from cojax.storage.episodes import Episodes
-from cojax.storage.files import StorageError
+from cojax.storage.checksums import CheckedLog, Checksums, fingerprint, with_checksum
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
+from cojax.storage.files import StorageError, write_json
+from cojax.types import Trajectory
 
 # The append-only logs, which resuming cuts back to a checkpoint. Nothing is read back from quarantine.jsonl.
 LOGS = ("metrics", "tasks", "signals", "drafts", "expeditions", "quarantine", "memory")
 # The logs that are never cut: their records were paid for.
 PAID = ("journal", "embeddings")
 # Files and folders that every start makes again, equal to the bit, where they are missing.
-REMADE = ("tokenizer", "model.json", "base", "zero_shot.json")
+REMADE = ("tokenizer", "model.json", "base", "zero_shot.json", ZERO_SHOT_EPISODES)
 # Files, and all outputs, that are derived from the rest and made again without a warning.
-DERIVED_FILES = ("summary.json", "final.json", "report.html", "run.log")
+DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "run.log")
 DERIVED = (*DERIVED_FILES, "tensorboard")
 FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "tensorboard", "evaluations")
 RESTORE = "Restore it from a copy, or start in a new workdir."
@@ -62,3 +64,23 @@ class RunFiles:
     def _fingerprints(self, name: str) -> dict[str, str]:
         """File → fingerprint of the file, or the files of the folder, of that name."""
         return {file: known for file, known in self.checksums.files().items() if file.partition("/")[0] == name}
+
+    @property
+    def has_zero_shot(self) -> bool:
+        """Whether the evaluation before training is stored, with the episodes that this run stored of it."""
+        return (self.folder / "zero_shot.json").exists() and not self.lacks(ZERO_SHOT_EPISODES)
+
+    def add_zero_shot(self, record: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
+        """Stores the evaluation before training and some of its episodes."""
+        self._add_evaluation("zero_shot.json", ZERO_SHOT_EPISODES, record, episodes)
+
+    def add_final(self, record: Mapping[str, Any], episodes: Sequence[Trajectory]) -> None:
+        """Stores the evaluation after training and some of its episodes."""
+        self._add_evaluation("final.json", FINAL_EPISODES, record, episodes)
+
+    def _add_evaluation(
+        self, name: str, beside: str, record: Mapping[str, Any], episodes: Sequence[Trajectory]
+    ) -> None:
+        path = self.folder / beside
+        write_episodes(path, (record_of(episode, times=False) for episode in episodes))
+        write_json(self.folder / name, with_checksum({**record, "episodes": fingerprint(path)}))

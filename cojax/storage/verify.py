@@ -11,12 +11,12 @@ from typing import Any
 from cojax.pool import TaskPool, task_from_record
 from cojax.storage.checkpoint import CheckpointError, SoundCheckpoint
 from cojax.storage.checksums import CheckedLog, Extent, fingerprint
-from cojax.storage.episodes import Episodes
+from cojax.storage.episodes import ZERO_SHOT_EPISODES, Episodes
 from cojax.storage.files import StorageError, explain_reading, read_json
 from cojax.storage.run_files import DERIVED, DERIVED_FILES, FOLDERS, REMADE, RESTORE, RunFiles
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
-_FILES = ("config.json", "initial.json", "model.json", "zero_shot.json", *DERIVED_FILES)
+_FILES = ("config.json", "initial.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES)
 # The errors that reading a record from damaged JSON may raise.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 

@@ -17,6 +17,7 @@ from small_runs import CONFIG, LIKE, finished, older, tree
 from cojax.explorer.llm.journal import Journal
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import CHECKSUM, with_checksum
+from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
 from cojax.storage.files import StorageError
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.storage.verify import verify
@@ -105,6 +106,7 @@ TAMPERED: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "waiting gone": ("waiting/000006.jsonl.gz", Path.unlink, r"000006.jsonl.gz is missing; the next step begins"),
     "D_0's counts gone": ("initial.json", Path.unlink, r"initial.json is missing"),
     "a tokenizer changed": ("tokenizer/tokenizer.json", changed(b"add", b"and"), r"r.json is .*delete it"),
+    "zero-shot changed": (ZERO_SHOT_EPISODES, lambda p: os.truncate(p, 90), r"_episodes.jsonl.gz is .*delete it"),
     "model.json changed": ("model.json", changed(b"3", b"4"), r"model.json is .*or delete it: it is"),
     "config a list": ("config.json", lambda p: p.write_text("[]"), r"config.json cannot be read .*Restore it"),
     "config null": ("config.json", lambda p: p.write_text("null"), r"config.json cannot be read"),
@@ -131,6 +133,23 @@ def test_damage_is_named_with_the_fix_and_nothing_is_changed(name, run):
         go(run)
     assert "\n" not in str(caught.value)
     assert tree(run) == before
+
+
+@pytest.mark.parametrize("name", [ZERO_SHOT_EPISODES, FINAL_EPISODES])
+def test_a_run_without_the_episodes_of_an_evaluation_is_unfinished_and_plays_them_again(name, run):
+    directory = RunDirectory(run)
+    assert directory.summary(directory.claim(CONFIG, {}))["steps"] == 6
+    (run / name).unlink()
+    assert directory.summary(directory.claim(CONFIG, {})) is None
+    assert directory.files.has_zero_shot is (name == FINAL_EPISODES)
+    directory.close()
+
+
+def test_final_episodes_that_were_changed_are_played_again(run):
+    os.truncate(run / FINAL_EPISODES, 90)
+    directory = RunDirectory(run)
+    assert directory.summary(directory.claim(CONFIG, {})) is None
+    directory.close()
 
 
 def test_a_damaged_host_state_is_skipped_for_the_one_before(run):

@@ -1,0 +1,52 @@
+"""A run's evaluations on the held-out split, before training and after it, and what is stored of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from cojax.learner.learner import Learner
+from cojax.learner.train_state import TrainState
+from cojax.metrics import Stopwatch
+from cojax.report.console import CONSOLE
+from cojax.storage.run_directory import RunDirectory
+from experiments.parts import Parts
+from experiments.scores import HeldOut, held_out_score
+
+
+def zero_shot(
+    config: ConfigDict, made: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
+) -> float:
+    """Held-out success before training, measured once a run."""
+    path = directory.folder / "zero_shot.json"
+    if directory.files.has_zero_shot:
+        try:
+            return float(json.loads(path.read_text())["success"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
+    with clock("evaluation"):
+        made.engine.load(learner.weights(state, 0))
+        found = held_out_score(config, made, "zero-shot evaluation")
+    directory.files.add_zero_shot(record(found), found.episodes)
+    score = found.score
+    CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
+    return score.success
+
+
+def record(found: HeldOut) -> dict[str, Any]:
+    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost."""
+    score = found.score
+    record = {
+        "success": score.success,
+        "error": score.error,
+        "partial": score.partial,
+        "lost": score.lost,
+        "bounds": list(score.bounds),
+        "by": found.by,
+        "tasks": found.tasks,
+    }
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
