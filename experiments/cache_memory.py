@@ -7,7 +7,9 @@ most half, since an update needs the rest; a cache that is set may take it all.
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -19,6 +21,8 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import make_cache
 from cojax.report.console import CONSOLE
 from cojax.rollout.local import LocalEngine
+from cojax.storage.checksums import has_valid_checksum, with_checksum
+from cojax.storage.files import write_json
 from experiments.leaf import defaults
 from experiments.settings import settings
 
@@ -27,11 +31,28 @@ _SHARE = 0.5  # of the memory beside the weights that a chosen cache may take
 _STEP = 128  # tokens; a recommended length is a multiple of it
 
 
+class CacheTooLarge(ValueError):
+    """A KV cache that does not fit: `found` says so, and `fits` is a number of slots that does, 0 where none does."""
+
+    def __init__(self, found: str, fits: int, flags: str):
+        super().__init__(f"{found}; {flags}")
+        self.found, self.fits = found, fits
+
+    def once_begun(self) -> ValueError:
+        """The error for a run or an evaluation that has begun, whose engine and lengths cannot change any more."""
+        if not self.fits:
+            return ValueError(f"{self.found}; what has begun goes on only where more memory is free")
+        return ValueError(
+            f"{self.found}; add --config.engine.slots={self.fits} to go on, which changes the bits that are sampled, "
+            "or go on where more memory is free"
+        )
+
+
 def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int:
     """engine.slots, or, where it is None, as many as free memory holds; says what was chosen.
 
     A chosen number is engine.lanes times a power of two, at most 128 and no more than limits.concurrency needs. Raises
-    ValueError, which names flags that fit, where a number that is set does not fit, or a single slot of each lane.
+    CacheTooLarge, which names flags that fit, where a number that is set does not fit, or a single slot of each lane.
     Where free memory is not reported, nothing is refused. Without `trains` nothing is kept free for training.
     """
     section, given = config.engine, config.engine.slots
@@ -53,10 +74,11 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
         count = given or section.lanes
         if spare < left and not given:
             left, beside = spare, f"the weights and {training / GIB:.1f} GiB for training"
-        raise ValueError(
+        raise CacheTooLarge(
             f"the KV cache of engine.slots={count} conversations of engine.max_length={section.max_length} tokens "
-            f"takes {count * one / GIB:.1f} GiB, {max(0, left) / GIB:.1f} GiB are free beside {beside}; "
-            f"{_flags(section, chosen, math.floor(room / one * section.max_length))}"
+            f"takes {count * one / GIB:.1f} GiB, {max(0, left) / GIB:.1f} GiB are free beside {beside}",
+            chosen,
+            _flags(section, chosen, math.floor(room / one * section.max_length)),
         )
     CONSOLE.print(
         f"engine: {chosen} slots of {section.max_length} tokens, a KV cache of {chosen * one / GIB:.2f} GiB; "
@@ -64,6 +86,25 @@ def slots(config: ConfigDict, model: ModelConfig, *, trains: bool = True) -> int
         soft_wrap=True,
     )
     return chosen
+
+
+def keep(path: Path, count: int) -> None:
+    """Writes engine.json, the number of slots that were chosen."""
+    write_json(path, with_checksum({"slots": count}))
+
+
+def kept(path: Path) -> int | None:
+    """The number in engine.json, None where there is no such file. Raises ValueError for a damaged one."""
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        has_valid_checksum(record)
+        if type(count := record["slots"]) is int and count > 0:
+            return count
+        raise ValueError(f"slots is {count!r}")
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are chosen anew.") from error
 
 
 def cache_bytes(model: ModelConfig, count: int, length: int) -> int:

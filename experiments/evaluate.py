@@ -116,6 +116,7 @@ def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], sample
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
+            **({"origin": dict(subject.origin)} if subject.origin else {}),
             "samples": samples,
             "temperature": config.evaluation.temperature,
             "interval": _INTERVAL,

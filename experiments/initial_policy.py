@@ -25,11 +25,12 @@ from cojax.policy.adapters import Lora, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE, bar, percent
-from cojax.report.run import pretrained_line
+from cojax.report.run import origin_line
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.types import Action, Task, content_hash
+from experiments import origins
 from experiments.policies import held_out
 from experiments.settings import settings
 
@@ -42,14 +43,10 @@ _RISING = 0.1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InitialPolicy:
-    """π_θ before the first step.
-
-    `origin` says what it was pretrained as and what it was shown since; it is empty for a policy from scratch, and for
-    a model folder as it stands.
-    """
+    """π_θ before the first step; `origin` is as in experiments/origins.py."""
 
     params: Params
-    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    origin: Mapping[str, Any]
 
 
 def teaches_folder(config: ConfigDict) -> bool:
@@ -74,12 +71,9 @@ def initial_policy(
     """
     section, path = config.warm_start, config.model.path
     if not section.steps:
-        if path:
-            bare = pretrained_line({"folder": path, "shown": 0})
-            CONSOLE.print(f"policy: {bare} (warm_start.steps=0)", soft_wrap=True)
-            return InitialPolicy(load_params(Path(path), model, mesh))
-        CONSOLE.print("policy: random parameters, no warm start (warm_start.steps=0)", soft_wrap=True)
-        return InitialPolicy(initialize(model, config.seed))
+        origin = {"folder": path, "shown": 0}
+        CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
+        return InitialPolicy(load_params(Path(path), model, mesh) if path else initialize(model, config.seed), origin)
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
@@ -110,11 +104,8 @@ def initial_policy(
     }
     folder, _ = warm_start.cached(key, make, model, chat.tokenizer)
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
-    if not path:
-        return InitialPolicy(load_params(folder, model, mesh))
-    origin = {"folder": path, "weights": weights, **warm_start.read_record(folder)}
-    del origin["key"]
-    CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)
+    origin = origins.taught(path, weights, warm_start.read_record(folder))
+    CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
     return InitialPolicy(load_params(folder, model, mesh), origin)
 
 

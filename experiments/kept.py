@@ -14,15 +14,14 @@ from transformers import PreTrainedTokenizerBase
 
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
-from cojax.report.run import pretrained_line
+from cojax.report.run import origin_line
 from cojax.rollout.export import load_params
 from cojax.rollout.local import LocalEngine
-from cojax.storage.checksums import has_valid_checksum, with_checksum
-from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis
-from experiments import assemble, policies, trained
+from experiments import assemble, cache_memory, origins, policies, trained
+from experiments.cache_memory import CacheTooLarge
 from experiments.entries import learned_by
 from experiments.initial_policy import InitialPolicy, teaches_folder
 from experiments.parts import Parts
@@ -32,29 +31,23 @@ def parts(config: ConfigDict, directory: RunDirectory, found: Verified | None) -
     """`assemble.parts`. Where the slots of the local engine follow free memory, they do so once in a run.
 
     Sampled bits depend on their number, which engine.json holds. A run that does not go on from `found` chooses anew.
-    Raises ValueError for a damaged file.
+    Raises ValueError for a damaged file, and for a number that no longer fits.
     """
     path, chosen = directory.folder / "engine.json", config.copy_and_resolve_references()
     if found is None:
         path.unlink(missing_ok=True)
-    elif config.engine.slots is None and path.exists():
-        chosen.engine.slots = slots = _slots_in(path)
+    elif config.engine.slots is None and (slots := cache_memory.kept(path)):
+        chosen.engine.slots = slots
         CONSOLE.print(f"engine: {slots} slots, as the run began", soft_wrap=True)
-    made = assemble.parts(chosen)
-    if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
-        write_json(path, with_checksum({"slots": made.engine.slots}))
-    return made
-
-
-def _slots_in(path: Path) -> int:
     try:
-        record = json.loads(path.read_text())
-        has_valid_checksum(record)
-        if type(slots := record["slots"]) is int and slots > 0:
-            return slots
-        raise ValueError(f"slots is {slots!r}")
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). Delete it: slots are chosen anew.") from error
+        made = assemble.parts(chosen)
+    except CacheTooLarge as error:
+        if found is None:
+            raise
+        raise error.once_begun() from error
+    if chosen.engine.slots is None and isinstance(made.engine, LocalEngine):
+        cache_memory.keep(path, made.engine.slots)
+    return made
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: RunDirectory, found: Verified | None) -> None:
@@ -83,12 +76,12 @@ def initial_policy(
     """
     folder = directory.folder
     if found is not None and teaches_folder(config) and (folder / "model.json").exists():
-        origin = trained.origin_of(folder)
+        origin = origins.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh)
         if params is None and not _reads_initial(config) and directory.files.has_zero_shot:
             params = load_params(Path(config.model.path), made.model, made.mesh)
         if params is not None:
-            CONSOLE.print(f"policy: {pretrained_line(origin)}", soft_wrap=True)
+            CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
             return InitialPolicy(params, origin)
     return assemble.initial_policy(config, made, initial)
 

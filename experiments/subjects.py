@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Actors, Chat, PolicyActors
 from experiments import cache_memory, policies, scores, trained
+from experiments.cache_memory import CacheTooLarge
 from experiments.entries import entry
+from experiments.origins import origin_of
 from experiments.policies import announce
 from experiments.presets import PRESETS
 
@@ -27,12 +29,14 @@ _SHAPED = ("model.path", "model.tokenizer", "model.vocabulary")
 class Subject:
     """A policy to evaluate; `policy` is None behind an endpoint.
 
-    `identity` holds, for config.json, what distinguishes it from every other. `name` can name a folder.
+    `identity` holds, for config.json, what distinguishes it from every other. `name` can name a folder. `origin` is as
+    in experiments/origins.py, empty behind an endpoint.
     """
 
     name: str
     identity: Mapping[str, Any]
     policy: trained.TrainedPolicy | None = None
+    origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -55,7 +59,7 @@ def of_checkpoint(config: ConfigDict, place: Path) -> Subject:
     if config.model.dtype:
         policy = dataclasses.replace(policy, model=dataclasses.replace(policy.model, dtype=config.model.dtype))
     identity = {"checkpoint": policy.step, "content": policy.content, "dtype": policy.model.dtype}
-    return Subject(f"{policy.step}", identity, policy)
+    return Subject(f"{policy.step}", identity, policy, origin_of(workdir, policy.step))
 
 
 def of_folder(config: ConfigDict, folder: Path) -> Subject:
@@ -69,7 +73,8 @@ def of_folder(config: ConfigDict, folder: Path) -> Subject:
     own = config.copy_and_resolve_references()
     own.learner.lora.rank = 0
     policy = trained.of_folder(folder, policies.stored_shape(own, folder))
-    return Subject(folder.resolve().name, {"model": policy.content, "dtype": policy.model.dtype}, policy)
+    identity = {"model": policy.content, "dtype": policy.model.dtype}
+    return Subject(folder.resolve().name, identity, policy, {"folder": str(folder.resolve())})
 
 
 def of_endpoint(url: str, model: str) -> Subject:
@@ -82,7 +87,8 @@ def of_endpoint(url: str, model: str) -> Subject:
 def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Actors]:
     """The actors of a subject, with its own engine, which is closed at the end.
 
-    Servers log into `folder`, and read the weights there unless sglang.folder names another one.
+    Servers log into `folder`, and read the weights there unless sglang.folder names another one. The engine in this
+    process has the number of slots in `folder`/engine.json, if there is one.
     """
     sampling = config.evaluation.temperature
     if subject.policy is None:
@@ -105,7 +111,7 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
     own.workdir = str(folder)
     own.learner.routes = "own"  # nothing learns from these episodes
     if own.engine.name == "local":
-        own.engine.slots = cache_memory.slots(own, subject.policy.model, trains=False)
+        own.engine.slots = slots(own, subject.policy.model, folder / "engine.json")
     engine = entry(config, "engine.name").function(own, subject.policy.model)
     try:
         engine.load(subject.policy.weights())
@@ -116,6 +122,23 @@ def playing(subject: Subject, config: ConfigDict, folder: Path) -> Iterator[Acto
         engine.close()
         # A copy for servers, as large as the model.
         shutil.rmtree(folder / "weights", ignore_errors=True)
+
+
+def slots(config: ConfigDict, model: ModelConfig, path: Path) -> int:
+    """engine.slots; where free memory chooses them it does so once in an evaluation, as sampled bits depend on them."""
+    own, given = config.copy_and_resolve_references(), config.engine.slots
+    before = cache_memory.kept(path) if given is None else None
+    if before:
+        own.engine.slots = before
+    try:
+        count = cache_memory.slots(own, model, trains=False)
+    except CacheTooLarge as error:
+        if before is None:
+            raise
+        raise error.once_begun() from error
+    if given is None:
+        cache_memory.keep(path, count)
+    return count
 
 
 def _same_model(config: ConfigDict, run: Mapping[str, Any], workdir: Path) -> None:

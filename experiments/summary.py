@@ -9,7 +9,7 @@ from typing import Any
 from cojax import signals
 from cojax.metrics import Stopwatch
 from cojax.storage.run_directory import RunDirectory
-from experiments.trained import origin_of
+from experiments.origins import origin_of
 
 
 def summarise(
@@ -17,8 +17,8 @@ def summarise(
 ) -> dict[str, Any]:
     """summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds. `pretrained` says,
-    of a policy from a model folder, which one that is, and how many demonstrations it was shown.
+    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds. `origin` is as in
+    experiments/origins.py.
     """
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
@@ -26,9 +26,8 @@ def summarise(
     mismatch = sum(record.get("logprob_mismatch", 0.0) * record["tokens_trained"] for record in records)
     tasks = sum(1 for _ in directory.tasks.read())
     added = _sum(evolution["added"] for evolution in evolutions)
-    origin = origin_of(directory.folder)
     return {
-        **({"pretrained": origin} if origin else {}),
+        "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
         "final": final,
         **({"final_by": by} if by else {}),

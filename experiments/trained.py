@@ -3,8 +3,8 @@
 A run keeps these files for its checkpoints:
 
     WORKDIR/tokenizer/     tokenizer and chat template
-    WORKDIR/model.json     the decoder's shape, the dtype it computes in, a name for the base, and `origin`: what the
-                           policy was pretrained as, and which warm start it had since
+    WORKDIR/model.json     the decoder's shape, the dtype it computes in, a name for the base, and `origin`
+                           (experiments/origins.py)
     WORKDIR/base/          the policy before the first step, as a model folder, where a checkpoint needs it and no other
                            folder has it: as the base of adapters, or as the reference of a warm-started model folder
 """
@@ -83,16 +83,6 @@ def keep(
     if origin:
         record["origin"] = dict(origin)
     write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
-
-
-def origin_of(workdir: Path) -> dict[str, Any]:
-    """What the policy of a run was pretrained as, and what it was shown since; {} for a policy from scratch.
-
-    `folder` is the model folder, `shown` the number of demonstrations. Raises OSError or ValueError.
-    """
-    kept: dict[str, Any] = json.loads((workdir / _MODEL).read_text()).get("origin", {})
-    path = settings_of(workdir)["model"]["path"]
-    return kept or ({"folder": path, "shown": 0} if path else {})
 
 
 def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None) -> Params | None:

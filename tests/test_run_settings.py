@@ -98,7 +98,7 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path
     first = preset("steps=1")
     assert first.returncode == 0, first.stdout + first.stderr
     assert "tools: the policy is shown no documentation" in first.stdout
-    assert "policy: random parameters" in first.stdout
+    assert "policy: from scratch, shown no demonstrations (warm_start.steps=0)" in first.stdout
     stored = json.loads((workdir / "config.json").read_text())["config"]
     assert (stored["policy"], stored["group_size"], stored["model"]["tokenizer"]) == ("tiny", 4, "bytes")
     assert (stored["model"]["tools"], stored["model"]["shape"]["hidden_size"]) == ("none", 32)  # flags win

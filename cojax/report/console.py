@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from cojax.report.run import pretrained_line
+from cojax.report.run import origin_line
 from cojax.types import Status
 
 _T = TypeVar("_T")
@@ -156,6 +156,7 @@ def bar(description: str, total: int | None = None, console: Console = CONSOLE) 
 
 def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
     """The closing table of a run, from summary.json."""
+    _show_origin(summary, console)
     console.print(Group(_results(summary), _time_split(summary["seconds"])))
     if report is not None:
         console.print(f"report: {report}", soft_wrap=True)
@@ -164,6 +165,7 @@ def show_summary(summary: Mapping[str, Any], report: str | Path | None = None, c
 def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None, console: Console = CONSOLE) -> None:
     """The closing tables of an evaluation, from result.json."""
     splits = result["splits"]
+    _show_origin(result, console)
     table = Table(title="Result", title_justify="left", title_style="bold", box=None, padding=(0, 2))
     table.add_column("", style="dim", no_wrap=True)
     for name in splits:
@@ -196,6 +198,11 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
         console.print(f"report: {report}", soft_wrap=True, markup=False)
 
 
+def _show_origin(result: Mapping[str, Any], console: Console) -> None:
+    if origin := result.get("origin"):
+        console.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
+
+
 def _kinds_table(split: str, one: Mapping[str, Any]) -> Table:
     table = Table(
         title=f"\n{split}, by {one['by_key']}", title_justify="left", title_style="bold", box=None, padding=(0, 2)
@@ -223,8 +230,6 @@ def _results(summary: Mapping[str, Any]) -> Table:
     table.add_column()
     zero_shot, final = summary.get("zero_shot"), summary.get("final")
     trials = summary.get("trials", ())
-    if origin := summary.get("pretrained"):
-        table.add_row("policy", pretrained_line(origin))
     if zero_shot is not None:
         table.add_row("held-out success, zero-shot", f"{100 * zero_shot:.1f} %")
     if final is not None:

@@ -33,7 +33,7 @@ function figures() {
 
 function header() {
   const policy = Object.entries(result.policy).filter(([, value]) => value !== "").map(([key, value]) => `${key} ${value}`);
-  const facts = [result.environment, ...policy, `${result.samples} ${result.samples === 1 ? "episode" : "episodes"} a task`, `temperature ${result.temperature}`, config.commit && `commit ${String(config.commit).slice(0, 10)}`];
+  const facts = [result.environment, data.origin, ...policy, `${result.samples} ${result.samples === 1 ? "episode" : "episodes"} a task`, `temperature ${result.temperature}`, config.commit && `commit ${String(config.commit).slice(0, 10)}`];
   return [h("div", {}, h("h1", {}, `cojax · ${data.name}`), h("p", {class: "soft"}, facts.filter(Boolean).join(" · ")),
     data.pages.length > 1 && h("p", {class: "small"}, "Pages: ", data.pages.map((page, place) => [place ? ", " : "", page === data.page ? h("strong", {}, String(place + 1)) : h("a", {href: page}, String(place + 1))])))];
 }

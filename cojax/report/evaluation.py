@@ -9,7 +9,7 @@ from pathlib import Path
 from cojax.report.episodes import Words, compact, words_of
 from cojax.report.lineage import task_id_of
 from cojax.report.page import render, write_page
-from cojax.report.run import Json
+from cojax.report.run import Json, origin_line
 from cojax.storage.files import Log, StorageError, read_json
 
 SCRIPTS = ("elements.js", "viewer.js", "evaluation.js")
@@ -37,6 +37,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
             "name": f"evaluation of {folder.resolve().name}",
             "config": config,
             "result": result,
+            "origin": origin_line(result["origin"]) if "origin" in result else "",
             "tasks": [],
             "episodes": shown,
             "unit": "split",

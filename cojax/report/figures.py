@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from cojax.report.lineage import TaskHistory
-from cojax.report.run import Json, Run, joined_at, pretrained_line
+from cojax.report.run import Json, Run, joined_at, origin_line
 from cojax.types import Status
 
 POINTS = 1_500  # steps drawn at most
@@ -86,7 +86,7 @@ def headline(run: Run) -> Json:
     dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
     return {
         "finished": bool(run.summary),
-        "policy": pretrained_line(run.summary["pretrained"]) if "pretrained" in run.summary else "",
+        "policy": origin_line(run.origin) if run.origin else "",
         "zero_shot": run.summary.get("zero_shot"),
         "final": run.summary.get("final"),
         "dev": [dev[0], dev[-1]] if dev else None,

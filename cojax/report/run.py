@@ -23,13 +23,15 @@ class Run:
     """The contents of a run directory as plain JSON.
 
     `tasks` are by id, in the order of the pool; `expeditions` by step and number. `before` and `after` are episodes of
-    some evaluation tasks, before training and after it.
+    some evaluation tasks, before training and after it. `origin` is that of summary.json, or, of a run that has not
+    ended, that of model.json.
     """
 
     folder: Path
     config: Json
     metrics: tuple[Json, ...]
     summary: Json
+    origin: Json
     tasks: Mapping[str, Json]
     signals: tuple[Json, ...]
     drafts: tuple[Json, ...]
@@ -74,7 +76,8 @@ def read_run(folder: str | Path) -> Run:
         folder=folder,
         config=_read_json(folder / "config.json"),
         metrics=_read_log(folder / "metrics.jsonl", "step"),
-        summary=_read_json(folder / "summary.json"),
+        summary=(summary := _read_json(folder / "summary.json")),
+        origin=summary.get("origin") or _read_json(folder / "model.json").get("origin", {}),
         tasks={line["id"]: line for line in _read_log(folder / "tasks.jsonl", "id", "query")},
         signals=_read_log(folder / "signals.jsonl", "step", "kind"),
         drafts=_read_log(folder / "drafts.jsonl", "step", "draft", "verdict"),
@@ -93,9 +96,27 @@ def expedition_of(draft: Json) -> tuple[int, int] | None:
     return (draft["step"], draft["expedition"]) if "expedition" in draft else None
 
 
-def pretrained_line(origin: Mapping[str, Any]) -> str:
-    """What must be said of a policy that does not begin from scratch: `origin` is `pretrained` in summary.json."""
-    return f"pretrained from {origin['folder']}, shown {origin['shown']:,} demonstrations"
+def origin_line(origin: Mapping[str, Any]) -> str:
+    """What a policy began as, what it was shown, and how it was trained since.
+
+    `origin` is that of summary.json. It lacks `shown` for a model folder that is evaluated, of which no more is known,
+    and for a policy from scratch whose run is older than this record.
+    """
+    name, shown = Path(origin["folder"]).name, origin.get("shown")
+    if name:
+        parts = [f"the model folder {name} as it is" if shown is None else f"pretrained from {name}"]
+    else:
+        parts = ["from scratch", *(["shown an unknown number of demonstrations"] if shown is None else [])]
+    if shown is not None:
+        parts.append(f"shown {shown:,} demonstrations" if shown else "shown no demonstrations")
+    if epochs := origin.get("epochs"):
+        parts[-1] += " once each" if epochs == 1 else f" {epochs:g} times each on average"
+        rank = origin["lora_rank"]
+        parts.append(f"learned by LoRA of rank {rank}" if rank else "learned by all weights")
+    if steps := origin.get("steps"):
+        co_evolved, evolve = f"then co-evolved for {steps:,} steps", origin["evolve"]
+        parts.append(co_evolved if evolve == "feedback" else f"then trained for {steps:,} steps (evolve={evolve})")
+    return ", ".join(parts)
 
 
 def joined_at(task: Json) -> int:

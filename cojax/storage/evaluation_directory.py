@@ -2,6 +2,7 @@
 
 config.json       the model, tasks and settings, and versions, commit and hardware
 episodes.jsonl    append-only, one line per episode with its checksum; if an episode is played again, the last counts
+engine.json       the number of slots of the in-process engine, where free memory decided it
 result.json       the figures
 report.html       the figures and the episodes, offline; report-2.html … where one page does not hold all episodes
 """
@@ -63,6 +64,8 @@ class EvaluationDirectory:
                 )
         elif (self.folder / "checkpoints").exists() or (self.folder / "metrics.jsonl").exists():
             raise RunDirectoryError(f"{self.folder} is the directory of a run. Choose another --out.")
+        else:
+            (self.folder / "engine.json").unlink(missing_ok=True)
         write_json(path, with_checksum({"config": dict(identity), **facts}))
 
     def add(self, split: str, trajectory: Trajectory) -> None:

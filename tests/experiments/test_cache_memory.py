@@ -9,7 +9,9 @@ from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import make_cache
-from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept
+from cojax.storage.differences import FREE_SETTINGS
+from cojax.storage.evaluation_directory import EvaluationDirectory
+from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept, subjects
 from experiments.ranges import check_ranges
 
 GIB = 2**30
@@ -114,3 +116,45 @@ def test_a_run_keeps_the_number_that_it_began_with(free, monkeypatch, tmp_path: 
         begun()
     # A run without a checkpoint begins anew.
     assert begun(None) == 128
+
+
+def test_a_run_whose_slots_no_longer_fit_names_a_flag_that_may_change(free, monkeypatch, tmp_path: Path) -> None:
+    """engine.name, engine.lanes and engine.max_length may not, and are not named."""
+    monkeypatch.setattr(assemble, "parts", lambda config: SimpleNamespace(engine=engines.local(config, TINY)))
+    config, directory = given(bfcl, max_length=64), SimpleNamespace(folder=tmp_path)
+    cache_memory.keep(tmp_path / "engine.json", 128)
+    free(0.004)
+    with pytest.raises(ValueError, match=r"engine.slots=128 .* are free beside the weights; add --config") as caught:
+        kept.parts(config, directory, True)
+    flag = re.search(r"add --config\.(engine\.slots)=(\d+) to go on, which changes the bits", str(caught.value))
+    assert "engine=sglang" not in str(caught.value)
+    assert flag[1] in FREE_SETTINGS
+    config.engine.slots = int(flag[2])
+    engine = kept.parts(config, directory, True).engine
+    engine.close()
+    assert engine.slots == int(flag[2])
+    free(0.0001)
+    with pytest.raises(ValueError, match=r"what has begun goes on only where more memory is free$"):
+        kept.parts(config, directory, True)
+    config.engine.slots = None
+    with pytest.raises(ValueError, match=r"choose a smaller model, or sample on servers"):
+        kept.parts(config, directory, None)
+
+
+def test_an_evaluation_keeps_the_number_that_it_began_with(free, tmp_path: Path) -> None:
+    config, path = given(bfcl, max_length=64), tmp_path / "engine.json"
+    free(0.004)
+    first = subjects.slots(config, TINY, path)
+    assert first < 128
+    free(600)
+    assert subjects.slots(config, TINY, path) == first
+    free(0.00115)
+    with pytest.raises(ValueError, match=rf"engine.slots={first} .*; add --config.engine.slots=\d+ to go on, which"):
+        subjects.slots(config, TINY, path)
+    config.engine.slots = 1  # what is set is neither kept nor replaced
+    assert subjects.slots(config, TINY, path) == 1
+    config.engine.slots = None
+    with EvaluationDirectory(tmp_path) as directory:
+        directory.claim({}, {})  # without an episode it begins anew
+    free(600)
+    assert subjects.slots(config, TINY, path) == 128

@@ -88,6 +88,10 @@ def test_a_model_folder_is_played_as_the_checkpoint_it_came_from(workdir, tmp_pa
     for kind, place in (("checkpoint", workdir / "checkpoints/1"), ("model", tmp_path / "model")):
         of(settings, place, out=tmp_path / kind, kind=kind)
     assert episodes(tmp_path / "checkpoint") == episodes(tmp_path / "model")
+    results = [json.loads((tmp_path / kind / "result.json").read_text()) for kind in ("checkpoint", "model")]
+    assert results[0]["origin"] == {"folder": "", "steps": 1, "evolve": "feedback"}
+    assert results[1]["origin"] == {"folder": str(tmp_path / "model")}
+    assert "the model folder model as it is" in write_evaluation_report(tmp_path / "model").read_text()
     of(settings, workdir, out=tmp_path / "newest")
     assert episodes(tmp_path / "newest") != episodes(tmp_path / "model")
 

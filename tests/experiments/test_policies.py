@@ -159,7 +159,9 @@ def test_demonstrations_longer_than_a_row_are_counted_and_left_out(monkeypatch, 
     assert learned == [lengths[:2]]  # once: the second time it comes from the cache
     assert (made[0].params["embed"]["embedding"] == made[1].params["embed"]["embedding"]).all()
     line = "3 demonstrations (1 too long for a row and left out), 1 batches, loss 0.500, dev success 25.0 %"
-    assert capsys.readouterr().out.count(line) == 2
+    told = "policy: from scratch, shown 2 demonstrations once each, learned by all weights"
+    assert [(said := capsys.readouterr().out).count(line), said.count(told)] == [2, 2]
+    assert made[0].origin["dropped"] == 1
     settings.engine.max_length = lengths[0]
     with pytest.raises(ValueError, match=f"1 of 3 demonstrations fit the {lengths[0]} tokens"):
         begin(settings, environment, chat, shape, _Engine(), lambda step: 0.25, tuple)
@@ -177,7 +179,8 @@ def test_without_steps_the_policy_is_random(capsys):
     made = (begin(settings, Splits(), Chat(tokenizer), shape, _Engine(), float, tuple) for _ in range(2))
     first, again = made
     assert (first.params["embed"]["embedding"] == again.params["embed"]["embedding"]).all()
-    assert "random parameters" in capsys.readouterr().out
+    assert first.origin == {"folder": "", "shown": 0}
+    assert "policy: from scratch, shown no demonstrations (warm_start.steps=0)" in capsys.readouterr().out
 
 
 def test_a_run_goes_on_with_the_tokenizer_it_began_with(tmp_path):

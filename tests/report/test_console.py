@@ -98,6 +98,7 @@ def test_a_bar_on_a_terminal_shows_count_and_total() -> None:
 def test_the_closing_table() -> None:
     console, file = plain_console()
     summary = {
+        "origin": {"folder": "models/SmolLM2[0]", "shown": 0, "steps": 80, "evolve": "feedback"},
         "zero_shot": 0.241,
         "final": 0.489,
         "trials": [0.489, 0.531],
@@ -115,6 +116,7 @@ def test_the_closing_table() -> None:
     show_summary(summary, "runs/desk/report.html", console)
     rows = [" ".join(line.split()) for line in file.getvalue().splitlines()]
     for row in (
+        "policy: pretrained from SmolLM2[0], shown no demonstrations, then co-evolved for 80 steps",
         "held-out success, zero-shot 24.1 %",
         "held-out success, final 48.9 %",
         "after 2 trials 53.1 %",
