@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -24,7 +25,10 @@ def in_todays_keys(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> di
         if last in above:
             value, place = above.pop(last), _section(settings, new.rpartition(".")[0])
             place.setdefault(new.rpartition(".")[2], value)
-    if _section(settings, "model").get("path") and "epochs" not in (warm := _section(settings, "warm_start")):
+    if isinstance(path := (model := _section(settings, "model")).get("path"), str) and path:
+        # A relative path of other releases was read from the folder in which the command was started.
+        model["path"] = os.path.abspath(path)
+    if path and "epochs" not in (warm := _section(settings, "warm_start")):
         # Releases without warm_start.epochs took a model folder as it is, whatever the other settings were.
         warm["steps"] = 0
     return _filled(settings, json.loads(json.dumps(defaults)))

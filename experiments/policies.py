@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def announce(chat: Chat, tools: str) -> None:
         CONSOLE.print(f"tools: {_CUT[tools]} (model.tools={tools})", soft_wrap=True)
     for note in chat.notes:
         CONSOLE.print(f"template: {note}", markup=False, soft_wrap=True)
+
+
+def with_absolute_path(config: ConfigDict) -> ConfigDict:
+    """The configuration with an absolute model.path, so that a run can go on from any folder."""
+    config = config.copy_and_resolve_references()
+    if config.model.path:
+        config.model.path = os.path.abspath(config.model.path)
+    return config
 
 
 def check_folder(config: ConfigDict) -> None:

@@ -56,7 +56,7 @@ from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
 from experiments.facts import facts
 from experiments.flags import configuration, parse
-from experiments.policies import announce
+from experiments.policies import announce, with_absolute_path
 from experiments.process import keep_compiled, log_to
 from experiments.scores import held_out_score
 from experiments.settings import settings
@@ -99,6 +99,7 @@ class Stop:
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     check_run(config)
+    config = with_absolute_path(config)
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )

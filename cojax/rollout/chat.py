@@ -8,6 +8,7 @@ documentation stays text.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import json
@@ -61,9 +62,10 @@ class Chat:
     """Renders messages with one tokenizer and its template.
 
     `shown`, one of `TOOL_DOCUMENTS`, says what the policy is shown of each tool. Where the template would not show it,
-    or asks for calls in a form that `parse` does not read, the tokenizer's template gets our TOOLS_SECTION: a folder
-    that is saved with this tokenizer renders the same tokens. `notes` says so of the template, and which system
-    message it adds by itself. `stops` are the tokens that end an action: `end`, and every other end of a text or turn.
+    or asks for calls in a form that `parse` does not read, `tokenizer` is a copy of the caller's, whose template begins
+    with our TOOLS_SECTION: a folder that is saved with the copy renders the same tokens. `notes` says so of the
+    template, and which system message it adds by itself. `stops` are the tokens that end an action: `end`, and every
+    other end of a text or turn.
 
     Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
     tokenizer's own rendering.
@@ -150,6 +152,7 @@ class Chat:
         """Gives the template a tools section where it needs one; yields what a user should know of the template."""
         tool, template = self.shown(PROBE), self.tokenizer.get_chat_template()
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
+            self.tokenizer = copy.copy(self.tokenizer)
             self.tokenizer.chat_template = template = TOOLS_SECTION + template
         if tool and template.startswith(TOOLS_SECTION):
             yield "it shows no tools in the form in which calls are read; a section of cojax's own shows them"

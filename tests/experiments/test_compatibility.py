@@ -43,6 +43,14 @@ def test_a_release_that_took_a_model_folder_as_it_is_showed_it_nothing() -> None
     assert in_todays_keys(new, defaults)["warm_start"]["steps"] == 450
 
 
+def test_a_relative_model_folder_of_another_release_is_that_of_the_command(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    defaults = base.get_config().to_dict()
+    assert in_todays_keys({"model": {"path": "models/Q"}}, defaults)["model"]["path"] == f"{tmp_path}/models/Q"
+    assert in_todays_keys({"model": {"path": "/models/Q"}}, defaults)["model"]["path"] == "/models/Q"
+    assert in_todays_keys({"model": {"path": ""}}, defaults)["model"]["path"] == ""
+
+
 def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
     defaults = entries.defaults(desk.get_config())
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from compiling import initialize
 from ml_collections import ConfigDict
-from test_fitting import run
+from test_fitting import ROOT, run
 from trained_runs import config
 
 import environments
@@ -22,6 +25,7 @@ from cojax.policy.model_folder import write_model
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.export import load_params, save_model
 from cojax.storage.checkpoint import CheckpointError
+from cojax.storage.run_files import RunFiles
 from experiments import assemble, initial_policy, kept, policies, trained
 from experiments.initial_policy import InitialPolicy, demonstrations, weights_hash
 from experiments.initial_policy import initial_policy as begin
@@ -95,11 +99,12 @@ def test_all_weights_learn_once_and_the_result_says_what_they_were_shown(folder,
     assert all(changed(folder, shape, first).values())
     assert first.origin == {
         "folder": str(folder), "weights": weights_hash(folder), "demonstrations": 4, "dropped": 0, "shown": 4,
+        "batches": 2, "epochs": 1.0, "lora_rank": 0,
         "checks": [{"step": 2, "loss": pytest.approx(6.1, abs=1.0), "success": 0.25}],
     }  # fmt: skip
     said = capsys.readouterr().out
     assert f"policy: pretrained from {folder}, to be shown at most 2 batches of 2 of 4 demonstrations" in said
-    assert f"policy: pretrained from {folder}, shown 4 demonstrations" in said
+    assert "policy: pretrained from model, shown 4 demonstrations once each, learned by all weights" in said
 
     def never(*given, **settings):
         raise AssertionError("learned twice")
@@ -127,14 +132,35 @@ def test_adapters_learn_and_are_summed_into_the_weights(folder):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(after.params)} == {"float32"}
     different = [name for name, differs in changed(folder, shape, after).items() if differs]
     assert different == ["layers/attention/query/kernel", "layers/feed_forward/down/kernel"]
-    assert after.origin["shown"] == 4
+    assert (after.origin["shown"], after.origin["lora_rank"]) == (4, 2)
+
+
+@pytest.mark.parametrize(("split", "decides"), [("initial", True), ("", False)])
+def test_the_number_of_initial_tasks_counts_where_they_are_learned(folder, monkeypatch, split, decides):
+    class Asked(Exception):
+        pass
+
+    keys = []
+
+    def asked(key, *given):
+        keys.append(key)
+        raise Asked
+
+    monkeypatch.setattr(initial_policy.warm_start, "cached", asked)
+    for count in (8, 8, 12):
+        settings = taught(folder, split=split)
+        settings.initial_tasks = count
+        with pytest.raises(Asked):
+            start(settings)
+    assert keys[0] == keys[1]
+    assert (keys[0] != keys[2]) is decides
 
 
 def test_without_steps_a_model_folder_begins_as_it_is(folder, cache, capsys):
     after, shape = start(taught(folder, steps=0))
     assert not any(changed(folder, shape, after).values())
-    assert after.origin == {}
-    assert f"pretrained from {folder}, shown 0 demonstrations (warm_start.steps=0)" in capsys.readouterr().out
+    assert after.origin == {"folder": str(folder), "shown": 0}
+    assert "policy: pretrained from model, shown no demonstrations (warm_start.steps=0)" in capsys.readouterr().out
     assert not cache.exists()
 
 
@@ -154,7 +180,7 @@ def kept_run(settings: ConfigDict, model: ModelConfig, workdir: Path) -> SimpleN
     origin = {"folder": settings.model.path, "shown": 4}
     trained.keep(workdir, model, initialize(model, 5), plain, False, origin, reference)
     (workdir / "zero_shot.json").write_text("{}")
-    return SimpleNamespace(folder=workdir)
+    return SimpleNamespace(folder=workdir, files=RunFiles(workdir))
 
 
 @pytest.mark.parametrize(
@@ -188,17 +214,24 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_command_goes_on_after_the_cache_is_gone(folder, tmp_path, rank):
     few = [f"warm_start.{name}={value}" for name, value in FEW.items()]
-    settings = (f"model.path={folder}", "warm_start.check_tasks=2", f"learner.lora.rank={rank}", *few)
-    first = run(tmp_path, "steps=1", *settings)
+    settings = ("warm_start.check_tasks=2", f"learner.lora.rank={rank}", *few)
+    first = run(tmp_path, "steps=1", f"model.path={os.path.relpath(folder, ROOT)}", *settings)
     assert first.returncode == 0, first.stdout + first.stderr
-    line = f"policy: pretrained from {folder}, shown 4 demonstrations"
+    line = "policy: pretrained from model, shown 4 demonstrations once each, learned by all weights"
     assert line in first.stdout
     shutil.rmtree(tmp_path / "cache" / "warm-start")
-    done = run(tmp_path, "steps=2", *settings)
+    done = run(tmp_path, "steps=2", f"model.path={folder}", *settings)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.index(line) < done.stdout.index("resumed at step 1")
     assert not (tmp_path / "cache" / "warm-start").exists()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["steps"], summary["pretrained"]["shown"]) == (2, 4)
+    assert (summary["steps"], summary["origin"]["shown"], summary["origin"]["steps"]) == (2, 4, 2)
+    # From another folder, with the settings of the run.
+    command = [sys.executable, "-m", "experiments.run", "--workdir=run", "--config.steps=3"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert "resumed at step 2" in done.stdout, done.stdout + done.stderr
     policy = trained.of_run(tmp_path / "run")
-    assert (policy.step, policy.model.num_hidden_layers) == (2, 1)
+    assert (policy.step, policy.model.num_hidden_layers) == (3, 1)

@@ -132,11 +132,23 @@ def test_every_family_shows_the_tools_and_how_to_call_them(family, opening):
 def test_a_template_that_asks_for_other_calls_gets_the_section_too():
     tokenizer = families.tokenizer("qwen3")
     tokenizer.chat_template = FOREIGN
-    for _ in range(2):  # a tokenizer that has the section keeps it
-        chat = Chat(tokenizer)
+    first = Chat(tokenizer)
+    for chat in (first, Chat(first.tokenizer)):  # a tokenizer that has the section keeps it
         assert chat.tokenizer.chat_template == TOOLS_SECTION + FOREIGN
         assert "parameters:" not in tokenizer.decode(chat.open(OPENINGS["user"], [PROBE]))
         assert chat.notes[0].startswith("it shows no tools in the form in which calls are read")
+
+
+def test_the_callers_tokenizer_stays_as_it_is():
+    tokenizer = families.tokenizer("smollm2")
+    template, prompt = tokenizer.chat_template, by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE])
+    chat = Chat(tokenizer)
+    assert chat.tokenizer.chat_template == TOOLS_SECTION + template
+    assert list(chat.open(OPENINGS["user"], [PROBE])) == by_the_tokenizer(chat.tokenizer, OPENINGS["user"], [PROBE])
+    assert tokenizer.chat_template == template
+    assert by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE]) == prompt
+    assert list(Chat(tokenizer, no_document).open(OPENINGS["user"], [PROBE])) == prompt
+    assert Chat(chat.tokenizer).tokenizer.chat_template == TOOLS_SECTION + template
 
 
 def test_a_saved_tokenizer_renders_the_same_tokens(tmp_path: Path):
