@@ -92,8 +92,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
     "qwen2.5-7b": {"model.path": "models/Qwen2.5-7B", "model.tools": "full"},
     "qwen3-30b-a3b": {"model.path": "models/Qwen3-30B-A3B", "model.tools": "full"},
-    "tiny": _TINY,
     "smollm2": _SMOLLM2,
+    "tiny": _TINY,
     # The same policy, after learning the solutions of the development part by heart instead. It solves nothing else, so
     # hardly any signal is raised: the trajectories themselves guide the explorer.
     "tiny-warm": {
