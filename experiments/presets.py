@@ -46,8 +46,8 @@ _TINY: dict[str, Any] = {
     "optimizer.learning_rate": 1e-4,
 }
 
-# SmolLM2-135M-Instruct, which make smollm2 converts, on two CPU cores. It is shown the solutions of the development part
-# twice, as it would make no calls otherwise, and evaluated on the tasks that are not in it.
+# SmolLM2-135M-Instruct, which make smollm2 converts, on two CPU cores. It is shown the solutions of the development
+# part twice, as it would make no calls otherwise, and evaluated on the tasks that are not in it.
 _SMOLLM2: dict[str, Any] = {
     "model.path": "models/SmolLM2-135M-Instruct",
     "model.tools": "brief",
