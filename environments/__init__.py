@@ -16,7 +16,7 @@ from cojax import registry
 from cojax.environment import Environment
 
 # Modules of this folder that are not environments.
-_OTHERS = {"worker", "install", "check"}
+_OTHERS = {"worker", "tools", "install", "check"}
 
 
 def available() -> list[str]:
