@@ -37,7 +37,7 @@ from cojax.evaluate import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
-from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
+from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
@@ -45,13 +45,12 @@ from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import engines, entries, subjects
+from experiments import engines, entries, subjects, traits
 from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.process import keep_compiled, log_to
 from experiments.ranges import check_ranges
-from experiments.settings import settings
 from experiments.subjects import Subject
 
 _LOG = logging.getLogger("cojax")
@@ -148,7 +147,7 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        collector = EpisodeCollector(actors, environment, Limits(**settings(config.limits)), samples)
+        collector = EpisodeCollector(actors, environment, traits.limits(config, environment), samples)
         return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
 
     if have == len(wanted):

@@ -158,7 +158,7 @@ def test_initial_tasks_are_short_and_skewed_to_popular_tools() -> None:
 
 def test_too_few_initial_tasks_name_the_reasons() -> None:
     generous = Validation(BrokenDesk(judge=lambda episode: Evaluation(1.0)))
-    with pytest.raises(ValueError, match=r"3 initial tasks wanted, 0 found on 6 setups.*full reward \(\d+×\).*0×"):
+    with pytest.raises(ValueError, match=r"3 initial tasks wanted, 0 found by 6 expeditions.*full reward \(\d+×\).*0×"):
         initial_tasks(DESK, EXPLORER, generous, 3, seed=(0,), weights=None, attempts=2)
 
 
