@@ -88,6 +88,13 @@ def divided(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     return tuple(tasks), ()
 
 
+def of_run(checkpoint: str) -> tuple[Task, ...]:
+    """The tasks that the run held out which a checkpoint, or its folder, belongs to; none where it held out none."""
+    folders = (Path(checkpoint), *Path(checkpoint).absolute().parents[:2])
+    found = next((folder / FILE for folder in folders if (folder / FILE).exists()), None)
+    return stored(found) if found else ()
+
+
 def stored(path: Path) -> tuple[Task, ...]:
     """The tasks in held_out.json. Raises ValueError for a file that is not what the run wrote."""
     try:
