@@ -70,21 +70,23 @@ def divided(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     """(tasks to train on, tasks to evaluate on), which share neither a setup nor a wording.
 
     A fifth is held out, at most 200 tasks, by whole setups in the order of a hash. Tasks on these setups whose wording
-    is also that of a task to train on are in neither part. Where that leaves fewer than a fifth, or than 20, none
-    is held out.
+    is also that of a task to train on are in neither part. None is held out where that leaves fewer than a fifth, or
+    than 20, or where it takes two fifths from training.
     """
     wanted = min(_MOST, round(_SHARE * len(tasks)))
     by_setup: dict[str, list[Task]] = {}
-    for task in tasks:
+    for task in tasks if wanted >= _FEWEST else ():
         by_setup.setdefault(setup_hash(task), []).append(task)
-    order = sorted(by_setup, key=lambda setup: content_hash(["held out", setup]))
-    for count in range(1, len(order)) if wanted >= _FEWEST else ():
-        training = [task for setup in order[count:] for task in by_setup[setup]]
+    closed: dict[str, Task] = {}
+    for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
+        if len(closed) + len(by_setup[setup]) > 2 * wanted:
+            continue
+        closed |= {task.id: task for task in by_setup[setup]}
+        training = tuple(task for task in tasks if task.id not in closed)
         known = {normalise(task.query) for task in training}
-        held = [task for setup in order[:count] for task in by_setup[setup] if normalise(task.query) not in known]
+        held = tuple(task for task in closed.values() if normalise(task.query) not in known)
         if len(held) >= wanted:
-            kept = {task.id for task in training}
-            return tuple(task for task in tasks if task.id in kept), tuple(held[:_MOST])
+            return training, held[:_MOST]
     return tuple(tasks), ()
 
 

@@ -59,7 +59,9 @@ def imports(code: str) -> set[tuple[str, str]]:
     """(module, name) of all that the code imports from cojax, environments and experiments."""
     statements = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     named = [(str(node.module), alias.name) for node in statements for alias in node.names]
-    return {(module, name) for module, name in named if module.partition(".")[0] in ("cojax", "environments", "experiments")}
+    return {
+        (module, name) for module, name in named if module.partition(".")[0] in ("cojax", "environments", "experiments")
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)

@@ -151,8 +151,8 @@ def _of_kind(
         return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng)]
     known = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
     if kind in ("integer", "number"):
-        low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + ("exclusiveMinimum" in schema))
-        near = [low + step for step in range(1 - ("minimum" in schema), 4)]
+        low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+        near = [low + step for step in range(_PARTS)]
         return known + [value for value in near if _fits(value, kind, schema)]
     others = [] if known else [value for value in seen.get("", ()) if _fits(value, kind, schema)]
     others = [value for value in others if len(str(value)) <= _SHORT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import random
@@ -55,8 +56,8 @@ class ToolEnvironment:
     ):
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
-        self.name, self.traits = name, traits
         made = toolset(tools)
+        self.name, self.traits = name, traits if traits.commands else _with_command(traits, made)
         if ending is None and _FINISH.name in made:
             raise ValueError(
                 f"a tool is called {_FINISH.name!r}, as is the one that ends an episode; say ending='finish' if it "
@@ -147,6 +148,16 @@ class ToolEnvironment:
             if len(self._ends) >= _ENDS:
                 del self._ends[next(iter(self._ends))]
             return self._ends.setdefault(key, end)
+
+
+def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
+    """The traits, in which a world's one tool takes a command if it takes free text and nothing else."""
+    tool, *others = tools.values()
+    properties = tool.parameters["properties"]
+    if others or len(properties) != 1 or not isinstance(inner := properties[tool.first], Mapping):
+        return traits
+    free = inner.get("type") == "string" and "enum" not in inner
+    return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if free else traits
 
 
 def _added(name: str) -> Tool:

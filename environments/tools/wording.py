@@ -67,7 +67,7 @@ def _value(value: Any, before: Sequence[tuple[Call, str]], lookups: Collection[s
             place = _place(value, shown) if call.name in lookups else None
             if place is not None:
                 used.add(index)
-                return f"{place} that {_clause(call, before[:index], lookups, used)} shows"
+                return f"{place} {_clause(call, before[:index], lookups, used)} shows"
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
@@ -81,7 +81,7 @@ def _place(value: str | int | float, shown: str) -> str | None:
         found = _places(json.loads(shown), value)
     except (ValueError, RecursionError):
         return None
-    return f"the {' '.join(map(words_of, found[0]))}" if len(found) == 1 and found[0] else None
+    return f"the {' '.join(map(words_of, found[0]))} that" if len(found) == 1 and found[0] else None
 
 
 def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:

@@ -17,6 +17,7 @@ from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_task
 from cojax.synthesis.selection import even
 from cojax.types import Evaluation, Signal, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
+from cojax.validation.similarity import NearDuplicates
 
 DESK = environments.load("desk")
 EXPLORER = ScriptedExplorer(neighbours=DESK.neighbours)
@@ -160,6 +161,35 @@ def test_too_few_initial_tasks_name_the_reasons() -> None:
     generous = Validation(BrokenDesk(judge=lambda episode: Evaluation(1.0)))
     with pytest.raises(ValueError, match=r"3 initial tasks wanted, 0 found by 6 expeditions.*full reward \(\d+×\).*0×"):
         initial_tasks(DESK, EXPLORER, generous, 3, seed=(0,), weights=None, attempts=2)
+
+
+class FewSetups(BrokenDesk):
+    """The desk with `count` setups."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def tasks(self, split: str, count: int, seed: int = 0):
+        return self.desk.tasks(split, min(count, self.count), 0)
+
+
+def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
+    result = initial_tasks(FewSetups(2), EXPLORER, Validation(DESK), 30, seed=(0,), weights=None)
+    assert len(result.tasks) == 30
+    assert len({str(task.setup) for task in result.tasks}) == 2
+    assert 30 <= result.counts["expeditions"] <= 300
+
+
+def test_too_few_initial_tasks_name_what_can_help() -> None:
+    alike, help_ = (
+        NearDuplicates(0.01),
+        r"near duplicate.*a higher validation\.pool_similarity.*lower initial_tasks to \d",
+    )
+    with pytest.raises(ValueError, match=help_):
+        initial_tasks(FewSetups(1), EXPLORER, Validation(DESK), 20, seed=(0,), weights=None, near_duplicates=alike)
+    with pytest.raises(ValueError, match="0 found by 0 expeditions; commonest reasons: there are no setups;"):
+        initial_tasks(FewSetups(0), EXPLORER, Validation(DESK), 20, seed=(0,), weights=None)
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "affordances", "evaluate", "phrase"])
