@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import random
 import threading
@@ -26,6 +25,8 @@ _FINISH = Tool(
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
 _SETUPS, _ENDS, _TRIED, _CALLS = 100_000, 10_000, 3, 4
+# Seconds in which these calls must be done.
+_PATIENCE = 10.0
 
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
 Tasks = Sequence[Task | Mapping[str, Any]]
@@ -72,6 +73,7 @@ class ToolEnvironment:
         self._setups = _distinct(name, setups)
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
         self._ends: dict[str, End] = {}
+        self._lookups: dict[str, bool] = {}
         self._lock = threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -97,37 +99,39 @@ class ToolEnvironment:
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         if self._phrase is not None:
             return self._phrase(steps)
-        return wording.phrase(steps, self._rules.ending.name, self.lookups)
+        called = {call.name for step in steps for call in step.action.calls} - {self._rules.ending.name}
+        return wording.phrase(steps, self._rules.ending.name, set(filter(self.is_lookup, called)))
 
-    @functools.cached_property
-    def lookups(self) -> frozenset[str]:
-        """The tools that never change the world: those given, or else those that worked on the first setups and left
-        every state as it was."""
+    def is_lookup(self, tool: str) -> bool:
+        """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
+        left every state as it was. One that takes longer than ten seconds there counts as one that changes it."""
         if self._given_lookups is not None:
-            return self._given_lookups
-        worked: set[str] = set()
-        changed: set[str] = set()
-        for task in self._setups[:_TRIED]:
-            for tool in self._rules.tools:
-                self._try(task, tool, worked, changed)
-        return frozenset(worked - changed)
+            return tool in self._given_lookups
+        if tool not in self._lookups:
+            found: list[bool] = []
+            trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
+            trial.start()
+            trial.join(_PATIENCE)
+            self._lookups[tool] = found == [True]
+        return self._lookups[tool]
 
-    def _try(self, task: Task, tool: str, worked: set[str], changed: set[str]) -> None:
-        """Calls one tool on a fresh world, as it is offered there."""
-        episode = self.start(task)
-        try:
-            ask(episode.reset)
-            offered = [action for action in ask(episode.affordances) if action.calls[0].name == tool]
-            for action in offered[:_CALLS]:
-                before = ask(episode.state)["world"]
-                if ask(episode.step, action).ok:
-                    worked.add(tool)
-                if ask(episode.state)["world"] != before:
-                    changed.add(tool)
-        except EnvironmentFailure:
-            return
-        finally:
-            episode.close()
+    def _changes_nothing(self, tool: str) -> bool:
+        """Whether some call of the tool worked on the first setups, and none changed a state."""
+        worked = False
+        for task in self._setups[:_TRIED]:
+            episode = self.start(task)
+            try:
+                ask(episode.reset)
+                for call in ask(episode.calls_of, tool)[:_CALLS]:
+                    before = ask(episode.state)["world"]
+                    worked |= ask(episode.step, Action(calls=(call,))).ok
+                    if ask(episode.state)["world"] != before:
+                        return False
+            except EnvironmentFailure:
+                continue
+            finally:
+                episode.close()
+        return worked
 
     def _end_of(self, task: Task) -> End:
         """The end of a task's solution, which is played once."""

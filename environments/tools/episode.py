@@ -149,7 +149,7 @@ class ToolEpisode:
         if self._finished:
             return ()
         state = state_of(self._world)
-        calls = [*self._given(), *self._found(state)][:_OFFERED]
+        calls = self._calls(state)[:_OFFERED]
         answers = [text for text in dict.fromkeys(reversed(self._shown)) if len(text) <= _ANSWER][:_ANSWERS]
         parameter, required = self._rules.ending.first, self._rules.ending.parameters.get("required", ())
         if parameter is None or parameter not in required:
@@ -210,19 +210,19 @@ class ToolEpisode:
     def _refused(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
 
-    def _given(self) -> Iterator[Call]:
-        """The calls that the environment's own `affordances` names."""
-        if self._rules.affordances is not None:
-            for name, arguments in self._rules.affordances(self._world):
-                yield Call(name, arguments)
+    def calls_of(self, tool: str) -> list[Call]:
+        """The calls of one tool that are worth trying now."""
+        return [call for call in self._calls(state_of(self._world), tool) if call.name == tool]
 
-    def _found(self, state: Any) -> list[Call]:
-        """Calls from schemas and from values seen: of each tool one, then a second, and so on."""
+    def _calls(self, state: Any, only: str = "") -> list[Call]:
+        """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
+        each tool, or of one tool `only`, a first one, then a second, and so on."""
         if self._rules.affordances is not None:
-            return []
+            return [Call(name, arguments) for name, arguments in self._rules.affordances(self._world)]
         seen = seen_in(*(_read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
-        of_tools = [self._of_tool(tool, seen, salt) for tool in self._rules.tools.values()]
+        tools = [tool for tool in self._rules.tools.values() if only in ("", tool.name)]
+        of_tools = [self._of_tool(tool, seen, salt) for tool in tools]
         return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
 
     def _of_tool(self, tool: Tool, seen: Seen, salt: str) -> list[Call]:
