@@ -215,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         module, settings = vars(environments.module(options.name)), _settings(options.name, options.set)
         if "check" in module and options.name in known:
+            if settings:
+                raise ValueError(f"the check of {options.name!r} is its own, and takes no --set")
             return int(module["check"](options.count, every=options.mutations == "all", **settings))
         environment = environments.load(options.name, **settings)
         drawn = _drawn(environment, module.get("SPLITS"), options.category, options.count)

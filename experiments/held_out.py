@@ -77,14 +77,15 @@ def divided(tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
     by_setup: dict[str, list[Task]] = {}
     for task in tasks if wanted >= _FEWEST else ():
         by_setup.setdefault(setup_hash(task), []).append(task)
+    worded = {task.id: normalise(task.query) for task in tasks}
     closed: dict[str, Task] = {}
     for setup in sorted(by_setup, key=lambda setup: content_hash(["held out", setup])):
         if len(closed) + len(by_setup[setup]) > 2 * wanted:
             continue
         closed |= {task.id: task for task in by_setup[setup]}
         training = tuple(task for task in tasks if task.id not in closed)
-        known = {normalise(task.query) for task in training}
-        held = tuple(task for task in closed.values() if normalise(task.query) not in known)
+        known = {worded[task.id] for task in training}
+        held = tuple(task for task in closed.values() if worded[task.id] not in known)
         if len(held) >= wanted:
             return training, held[:_MOST]
     return tuple(tasks), ()

@@ -15,7 +15,7 @@ from cojax.pool import TaskPool
 from cojax.signals.tools import tools_of
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, synthesize
 from cojax.synthesis.selection import even
-from cojax.types import Evaluation, Signal, TaskDraft, Trajectory, from_json
+from cojax.types import Evaluation, Signal, Task, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
 from cojax.validation.similarity import NearDuplicates
 
@@ -181,13 +181,21 @@ def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
     assert 30 <= result.counts["expeditions"] <= 300
 
 
+class AllAlike(NearDuplicates):
+    """Two tasks are enough: every other one is like one of them."""
+
+    def fork(self) -> "AllAlike":
+        return self
+
+    def why(self, task: Task) -> str:
+        return "" if len(self._queries) < 2 else "near duplicate of task a: similarity 0.99, above 0.95"
+
+
 def test_too_few_initial_tasks_name_what_can_help() -> None:
-    alike, help_ = (
-        NearDuplicates(0.01),
-        r"near duplicate.*a higher validation\.pool_similarity.*lower initial_tasks to \d",
-    )
-    with pytest.raises(ValueError, match=help_):
-        initial_tasks(FewSetups(1), EXPLORER, Validation(DESK), 20, seed=(0,), weights=None, near_duplicates=alike)
+    with pytest.raises(ValueError, match=r"near dup.*higher validation\.pool_sim.*lower initial_tasks to 2, more"):
+        initial_tasks(
+            DESK, EXPLORER, Validation(DESK), 4, seed=(0,), weights=None, attempts=2, near_duplicates=AllAlike(0.95)
+        )
     with pytest.raises(ValueError, match="0 found by 0 expeditions; commonest reasons: there are no setups;"):
         initial_tasks(FewSetups(0), EXPLORER, Validation(DESK), 20, seed=(0,), weights=None)
 
