@@ -151,12 +151,9 @@ class ToolEpisode:
         state = state_of(self._world)
         calls = self._calls(state)[:_OFFERED]
         answers = [text for text in dict.fromkeys(reversed(self._shown)) if len(text) <= _ANSWER][:_ANSWERS]
-        parameter, required = self._rules.ending.first, self._rules.ending.parameters.get("required", ())
-        if parameter is None or parameter not in required:
-            calls.append(Call(self._rules.ending.name))
-        if parameter is not None:
-            calls[-1:-1] = [Call(self._rules.ending.name, {parameter: text}) for text in answers]
-        return tuple(Action(calls=(call,)) for call in calls)
+        ending, parameter = self._rules.ending.name, self._rules.ending.first
+        ends = [Call(ending, {parameter: text}) for text in answers] if parameter is not None else []
+        return tuple(Action(calls=(call,)) for call in (*calls, *ends, Call(ending)))
 
     def evaluate(self) -> Evaluation:
         """The judge's verdict, or the comparison with the end of the task's solution, played in a second world.
@@ -176,7 +173,7 @@ class ToolEpisode:
         start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, state_of(self._world)))
         changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
         others = (start.keys() | goal.keys() | now.keys()) - set(changed)
-        checks = [Check(path or "state", now.get(path) == goal.get(path)) for path in changed[:_CHECKS]]
+        checks = [Check("/".join(path) or "state", now.get(path) == goal.get(path)) for path in changed[:_CHECKS]]
         rest = [*others, *changed[_CHECKS:]]
         checks.append(Check("all else as expected", all(now.get(path) == goal.get(path) for path in rest)))
         if end.answer is not None:
@@ -203,7 +200,10 @@ class ToolEpisode:
         text = ending.call(self._world, call.arguments)
         given = call.arguments.get(ending.first) if ending.first is not None else None
         if given is not None:
-            self.answer = given if isinstance(given, str) else canonical(plain_json(given, "the answer"))
+            try:
+                self.answer = given if isinstance(given, str) else canonical(plain_json(given, "the answer"))
+            except TypeError as error:
+                raise Refused(str(error)) from error
         self._finished = True
         return text
 
@@ -268,10 +268,10 @@ def _read(text: str) -> Any:
         return text
 
 
-def _leaves(state: Any, path: str = "", deep: int = 0) -> Iterator[tuple[str, str]]:
+def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
     """The parts of a state, at most four levels deep, as (path, canonical JSON)."""
-    if isinstance(state, dict) and state and deep < 4:
+    if isinstance(state, dict) and state and len(path) < 4:
         for name, inner in state.items():
-            yield from _leaves(inner, f"{path}/{name}" if path else name, deep + 1)
+            yield from _leaves(inner, (*path, name))
     else:
         yield path, canonical(state)

@@ -56,7 +56,7 @@ class Tool:
             raise Refused(f"expected an object of arguments for {self.name}")
         try:
             result = self.run(world, arguments) if self.run else world.call(self.name, dict(arguments))
-        except (Refused, EnvironmentFailure):
+        except (Refused, EnvironmentFailure, MemoryError):
             raise
         except Exception as error:
             raise Refused(_reason(error)) from error

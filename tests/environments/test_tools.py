@@ -357,6 +357,26 @@ def test_an_open_that_draws_at_random_fails_its_own_solution():
     assert [check.name for check in found.checks if not check.passed] == ["all else as expected"]
 
 
+def test_names_with_a_slash_hide_no_difference():
+    def put(world, name: str, value: int) -> None:
+        world.setdefault(name.partition("/")[0], {})[name] = value
+
+    setup = {"a": {"b": 1}, "a/b": {"c": 1}}
+    environment = todo(tools=[put], setups=[setup])
+    of = task(call("put", name="a", value=2), call("finish"), setup=setup)
+    assert played(environment, of, *of.solution).reward == 1.0
+    other = played(environment, of, *of.solution[:1], call("put", name="a/b/c", value=3), call("finish"))
+    assert other.reward == 0.0
+
+
+def test_an_answer_that_is_no_json_is_refused():
+    episode = todo().start(MOVED)
+    episode.reset()
+    assert episode.step(call("finish", answer=float("nan"))).text.startswith("error: the answer is no JSON")
+    assert episode.step(call("finish", answer={"b": 1, "a": None})).done
+    assert episode.state()["answer"] == '{"a":null,"b":1}'
+
+
 def test_the_setup_stays_as_it_was():
     setup = copy.deepcopy(SETUP)
     environment = todo(open=lambda given: given, setups=[setup])
