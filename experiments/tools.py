@@ -6,7 +6,7 @@
 docs/tools.md says how to make an environment of a few functions. Its settings are --config.environment.KEY. It needs no
 evaluation tasks: where it has none, a fifth of the initial tasks is held out.
 
-The same command with a policy of 0.9 million parameters, from scratch, on two CPU cores in two minutes:
+The same command with a small policy from scratch, on two CPU cores, in a few minutes:
 
     python -m experiments.run --config=experiments/tools.py --config.environment.name=mypackage.module \\
         --config.policy=tiny --config.steps=2

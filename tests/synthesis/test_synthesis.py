@@ -182,7 +182,7 @@ def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
 
 
 class AllAlike(NearDuplicates):
-    """Two tasks are enough: every other one is like one of them."""
+    """The first task is enough: every other one is like it."""
 
     def fork(self) -> "AllAlike":
         return self
@@ -192,7 +192,7 @@ class AllAlike(NearDuplicates):
 
 
 def test_too_few_initial_tasks_name_what_can_help() -> None:
-    with pytest.raises(ValueError, match=r"near dup.*higher validation\.pool_sim.*lower initial_tasks to 2, more"):
+    with pytest.raises(ValueError, match=r"near dup.*higher validation\.pool_sim.*lower initial_tasks to 1, more"):
         initial_tasks(
             DESK, EXPLORER, Validation(DESK), 4, seed=(0,), weights=None, attempts=2, near_duplicates=AllAlike(0.95)
         )
