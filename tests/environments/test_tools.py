@@ -358,14 +358,14 @@ def test_an_open_that_draws_at_random_fails_its_own_solution():
 
 
 def test_names_with_a_slash_hide_no_difference():
-    def put(world, name: str, value: int) -> None:
-        world.setdefault(name.partition("/")[0], {})[name] = value
+    def put(world, key: str, value: int) -> None:
+        world.setdefault(key.partition("/")[0], {})[key] = value
 
     setup = {"a": {"b": 1}, "a/b": {"c": 1}}
     environment = todo(tools=[put], setups=[setup])
-    of = task(call("put", name="a", value=2), call("finish"), setup=setup)
+    of = task(call("put", key="a", value=2), call("finish"), setup=setup)
     assert played(environment, of, *of.solution).reward == 1.0
-    other = played(environment, of, *of.solution[:1], call("put", name="a/b/c", value=3), call("finish"))
+    other = played(environment, of, *of.solution[:1], call("put", key="a/b/c", value=3), call("finish"))
     assert other.reward == 0.0
 
 
