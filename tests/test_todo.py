@@ -60,7 +60,7 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
     [
         (
             "environment.lits=3",
-            "environment 'todo:make' has no setting environment.lits; did you mean environment.lists?",
+            "environment 'todo' has no setting environment.lits; did you mean environment.lists?",
         ),
         ("environment.lists=many", "environment.lists is 'many'; expected a whole number"),
         ("environment.name=", "environment.name is empty; name one of appworld, bfcl, desk, or a module of your own"),
