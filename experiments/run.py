@@ -51,7 +51,7 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, kept, preflight
+from experiments import assemble, held_out, kept, preflight
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -60,9 +60,10 @@ from experiments.flags import configuration, parse
 from experiments.parts import Parts
 from experiments.policies import announce
 from experiments.process import keep_compiled, log_to
-from experiments.scores import HeldOut, held_out_score
+from experiments.scores import evaluation_record, held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
+from experiments.traits import measured_similarity
 
 _LOG = logging.getLogger("cojax")
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
@@ -121,18 +122,21 @@ def run(config: ConfigDict) -> int:
     stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
         made = kept.parts(config, directory, verified)
-    # D_0 is found only once: exploring may take minutes.
-    found = functools.cache(functools.partial(assemble.initial, config, made))
+    initial = held_out.InitialTasks(config, made, directory, verified)
     try:
         with clock("warm_start"):
             announce(made.chat, config.model.tools)
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
-            begins = kept.initial_policy(config, made, found, directory, verified)
+            begins = kept.initial_policy(config, made, initial.training, directory, verified)
             kept.keep_model(made.model, begins, config, directory, verified)
             learner = assemble.learner(config, made, begins.params)
             learned = learner.init(begins.params, config.seed)
             learner = assemble.fitted(config, learner, learned)
+            if not made.evaluation:
+                # An explorer may sample the policy.
+                made.engine.load(learner.weights(learned, 0))
+                made = initial.evaluated()
             loop = assemble.loop(config, made, learner, clock)
             del begins  # the learner has copied what it needs
         learned = learned if begun else _rehearsed(config, loop, learned)
@@ -140,18 +144,17 @@ def run(config: ConfigDict) -> int:
         if begun:
             # The restored arrays need their memory.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
-        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
+        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, initial.training)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
-            final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        write_json(directory.folder / "final.json", with_checksum(_held_out_record(final)))
-        summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
-        if final.trials:
-            summary["trials"] = [trial.success for trial in final.trials]
+            final = held_out_score(config, made, "evaluation", config.evaluation.trials) if made.evaluation else None
+        write_json(directory.folder / "final.json", with_checksum(evaluation_record(final)))
+        similarity = measured_similarity(config, made.environment, made.evaluation)
+        summary = summarise(state.step, directory, zero_shot, final, clock, similarity)
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         made.engine.close()
@@ -161,37 +164,25 @@ def run(config: ConfigDict) -> int:
 
 def _zero_shot(
     config: ConfigDict, made: Parts, learner: Learner, state: Any, clock: Stopwatch, directory: RunDirectory
-) -> float:
-    """Held-out success before training, measured once a run."""
+) -> float | None:
+    """Held-out success before training, measured once a run; None where there is nothing to evaluate on."""
     path = directory.folder / "zero_shot.json"
     if path.exists():
         try:
-            return float(json.loads(path.read_text())["success"])
+            success = json.loads(path.read_text())["success"]
+            return float(success) if made.evaluation else None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
+    if not made.evaluation:
+        write_json(path, evaluation_record(None))
+        return None
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
         found = held_out_score(config, made, "zero-shot evaluation")
-    write_json(path, _held_out_record(found))
+    write_json(path, evaluation_record(found))
     score = found.score
     CONSOLE.print(f"zero-shot: {100 * score.success:.1f} % on {score.tasks} {config.evaluation.split} tasks")
     return score.success
-
-
-def _held_out_record(found: HeldOut) -> dict[str, Any]:
-    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost."""
-    score = found.score
-    record = {
-        "success": score.success,
-        "error": score.error,
-        "partial": score.partial,
-        "lost": score.lost,
-        "bounds": list(score.bounds),
-        "by": found.by,
-        "tasks": found.tasks,
-    }
-    trials = [dataclasses.asdict(trial) for trial in found.trials]
-    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
 
 
 def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
@@ -204,7 +195,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
         initial = found()
         directory.add_evolution(initial)
         write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
-        directory.files.note(["initial.json"])
+        directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors))
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -18,10 +19,10 @@ from experiments.parts import Parts
 from experiments.reflexion import Trial, retry_failures
 
 
-def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
-    """Success of the engine's policy on the development split, overall and for each value of evaluation.by."""
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by."""
     collector = _collector(config, made, config.evaluation.temperature)
-    groups = collector.collect(made.development[:tasks], seed=(config.seed, step), label=f"dev{step}")
+    groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
     return score(groups), _by(config, groups)
 
 
@@ -38,6 +39,27 @@ class HeldOut:
     tasks: Mapping[str, float]
     trials: Sequence[Trial] = ()
     tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def evaluation_record(found: HeldOut | None) -> dict[str, Any]:
+    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost.
+
+    Where there is nothing to evaluate on, the success is null, and there are no tasks.
+    """
+    if found is None:
+        return {"success": None, "tasks": {}}
+    score = found.score
+    record = {
+        "success": score.success,
+        "error": score.error,
+        "partial": score.partial,
+        "lost": score.lost,
+        "bounds": list(score.bounds),
+        "by": found.by,
+        "tasks": found.tasks,
+    }
+    trials = [dataclasses.asdict(trial) for trial in found.trials]
+    return {**record, "trials": trials, "tasks_at_last": found.tasks_at_last} if trials else record
 
 
 def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
