@@ -1,14 +1,18 @@
 """Finds and loads environments: each file here is one, by its name, and offers `make(*, …) -> Environment`.
 
-An environment from outside is named package.module:make, wherever a name is expected.
+An environment from outside is named package.module:make, wherever a name is expected; `:make` may be left out. Where
+the name is also one of this folder's, this folder's environment is meant.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
+import importlib.util
+import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +20,7 @@ from cojax import registry
 from cojax.environment import Environment
 
 # Modules of this folder that are not environments.
-_OTHERS = {"worker", "install", "check"}
+_OTHERS = {"worker", "tools", "install", "check", "setups"}
 
 
 def available() -> list[str]:
@@ -30,7 +34,7 @@ def reserved(name: str) -> tuple[str, ...]:
     There are none without such a line, as where splits are generated without end. For an environment from outside both
     the named module and the module that defines its `make` are read.
     """
-    modules = [module(name), *([sys.modules[name.partition(":")[0]]] if ":" in name else [])]
+    modules = [module(name), *([sys.modules[full_name(name).partition(":")[0]]] if name not in available() else [])]
     return tuple(dict.fromkeys(split for one in modules for split in vars(one).get("RESERVED", ())))
 
 
@@ -39,17 +43,43 @@ def module(name: str) -> ModuleType:
     return sys.modules[maker(name).__module__]
 
 
+def full_name(name: str) -> str:
+    """The name with `:make` where that was left out; an environment of this folder has no more than its own."""
+    return name if ":" in name or name in available() else f"{name}:make"
+
+
 def maker(name: str) -> Callable[..., Environment]:
     """The function that makes the environment of that name; its keywords are the settings. Raises RegistryError."""
-    if ":" in name:
-        return registry.find("environment", name, {})
-    if name not in available():
+    if name in available():
+        return importlib.import_module(f"environments.{name}").make
+    if "." not in name and ":" not in name and not _is_module(name):
+        meant = registry.did_you_mean(name, available())
         raise registry.RegistryError(
-            f"environment {name!r} not found; available: {', '.join(available())}, or package.module:make from outside"
+            f"environment {name!r} not found; {meant}available: {', '.join(available())}, or package.module:make from "
+            "outside"
         )
-    return importlib.import_module(f"environments.{name}").make
+    return registry.find("environment", full_name(name), {})
 
 
 def load(name: str, **settings: Any) -> Environment:
     """The environment of that name. Raises RegistryError for an unknown one."""
     return maker(name)(**settings)
+
+
+def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the environment of that name, as flags give them. Raises RegistryError for one it does not take."""
+    declared = registry.settings(maker(name))
+    values = {
+        key: registry.from_text(declared[key].annotation, text) if key in declared else text
+        for key, text in given.items()
+    }
+    return registry.check_settings("environment", name, maker(name), values)
+
+
+def _is_module(name: str) -> bool:
+    """Whether a module of that name can be imported, also from the current folder."""
+    try:
+        found = importlib.util.find_spec(name) if name else None
+    except (ValueError, ImportError):
+        return False
+    return found is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None

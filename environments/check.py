@@ -1,4 +1,6 @@
-"""python -m environments.check NAME: proves an environment sound, by the path that training uses.
+"""python -m environments.check NAME [--set KEY=VALUE …]: proves an environment sound, by the path that training uses.
+
+NAME is an environment of this folder, or package.module of one from outside. `--set` gives it a setting.
 
 For the tasks of each split: the reference solution earns reward 1, twice with the same observations; without one of its
 calls it does not; and an episode answers garbage. It prints one JSON line a split:
@@ -12,6 +14,10 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
     thrown, answered   garbage, floods and endless calls; those after which the next episode was sound
     faults, seconds    readable lines; wall time
 
+Setups without tasks, as environments/tools makes them, are checked by tasks made for that (setups.py): a walk over the
+actions that each offers. The line has `setups` in place of `tasks`, and `unnoticed`: the tools of which no call changed
+the state, so that dropping one goes unnoticed. That is right for a look-up.
+
 Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
 turn; drops that are let through are then listed, but are no faults, as an official verdict cannot be changed.
 
@@ -22,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
 import random
 import sys
@@ -197,7 +202,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m environments.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     known = environments.available()
-    parser.add_argument("name", help=f"one of {', '.join(known)}")
+    parser.add_argument("name", help=f"one of {', '.join(known)}, or package.module from outside")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
+    )
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, default=200, help="tasks of each split (default: %(default)s)")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
@@ -205,25 +213,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
-        module = vars(importlib.import_module(f"environments.{options.name}")) if options.name in known else {}
-        if "check" in module:
-            return int(module["check"](options.count, every=options.mutations == "all"))
-        environment = environments.load(options.name)
-        splits = module.get("SPLITS", _SPLITS) if options.category == "all" else options.category.split(",")
-        drawn = {split: environment.tasks(split, options.count) for split in splits}
+        module, settings = vars(environments.module(options.name)), _settings(options.name, options.set)
+        if "check" in module and options.name in known:
+            if settings:
+                raise ValueError(f"the check of {options.name!r} is its own, and takes no --set")
+            return int(module["check"](options.count, every=options.mutations == "all", **settings))
+        environment = environments.load(options.name, **settings)
+        drawn = _drawn(environment, module.get("SPLITS"), options.category, options.count)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
     every, wrong = options.mutations == "all", 0
     for split, tasks in drawn.items():
         began = time.monotonic()
-        report = check(environment, tasks, every)
         solved = [task for task in tasks if task.solution]
-        for task, name, action in trials(environment, module.get("TRIALS", {}), solved) if solved else ():
-            report.throw(environment, task, name, action, endless=name not in GARBAGE)
-        line = report.line(options.name, split, time.monotonic() - began, every=every)
+        if not solved:
+            line = _bare(environment, options.name, split, tasks, began)
+        else:
+            report = check(environment, solved, every)
+            for task, name, action in trials(environment, module.get("TRIALS", {}), solved):
+                report.throw(environment, task, name, action, endless=name not in GARBAGE)
+            line = report.line(options.name, split, time.monotonic() - began, every=every)
+            line["unsolved"] = len(tasks) - len(solved)
         wrong += line["fault_count"]
         print(json.dumps(to_json(line)), flush=True)
     return 1 if wrong else 0
+
+
+def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:
+    """The settings of `--set KEY=VALUE`. Raises ValueError for one without a value."""
+    if wrong := [one for one in given if "=" not in one]:
+        raise ValueError(f"--set {wrong[0]} has no value; give it as --set KEY=VALUE")
+    return environments.settings_from_text(name, dict(one.split("=", 1) for one in given))
+
+
+def _drawn(
+    environment: Environment, own: Sequence[str] | None, category: str, count: int
+) -> dict[str, tuple[Task, ...]]:
+    """The tasks of each split that is asked for: the environment's own, or else of the usual ones those that it has.
+
+    Raises ValueError where it has none at all.
+    """
+    if own is not None or category != "all":
+        splits = own if own is not None and category == "all" else category.split(",")
+        return {split: environment.tasks(split, count) for split in splits}
+    drawn: dict[str, tuple[Task, ...]] = {}
+    for split in _SPLITS:
+        try:
+            drawn[split] = environment.tasks(split, count)
+        except ValueError:
+            continue  # it has no such split
+    if not any(drawn.values()):
+        raise ValueError(f"environment {environment.name!r} has no task in {', '.join(_SPLITS)}; name its --splits")
+    return {split: tasks for split, tasks in drawn.items() if tasks}
+
+
+def _bare(environment: Environment, name: str, split: str, tasks: Sequence[Task], began: float) -> dict[str, Any]:
+    """The record of a split whose tasks are no more than setups; the first of them gets the garbage."""
+    from environments.setups import SetupReport
+
+    report = SetupReport()
+    for number, setup in enumerate(tasks):
+        report.check(environment, setup, garbage=number == 0)
+    return report.line(environment, name, split, time.monotonic() - began)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,14 @@ def _data(module: ModuleType) -> ModuleType | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m environments.install", description=__doc__.partition("\n")[0])
-    parser.add_argument("name", help=f"one of {', '.join(environments.available())}")
+    parser.add_argument("name", help=f"one of {', '.join(environments.available())}, or package.module from outside")
     parser.add_argument("--python", help="interpreter to build on (default: this one, or a measured one on PATH)")
     parser.add_argument("--data", help="which data, where an environment needs some and there is a choice")
     options = parser.parse_args(arguments)
-    if options.name not in environments.available():
-        parser.error(f"environment {options.name!r} not found; available: {', '.join(environments.available())}")
-    module = importlib.import_module(f"environments.{options.name}")
+    try:
+        module = environments.module(options.name)
+    except ValueError as error:
+        parser.error(str(error))
     data = _data(module)
     if options.data is not None and options.data not in (data.ROOTS if data else ()):
         choice = f"one of {', '.join(data.ROOTS)}" if data else "none: it needs no data"

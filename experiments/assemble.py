@@ -28,12 +28,11 @@ from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.collect import Limits
 from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates
-from experiments import explorers, policies
+from experiments import explorers, policies, traits
 from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals
@@ -68,11 +67,11 @@ def parts(config: ConfigDict) -> Parts:
         model,
         mesh,
         engine,
-        Limits(**settings(config.limits)),
+        traits.limits(config, environment),
         environment.tasks(held_out.split, held_out.tasks, held_out.seed),
         environment.tasks(held_out.dev_split, held_out.dev_tasks),
-        environment.tasks(held_out.challenge_split, held_out.challenge_tasks),
-        made_signals(config),
+        environment.tasks(held_out.challenge_split, count) if (count := held_out.challenge_tasks) else (),
+        traits.kinds(environment, made_signals(config)),
     )
 
 
@@ -129,7 +128,9 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
     """The policy before the first step. `found` finds D_0, whose solutions a warm start may use."""
 
     def score(step: int) -> float:
-        return dev_score(config, made, step, config.warm_start.check_tasks)[0].success
+        # Without development tasks, success on D_0 says when enough was learned.
+        tasks = made.development or found().tasks
+        return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
 
     return initial_policies.initial_policy(
         config,
@@ -190,9 +191,9 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 
     def score(step: int) -> Mapping[str, float] | None:
         every = config.evaluation.every
-        if not every or step % every:
+        if not every or step % every or not made.development:
             return None
-        result, by = dev_score(config, made, step, config.evaluation.dev_tasks)
+        result, by = dev_score(config, made, step, made.development)
         kinds_of_task = {f"success/{name}": success for name, success in by.items()}
         return {"success": result.success, "partial": result.partial, "lost": result.lost, **kinds_of_task}
 

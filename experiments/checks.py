@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
@@ -29,6 +30,11 @@ _ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router"
 
 def check_run(config: ConfigDict) -> None:
     """Raises ValueError for a configuration that cannot be run. Looks up the devices, but builds nothing."""
+    if not config.environment.name:
+        raise ValueError(
+            f"environment.name is empty; name one of {', '.join(environments.available())}, or a module of your own: "
+            "--config.environment.name=package.module"
+        )
     check(config)
     engines.check_servers(config)
     policies.check_folder(config)

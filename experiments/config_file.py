@@ -45,12 +45,13 @@ class ConfigFileParser(flags.ArgumentParser):
 
 
 def load(given: str) -> ConfigDict:
-    """The configuration of FILE or FILE:ARGUMENT.
+    """The configuration of FILE or FILE:ARGUMENT; see `located`.
 
     Raises FlagError for any exception of the file, for unknown settings, and for values of another type.
     """
     check_file(given)
-    path, *argument = given.split(":", 1)
+    named, *argument = given.split(":", 1)
+    path = str(located(named))
     try:
         module = _module(path)
         if not callable(getattr(module, "get_config", None)):
@@ -77,7 +78,7 @@ def check_file(given: str) -> None:
     """Raises FlagError for a --config that names no file."""
     path = Path(given.partition(":")[0])
     try:
-        if given and path.is_file():
+        if given and located(given.partition(":")[0]).is_file():
             return
         files = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
     except OSError as error:
@@ -85,6 +86,13 @@ def check_file(given: str) -> None:
     near = [one for one in difflib.get_close_matches(str(path), files) if one != str(path)]
     meant = f"did you mean {near[0]}?" if near else "expected a file with get_config(), such as experiments/desk.py"
     raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
+
+
+def located(path: str) -> Path:
+    """The file of that path; outside of the checkout, experiments/NAME.py is ours where there is no such file."""
+    own = Path(path)
+    ours = Path(__file__).parent / own.name
+    return ours if own.parent == Path(ours.parent.name) and not own.exists() and ours.is_file() else own
 
 
 def _module(path: str) -> ModuleType:

@@ -114,7 +114,8 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
         given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
         registry.check_call(choice.kind, name, function, choice.takes, given)
-    return ChosenEntry(choice.kind, name, function, given)
+    full = environments.full_name(name) if leaf == "environment.name" else name
+    return ChosenEntry(choice.kind, full, function, given)
 
 
 def learned_by(config: ConfigDict) -> Objective:

@@ -37,7 +37,7 @@ from cojax.evaluate import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
-from cojax.rollout.collect import EpisodeCollector, Limits, RolloutError
+from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
@@ -45,13 +45,13 @@ from cojax.storage.run_directory import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import engines, entries, subjects
+from experiments import engines, entries, subjects, traits
 from experiments.entries import entry
 from experiments.facts import facts
 from experiments.flags import configuration, parse
+from experiments.held_out import of_run
 from experiments.process import keep_compiled, log_to
 from experiments.ranges import check_ranges
-from experiments.settings import settings
 from experiments.subjects import Subject
 
 _LOG = logging.getLogger("cojax")
@@ -99,11 +99,16 @@ MEASURES: dict[str, Measure] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
 KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("scenario", lambda t: (scenario(t),))}
 
 
-def evaluate(config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path) -> dict[str, Any]:
-    """Plays the episodes that are missing in `out`, then writes and returns the result."""
+def evaluate(
+    config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held: Sequence[Task] = ()
+) -> dict[str, Any]:
+    """Plays the episodes that are missing in `out`, then writes and returns the result.
+
+    `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
+    """
     with EvaluationDirectory(out) as directory:
         environment = entry(config, "environment.name").bound()()
-        tasks = {split: tasks_of(config, environment, split) for split in splits}
+        tasks = {split: tasks_of(config, environment, split, held) for split in splits}
         directory.claim(identity(config, subject, tasks, samples), facts())
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
@@ -149,7 +154,7 @@ def play(
             directory.add(split, trajectory)
             advance()
 
-        collector = EpisodeCollector(actors, environment, Limits(**settings(config.limits)), samples)
+        collector = EpisodeCollector(actors, environment, traits.limits(config, environment), samples)
         return collector.collect(found, seed=(config.seed, 0), label=split, known=known, on_episode=ended)
 
     if have == len(wanted):
@@ -163,8 +168,11 @@ def play(
     return groups
 
 
-def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[Task, ...]:
-    """The tasks of a split, as many as the configuration says. Raises ValueError for a split without tasks."""
+def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Sequence[Task]) -> tuple[Task, ...]:
+    """The tasks of a split, as many as the configuration says; `held` for an evaluation.split without tasks.
+
+    Raises ValueError for a split without tasks.
+    """
     held_out = config.evaluation
     counts = {
         # First the split names of every environment, then those of the configuration.
@@ -176,6 +184,8 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str) -> tuple[
     }
     seed = held_out.seed if split == held_out.split else 0
     tasks = environment.tasks(split, counts.get(split, held_out.tasks), seed)
+    if not tasks and split == held_out.split:
+        tasks = tuple(held)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
     return tuple({task.id: task for task in tasks}.values())
@@ -275,7 +285,8 @@ def main(argv: Sequence[str]) -> None:
         subject, home = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
         out = Path(_OUT.value) if _OUT.value else home / name
-        result = evaluate(config, subject, splits, _SAMPLES.value, out)
+        held = of_run(_CHECKPOINT.value) if _CHECKPOINT.value else ()
+        result = evaluate(config, subject, splits, _SAMPLES.value, out, held)
         show_evaluation(result, write_evaluation_report(out))
     except EXPECTED as error:
         _LOG.info("the evaluation ended", exc_info=True)

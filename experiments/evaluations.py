@@ -19,14 +19,18 @@ from experiments.scores import HeldOut, held_out_score
 
 def zero_shot(
     config: ConfigDict, made: Parts, learner: Learner, state: TrainState, clock: Stopwatch, directory: RunDirectory
-) -> float:
-    """Held-out success before training, measured once a run."""
+) -> float | None:
+    """Held-out success before training, measured once a run; None where there is nothing to evaluate on."""
     path = directory.folder / "zero_shot.json"
     if directory.files.has_zero_shot:
         try:
-            return float(json.loads(path.read_text())["success"])
+            success = json.loads(path.read_text())["success"]
+            return float(success) if made.evaluation else None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error}). Delete it: it is measured again.") from error
+    if not made.evaluation:
+        directory.files.add_zero_shot(record(None), ())
+        return None
     with clock("evaluation"):
         made.engine.load(learner.weights(state, 0))
         found = held_out_score(config, made, "zero-shot evaluation")
@@ -36,8 +40,13 @@ def zero_shot(
     return score.success
 
 
-def record(found: HeldOut) -> dict[str, Any]:
-    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost."""
+def record(found: HeldOut | None) -> dict[str, Any]:
+    """zero_shot.json and final.json. Scores by task show which tasks were kept, recovered and lost.
+
+    Where there is nothing to evaluate on, the success is null, and there are no tasks.
+    """
+    if found is None:
+        return {"success": None, "tasks": {}}
     score = found.score
     record = {
         "success": score.success,

@@ -25,6 +25,7 @@ from cojax.signals import guidance
 from cojax.types import Message, Task, Turn
 from cojax.validation import Attempts, Exclusions, Judge, Validation
 from cojax.validation.attempts import Attempters
+from experiments import traits
 from experiments.careless import CarelessExplorer
 from experiments.parts import Parts
 from experiments.settings import JUDGES, attempts, choose, settings
@@ -146,7 +147,12 @@ def validation(config: ConfigDict, made: Parts, explorer: Explorer, reserved: Se
         judge = None if veto is None else Judge(explorer.chat_model, veto)
     return Validation(
         made.environment,
-        Exclusions.of(reserved, section.evaluation_similarity, section.evaluation_words),
+        Exclusions.of(
+            reserved,
+            traits.similarity(config, made.environment, reserved),
+            section.evaluation_words,
+            made.evaluation if made.from_initial else (),
+        ),
         enabled=config.validate,
         play=play,
         attempts=attempted,

@@ -18,7 +18,10 @@ from cojax.types import Task
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits."""
+    """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits.
+
+    `from_initial` says that the evaluation tasks are a part of the initial ones, as the environment has none.
+    """
 
     environment: Environment
     chat: Chat
@@ -30,3 +33,4 @@ class Parts:
     development: tuple[Task, ...]
     challenge: tuple[Task, ...]
     signals: Mapping[str, SignalKind]
+    from_initial: bool = False

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from cojax import warm_start
-from cojax.environment import Demonstrated, Environment
+from cojax.environment import Demonstrated, Environment, ask
 from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
@@ -27,6 +27,8 @@ from experiments.trained import from_scratch
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
+# Setups that teach the byte-level tokenizer where there are no development tasks.
+_SETUPS = 50
 
 
 # What is printed of shortened documentation, since it changes the figures.
@@ -96,11 +98,13 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
     """The byte-level tokenizer, trained on the environment's documentation and its development tasks.
 
-    A development task that is also evaluated is left out.
+    A development task that is also evaluated is left out. Where there are none, setups stand in for them.
     """
     excluded = held_out(config, environment)
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
     tasks = [task for task in development if not excluded.why(task)]
+    if not development:
+        tasks = list(environment.tasks("seed", _SETUPS))
     with bar("tokenizer: replays", len(tasks)) as advance:
         return byte_tokenizer(texts(environment, tasks, advance), config.model.vocabulary)
 
@@ -145,9 +149,22 @@ def texts(environment: Environment, tasks: Iterable[Task], advance: Callable[[],
             for turn in trajectory.turns:
                 yield Chat.write(turn.action.calls)
                 yield from (message.content for message in turn.observation.messages)
-        else:
+        elif task.query:
             yield task.query
+        else:
+            yield from _offered(environment, task)
         advance()
+
+
+def _offered(environment: Environment, setup: Task) -> Iterator[str]:
+    """What an episode on a bare setup begins with, and the calls that it offers. Raises EnvironmentFailure."""
+    episode = environment.start(setup)
+    try:
+        yield from (message.content for message in ask(episode.reset))
+        yield json.dumps(setup.setup, ensure_ascii=False)
+        yield from (Chat.write(action.calls) for action in ask(episode.affordances))
+    finally:
+        episode.close()
 
 
 def held_out(config: ConfigDict, environment: Environment) -> Exclusions:

@@ -30,7 +30,7 @@ from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
-from cojax.types import Group, Message
+from cojax.types import Group, Message, Task
 from experiments import assemble, checks, initial_policy, scores
 from experiments.parts import Parts
 
@@ -100,6 +100,14 @@ def _parts(state: dict[str, Any]) -> Parts:
     return state["parts"]
 
 
+def _some_task(made: Parts) -> Task:
+    """A development task; or a bare setup where there is none."""
+    tasks = made.development or made.evaluation or made.environment.tasks("seed", 1)
+    if not tasks:
+        raise ValueError(f"environment {made.environment.name!r} has neither tasks nor setups (the split seed)")
+    return tasks[0]
+
+
 def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
     checks.check_run(config)
     made = state["parts"] = assemble.parts(config)
@@ -110,9 +118,9 @@ def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _environment(state: dict[str, Any]) -> str:
     made = _parts(state)
-    task = made.development[0]
+    task = _some_task(made)
     if not task.solution:
-        return f"{len(made.evaluation)} evaluation tasks; they bring no solutions to replay"
+        return f"{len(made.evaluation)} evaluation tasks; no solutions to replay"
     trajectory = play(made.environment, task, follow(task.solution), max_turns=len(task.solution))
     if trajectory.reward < 1.0:
         raise ValueError(
@@ -124,7 +132,7 @@ def _environment(state: dict[str, Any]) -> str:
 
 def _template(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
-    episode = made.environment.start(made.development[0])
+    episode = made.environment.start(_some_task(made))
     tokens = made.chat.open(episode.reset(), episode.tools())
     episode.close()
     if len(tokens) >= config.engine.max_length:
@@ -169,7 +177,7 @@ def _engine(config: ConfigDict, state: dict[str, Any]) -> str:
         session="preflight",
         seed=(config.seed,),
     )
-    trajectory = play(made.environment, made.development[0], actor, max_turns=2)
+    trajectory = play(made.environment, _some_task(made), actor, max_turns=2)
     made.engine.release("preflight")
     if not trajectory.valid:
         raise ValueError(f"an episode ended in {trajectory.outcome}: {trajectory.error}")

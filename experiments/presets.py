@@ -46,11 +46,53 @@ _TINY: dict[str, Any] = {
     "optimizer.learning_rate": 1e-4,
 }
 
+# SmolLM2-135M-Instruct, which make smollm2 converts, on two CPU cores. It is shown the solutions of the development
+# part twice, as it would make no calls otherwise, and evaluated on the tasks that are not in it.
+_SMOLLM2: dict[str, Any] = {
+    "model.path": "models/SmolLM2-135M-Instruct",
+    "model.tools": "brief",
+    "model.dtype": "float32",
+    "model.param_dtype": "float32",
+    "warm_start.steps": 25,
+    "warm_start.split": "dev",
+    "warm_start.demonstrations": 100,
+    "warm_start.batch_size": 8,
+    "warm_start.epochs": True,
+    "warm_start.lengthen": 0,
+    "warm_start.target": 1.0,
+    "warm_start.check_every": 25,
+    "warm_start.check_tasks": 4,
+    "warm_start.pretrained_learning_rate": 3e-4,
+    "batch_size": 4,
+    "group_size": 8,
+    "initial_tasks": 16,
+    "evolve_every": 2,
+    "checkpoint_every": 2,
+    "checkpoints_kept": 1,
+    "synthesis.contexts": 8,
+    "synthesis.budget": 8,
+    "engine.name": "local",
+    "engine.slots": 16,
+    "engine.lanes": 2,
+    "engine.max_length": 2560,
+    "limits.concurrency": 16,
+    "limits.max_turns": 20,
+    "sampling.max_tokens": 96,
+    "learner.row_length": 2560,
+    "learner.micro_rows": 1,
+    "learner.remat": "layers",
+    "optimizer.learning_rate": 2e-5,
+    "optimizer.decay_steps": 0,
+    "evaluation.split": "held_out",
+    "evaluation.every": 0,
+}
+
 # Name → dotted setting → value. No tuples: absl does not report which of them a flag has set.
 PRESETS: dict[str, dict[str, Any]] = {
     "qwen3-4b": {"model.path": "models/Qwen3-4B", "model.tools": "full"},
     "qwen2.5-7b": {"model.path": "models/Qwen2.5-7B", "model.tools": "full"},
     "qwen3-30b-a3b": {"model.path": "models/Qwen3-30B-A3B", "model.tools": "full"},
+    "smollm2": _SMOLLM2,
     "tiny": _TINY,
     # The same policy, after learning the solutions of the development part by heart instead. It solves nothing else, so
     # hardly any signal is raised: the trajectories themselves guide the explorer.

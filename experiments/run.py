@@ -50,7 +50,7 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, evaluations, kept, preflight
+from experiments import assemble, evaluations, held_out, kept, preflight
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -61,6 +61,7 @@ from experiments.process import keep_compiled, log_to
 from experiments.scores import held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
+from experiments.traits import measured_similarity
 
 _LOG = logging.getLogger("cojax")
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
@@ -120,18 +121,21 @@ def run(config: ConfigDict) -> int:
     stop, clock = Stop(), Stopwatch()
     with clock("warm_start"):
         made = kept.parts(config, directory, verified)
-    # D_0 is found only once: exploring may take minutes.
-    found = functools.cache(functools.partial(assemble.initial, config, made))
+    initial = held_out.InitialTasks(config, made, directory, verified)
     try:
         with clock("warm_start"):
             announce(made.chat, config.model.tools)
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
-            begins = kept.initial_policy(config, made, found, directory, verified)
+            begins = kept.initial_policy(config, made, initial.training, directory, verified)
             kept.keep_model(made.model, begins, config, directory, verified)
             learner = assemble.learner(config, made, begins.params)
             learned = learner.init(begins.params, config.seed)
             learner = assemble.fitted(config, learner, learned)
+            if not made.evaluation:
+                # An explorer may sample the policy.
+                made.engine.load(learner.weights(learned, 0))
+                made = initial.evaluated()
             loop = assemble.loop(config, made, learner, clock)
             del begins  # the learner has copied what it needs
         learned = learned if begun else _rehearsed(config, loop, learned)
@@ -139,18 +143,17 @@ def run(config: ConfigDict) -> int:
         if begun:
             # The restored arrays need their memory.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
-        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, found)
+        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, initial.training)
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
-            final = held_out_score(config, made, "evaluation", config.evaluation.trials)
-        directory.files.add_final(evaluations.record(final), final.episodes)
-        summary = summarise(state.step, directory, zero_shot, final.score.success, final.by, clock)
-        if final.trials:
-            summary["trials"] = [trial.success for trial in final.trials]
+            final = held_out_score(config, made, "evaluation", config.evaluation.trials) if made.evaluation else None
+        directory.files.add_final(evaluations.record(final), final.episodes if final else ())
+        similarity = measured_similarity(config, made.environment, made.evaluation)
+        summary = summarise(state.step, directory, zero_shot, final, clock, similarity)
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         made.engine.close()
@@ -168,7 +171,7 @@ def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[]
         initial = found()
         directory.add_evolution(initial)
         write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
-        directory.files.note(["initial.json"])
+        directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors))
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""

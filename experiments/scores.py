@@ -20,10 +20,10 @@ from experiments.reflexion import Trial, retry_failures
 SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
 
 
-def dev_score(config: ConfigDict, made: Parts, step: int, tasks: int) -> tuple[Score, dict[str, float]]:
-    """Success of the engine's policy on the development split, overall and for each value of evaluation.by."""
+def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by."""
     collector = _collector(config, made, config.evaluation.temperature)
-    groups = collector.collect(made.development[:tasks], seed=(config.seed, step), label=f"dev{step}")
+    groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
     return score(groups), _by(config, groups)
 
 

@@ -10,14 +10,22 @@ from cojax import signals
 from cojax.metrics import Stopwatch
 from cojax.storage.run_directory import RunDirectory
 from experiments.origins import origin_of
+from experiments.scores import HeldOut
 
 
 def summarise(
-    steps: int, directory: RunDirectory, zero_shot: float, final: float, by: dict[str, float], clock: Stopwatch
+    steps: int,
+    directory: RunDirectory,
+    zero_shot: float | None,
+    final: HeldOut | None,
+    clock: Stopwatch,
+    similarity: float | None,
 ) -> dict[str, Any]:
     """summary.json: the result, the counts of what happened, and the seconds of each part.
 
-    `final_by` is the final success for each kind of task, where evaluation.by names a key of kinds. `origin` is as in
+    `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
+    where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
+    a key of kinds. `similarity` is the measured one of evaluation tasks, if any. `origin` is as in
     experiments/origins.py.
     """
     records = list(directory.metrics.read())
@@ -29,8 +37,10 @@ def summarise(
     return {
         "origin": origin_of(directory.folder, steps),
         "zero_shot": zero_shot,
-        "final": final,
-        **({"final_by": by} if by else {}),
+        "final": final.score.success if final else None,
+        **({"final_by": final.by} if final and final.by else {}),
+        **({"trials": [trial.success for trial in final.trials]} if final and final.trials else {}),
+        **({} if similarity is None else {"evaluation_similarity": similarity}),
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,

@@ -20,7 +20,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "cojax.environment": (
         "Charted", "Demonstrated", "EngineError", "Environment", "EnvironmentFailure", "Episode", "EpisodeFailure",
-        "LimitExceeded", "OutOfContext", "PolicyLoss", "RunsPolicyCode", "play",
+        "LimitExceeded", "OutOfContext", "PolicyLoss", "RunsPolicyCode", "Traits", "play",
     ),
     "cojax.environment.wrapping": ("Wrapped", "WrappedEpisode"),
     "cojax.registry": ("Range", "RegistryError"),
@@ -42,6 +42,8 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
     "cojax.policy.config": ("ModelConfig",),
     "cojax.policy.pretrained": ("Policy",),
+    "environments.tools": ("ToolEnvironment",),
+    "environments.worker": ("isolate",),
     "experiments": ("base", "desk"),
 }  # fmt: skip
 
@@ -54,10 +56,12 @@ def test_a_public_name_can_be_imported(module: str, name: str) -> None:
 
 
 def imports(code: str) -> set[tuple[str, str]]:
-    """(module, name) of all that the code imports from cojax and experiments."""
+    """(module, name) of all that the code imports from cojax, environments and experiments."""
     statements = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     named = [(str(node.module), alias.name) for node in statements for alias in node.names]
-    return {(module, name) for module, name in named if module.partition(".")[0] in ("cojax", "experiments")}
+    return {
+        (module, name) for module, name in named if module.partition(".")[0] in ("cojax", "environments", "experiments")
+    }
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.stem)
@@ -67,8 +71,9 @@ def test_an_example_imports_public_names_alone(path: Path) -> None:
 
 def test_the_documentation_for_users_imports_public_names_alone() -> None:
     text = (ROOT / "docs" / "extending.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    found = {pair for block in blocks for pair in imports(block)}
-    assert found
-    assert found <= {(module, name) for module, names in PUBLIC.items() for name in names}
+    for page in (text, (ROOT / "docs" / "tools.md").read_text()):
+        blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        found = {pair for block in blocks for pair in imports(block)}
+        assert found
+        assert found <= {(module, name) for module, names in PUBLIC.items() for name in names}
     assert "tests/test_public.py" in text

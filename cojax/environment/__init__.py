@@ -94,6 +94,35 @@ class Demonstrated(Environment, Protocol):
         """Tasks with a demonstrator's actions. `noise`: how often it errs in the most popular and the rarest skill."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What a run must know of an environment, where the environment says it.
+
+    `concurrency` is the most episodes that it can have at a time, and `deadline` how many seconds one call may take;
+    None leaves both to the run's limits. With `worded_alike`, queries of different tasks have most of their words in
+    common, so that the similarity from which on a query counts as an evaluation task's is measured. `commands` maps a
+    tool that takes a whole command as text to the parameter that holds it: a pattern of actions is then the command's
+    first word, the verb.
+    """
+
+    concurrency: int | None = None
+    deadline: float | None = None
+    worded_alike: bool = False
+    commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@runtime_checkable
+class HasTraits(Protocol):
+    """An environment that says what a run must know of it."""
+
+    traits: Traits
+
+
+def traits_of(environment: Environment) -> Traits:
+    """The traits that the environment states."""
+    return environment.traits if isinstance(environment, HasTraits) else Traits()
+
+
 @runtime_checkable
 class RunsPolicyCode(Protocol):
     """An environment that declares whether it runs code that a policy wrote. An environment without this does not.

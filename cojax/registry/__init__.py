@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cojax.registry.annotations import Range, RegistryError, convert_setting, description
+from cojax.registry.annotations import Range, RegistryError, convert_setting, description, from_text
 
 __all__ = [
     "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
-    "settings", "source",
+    "from_text", "settings", "source",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
-from cojax.rollout.forwards import chunks, copy_prefix, decode, prefill
+from cojax.rollout.forwards import chunks, copy_prefixes, decode, prefill
 from cojax.rollout.prefixes import Prefixes, chunk_names
 
 _SPAN = 128  # the number of positions that a prefill attends to is a multiple of this
@@ -86,6 +86,7 @@ class Batcher:
         self._free = list(range(slots))  # the one freed first comes first
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
+        self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
         self._following: list[Request] = []  # they wait for chunks that a request in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
@@ -146,7 +147,7 @@ class Batcher:
         session.cached = sum(request.chunks.popleft() for _ in names)
         self.reused += session.cached
         if session.slot not in holders[names[-1]]:
-            self._cache = copy_prefix(self._cache, source, session.slot, self._span(session.cached))
+            self._copies.append((source, session.slot, self._span(session.cached)))
         for name in names:
             request.routes.append(holders[name][source])
             self._prefixes.add(session.slot, name, holders[name][source])
@@ -175,10 +176,23 @@ class Batcher:
 
     def forward(self) -> list[Request]:
         """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
+        self._copy()
         if self._prefill_is_due():
             self._prefill()
             return []
         return self._decode()
+
+    def _copy(self) -> None:
+        """Makes the copies that admitted requests need, one program for as many as there are slots.
+
+        A copy may be longer than needed: what follows in its target is stale in any case.
+        """
+        while self._copies:
+            batch, self._copies = self._copies[: self._slots], self._copies[self._slots :]
+            pairs = np.zeros((2, self._slots), np.int32)
+            pairs[:, : len(batch)] = np.array([copy[:2] for copy in batch], np.int32).T
+            span = max(span for *_, span in batch)
+            self._cache = copy_prefixes(self._cache, *pairs, np.int32(len(batch)), span)
 
     def _prefill_is_due(self) -> bool:
         """Whether a prefill runs next: a full one runs immediately, a partly filled one after some decode steps.

@@ -38,16 +38,25 @@ def prefill(
 
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
-def copy_prefix(cache: tuple[Cache, ...], source: jax.Array, target: jax.Array, span: int) -> tuple[Cache, ...]:
-    """Copies keys and values of the first `span` positions of slot `source`, int32[], to slot `target`, int32[]."""
+def copy_prefixes(
+    cache: tuple[Cache, ...], sources: jax.Array, targets: jax.Array, count: jax.Array, span: int
+) -> tuple[Cache, ...]:
+    """Copies keys and values of the first `span` positions from slot to slot, one copy after another.
 
-    def copied(array: jax.Array, *sizes: int) -> jax.Array:
+    sources and targets are int32[N], of which the first `count`, int32[], are made; so one program serves any number
+    of copies up to N.
+    """
+
+    def copied(index: jax.Array, array: jax.Array, *sizes: int) -> jax.Array:
         # One slice: a slice of a slice would make XLA copy the whole cache.
-        taken = jax.lax.dynamic_slice(array, (source, 0, 0, 0), (1, array.shape[1], *sizes))
-        return jax.lax.dynamic_update_slice(array, taken, (target, 0, 0, 0))
+        taken = jax.lax.dynamic_slice(array, (sources[index], 0, 0, 0), (1, array.shape[1], *sizes))
+        return jax.lax.dynamic_update_slice(array, taken, (targets[index], 0, 0, 0))
+
+    def copy(index: jax.Array, cache: tuple[Cache, ...]) -> tuple[Cache, ...]:
+        return tuple(Cache(copied(index, key, size, span), copied(index, value, span, size)) for key, value in cache)
 
     size = cache[0].key.shape[2]
-    return tuple(Cache(copied(key, size, span), copied(value, span, size)) for key, value in cache)
+    return jax.lax.fori_loop(0, count, copy, cache)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "routed"), donate_argnames="cache")

@@ -16,7 +16,9 @@ from cojax.storage.files import StorageError, explain_reading, read_json
 from cojax.storage.run_files import DERIVED, DERIVED_FILES, FOLDERS, REMADE, RESTORE, RunFiles
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
-_FILES = ("config.json", "initial.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES)
+_FILES = (
+    "config.json", "initial.json", "held_out.json", "model.json", "zero_shot.json", ZERO_SHOT_EPISODES, *DERIVED_FILES,
+)  # fmt: skip
 # The errors that reading a record from damaged JSON may raise.
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
 

@@ -21,6 +21,7 @@ from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
 from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, sample_setups
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.selection import SELECTIONS
+from cojax.types import Task
 from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
@@ -35,6 +36,14 @@ __all__ = [
     "sample_setups",
     "synthesize",
 ]  # fmt: skip
+
+# Words of a reason why drafts are refused → the setting that lets more of them pass.
+_ADVICE = (
+    ("near duplicate", "a higher validation.pool_similarity (0 compares no wording), "),
+    ("worded alike", "a higher validation.evaluation_similarity (0 compares no wording), "),
+    ("evaluation task", "evaluation tasks on other setups, "),
+    ("wrote no draft", "actions that work and can be worded (affordances, phrase; see environments.check), "),
+)
 
 
 def synthesize(
@@ -93,11 +102,12 @@ def initial_tasks(
     per_context: int = 1,
     near_duplicates: NearDuplicates | None = None,
 ) -> Synthesis:
-    """D_0: `count` tasks by unguided exploration, at most `per_context` on each of at most `attempts * count` setups.
+    """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
 
-    Raises ValueError, which names the commonest reasons, if fewer are found.
+    Where there are fewer setups than that, expeditions go to them in turn. Raises ValueError, which names the commonest
+    reasons and what may help, if fewer tasks are found.
     """
-    setups = (setup for round in range(attempts) for setup in sample_setups(environment, split, count, (*seed, round)))
+    setups = _setups(environment, split, count, seed, attempts * count)
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
@@ -111,13 +121,32 @@ def initial_tasks(
         near_duplicates=near_duplicates,
     )
     if len(result.tasks) < count:
-        reasons = result.reasons() or ["the explorer wrote no draft"]
-        raise ValueError(
-            f"{count} initial tasks wanted, {len(result.tasks)} found on {result.counts['expeditions']} setups; "
-            f"commonest reasons: {'; '.join(reasons)}; the environment failed {result.counts['failures']}× and lost "
-            f"{result.counts['runs_failed']} runs. Lower initial_tasks, or raise the explorer's runs or steps."
-        )
+        raise ValueError(_too_few(count, result))
     return result
+
+
+def _setups(environment: Environment, split: str, count: int, seed: tuple, most: int) -> Iterator[Task]:
+    """At most `most` setups, in rounds of `count`, or of all that there are. None where the split has none."""
+    for round in itertools.count():
+        found = sample_setups(environment, split, count, (*seed, round))
+        yield from found[:most]
+        most -= len(found)
+        if most <= 0 or not found:
+            return
+
+
+def _too_few(count: int, result: Synthesis) -> str:
+    """Why D_0 has fewer than `count` tasks, and what may help."""
+    found, counts = len(result.tasks), result.counts
+    reasons = result.reasons() or ["the explorer wrote no draft" if counts["expeditions"] else "there are no setups"]
+    advice = next((advice for words, advice in _ADVICE if words in reasons[0]), "")
+    fewer = f"lower initial_tasks to {found}, " if found else ""
+    return (
+        f"{count} initial tasks wanted, {found} found by {counts['expeditions']} expeditions; commonest reasons: "
+        f"{'; '.join(reasons)}; the environment failed {counts['failures']}× and lost {counts['runs_failed']} runs. "
+        f"What can help: {advice}{fewer}more setups or tools, or more runs and steps of the explorer (explorer.runs, "
+        "explorer.steps)."
+    )
 
 
 def _until_failure(expeditions: Iterable[Expedition], counts: Counter[str]) -> Iterator[Expedition]:

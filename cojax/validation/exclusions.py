@@ -66,7 +66,8 @@ class Exclusions:
     - its query contains the query of an evaluation task, word for word or scattered, if that is long enough;
     - the cosine of its query with that of an evaluation task, or with a part of it, is above `similarity` (0: not
       compared);
-    - its actions are those of an evaluation task on the same setup, or have the same end (`why_done`).
+    - its actions are those of an evaluation task on the same setup, or have the same end (`why_done`);
+    - it begins on a setup of `closed`, which are those of evaluation tasks that were set apart by their setups.
     """
 
     queries: frozenset[str] = frozenset()  # keys of the evaluation queries, see `_query_keys`
@@ -76,12 +77,15 @@ class Exclusions:
     distinctive: tuple[str, ...] = ()  # letters of queries and turns that no other query may contain
     disguises: Disguises | None = None
     by_setup: Mapping[str, tuple[Task, ...]] = dataclasses.field(default_factory=dict)
+    closed: frozenset[str] = frozenset()  # hashes of setups
     # Setup → the ends of its evaluation tasks' solutions, which are run when they are first asked for.
     ends: dict[str, tuple[End, ...]] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, tasks: Iterable[Task], similarity: float = 0.0, words: int = 5) -> Exclusions:
-        """The rules for these evaluation tasks.
+    def of(
+        cls, tasks: Iterable[Task], similarity: float = 0.0, words: int = 5, closed: Iterable[Task] = ()
+    ) -> Exclusions:
+        """The rules for these evaluation tasks. No other task may begin on the setup of a task in `closed`.
 
         No query may contain an evaluation query of at least `words` words; 0 allows all. Five is the fewest that makes
         a request distinctive: "Start the engine" is part of many tasks, and is refused only as a whole query or
@@ -103,12 +107,15 @@ class Exclusions:
             tuple(sorted({part for text in texts for part in _distinctive_parts(text, words)})) if words else (),
             Disguises(texts, _SCATTERED_MORE + words if words else 0),
             _group_by_setup(tasks),
+            frozenset(map(setup_hash, closed)),
         )
 
     def why(self, task: Task) -> str:
         """The rule that excludes the task; empty where none does."""
         if self.disguises is None:
             return ""
+        if setup_hash(task) in self.closed:
+            return "an evaluation task begins on the same setup"
         if len(task.query) > _LONGEST:
             return f"the query has {len(task.query):,} characters; no more than {_LONGEST:,} can be compared"
         if _query_keys(task.query) & self.queries:

@@ -23,6 +23,8 @@ _NGRAMS = (3, 5)
 _PARAGRAPH = 40
 # Most characters of a query in the pool that are compared; validation allows far fewer.
 _COMPARED = 20_000
+# Most texts whose similarity to one another is measured.
+_MEASURED = 1_000
 
 
 class Nearest:
@@ -35,7 +37,8 @@ class Nearest:
         self.texts = [(part, text) for text in texts for part in paragraphs(text)]
 
     @functools.cached_property
-    def _fitted(self) -> tuple[Any, Any]:
+    def fitted(self) -> tuple[Any, Any]:
+        """The vectorizer, and the weights of all texts and their paragraphs."""
         # The import takes a second, and only some runs compare texts.
         from sklearn.feature_extraction.text import TfidfVectorizer
 
@@ -46,10 +49,26 @@ class Nearest:
         """The greatest cosine, in [0, 1], and the text that has it; 0 and "" where there is nothing to compare."""
         if not any(part.strip() for part, _ in self.texts):
             return 0.0, ""
-        vectorizer, known = self._fitted
+        vectorizer, known = self.fitted
         cosines = (vectorizer.transform(paragraphs(text)) @ known.T).toarray().max(axis=0)
         best = int(cosines.argmax())
         return min(1.0, float(cosines[best])), self.texts[best][1]
+
+
+def usual_similarity(texts: Iterable[str], percent: float = 99.0) -> float:
+    """The percentile of the cosines between every two different texts; 0 for fewer than two.
+
+    Weights are fitted to the texts, as for `Nearest`. Of more than 1,000 texts, that many are compared.
+    """
+    known = sorted({normalise(text) for text in texts}, key=content_hash)[:_MEASURED]
+    if len(known) < 2:
+        return 0.0
+    import numpy as np
+
+    vectorizer, _ = Nearest(known).fitted
+    rows = vectorizer.transform(known)
+    cosines = (rows @ rows.T).toarray()[np.triu_indices(len(known), 1)]
+    return min(1.0, float(np.percentile(cosines, percent)))
 
 
 class NearDuplicates:

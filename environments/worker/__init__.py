@@ -53,6 +53,8 @@ def isolate(
 ) -> IsolatedEnvironment:
     """The environment that `module.make(**settings)` makes, in worker processes of the interpreter `python`.
 
+    `module` is a module, or module:function, which then stands for `make`.
+
     The environment may also read the files and folders in `visible`; folders in `hidden` appear empty to it. `bounds`
     are the limits of an episode. `runs_policy_code` declares that a child runs code of the policy, so that the policy
     may have caused any loss of the child after reset. Raises EnvironmentFailure where it cannot be made.

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cojax.environment import Charted, Demonstrated, Environment
+from cojax.environment import Charted, Demonstrated, Environment, traits_of
 from cojax.types import Action, Task, Triplet, from_json, to_json
 from environments.worker import wire
 
@@ -68,6 +68,7 @@ def describe(environment: Environment) -> dict[str, Any]:
         "name": environment.name,
         "charted": isinstance(environment, Charted),
         "demonstrated": isinstance(environment, Demonstrated),
+        "traits": to_json(traits_of(environment)),
     }
 
 

@@ -50,7 +50,7 @@ importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How to make an environment: a module with `make(**settings)`, imported by `python`.
+    """How to make an environment: a module with `make(**settings)`, or module:function, imported by `python`.
 
     Its process sees these files alone: the system's libraries, Python, our packages, the module's package and
     `visible`, without the contents of `hidden` folders. With `enclosed` false it sees all files and has a network; the
@@ -112,7 +112,7 @@ class Connection:
 
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
-        roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", launch.module.partition(".")[0]))]
+        roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", _top(launch.module)))]
         boot = _BOOT.format(roots=roots)
         with theirs:
             process = subprocess.Popen(
@@ -271,6 +271,11 @@ def _failure(code: str) -> type[EnvironmentFailure]:
     if code in wire.OF_THE_CALL:
         return LimitExceeded
     return EpisodeFailure if code in wire.OF_THE_CHILD else EnvironmentFailure
+
+
+def _top(module: str) -> str:
+    """The top-level package of a module, or of module:function."""
+    return module.partition(":")[0].partition(".")[0]
 
 
 def _root(package: str) -> tuple[str, str | None, list[str] | None]:

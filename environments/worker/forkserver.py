@@ -44,7 +44,8 @@ def main(descriptor: int) -> None:
         layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds)
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
-        environment = importlib.import_module(order["module"]).make(**order["settings"])
+        module, _, function = order["module"].partition(":")
+        environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
             **child.describe(environment),
             "layers": layers.status(),

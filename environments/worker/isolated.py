@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, Traits
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, to_json
 from environments.worker import wire
 from environments.worker.bounds import Bounds
@@ -32,6 +32,7 @@ class IsolatedEnvironment:
         described = client.connection.described
         self.name: str = described["name"]
         self.layers: Mapping[str, bool] = described["layers"]
+        self.traits = read(Traits, described["traits"])
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._tools

@@ -270,7 +270,7 @@ def _read(path: Path) -> Record:
 def _status_line(record: Record, seconds: float, out: Path) -> str:
     """One line about a run that has just finished, compared with the repository's record of the same settings."""
     line = (
-        f"{record['arm']}-{record['seed']}: {100 * record['zero_shot']:.1f} → {100 * record['final']:.1f} % "
+        f"{record['arm']}-{record['seed']}: {_percent(record['zero_shot'])} → {_percent(record['final'])} % "
         f"in {duration(seconds)}"
     )
     kept = record_path(KEPT, f"{record['arm']}-{record['seed']}")
@@ -283,7 +283,11 @@ def _status_line(record: Record, seconds: float, out: Path) -> str:
     if mismatch(before, record["config"]):
         return line
     different = differing_parts(before, record)
-    return f"{line}, as in results/" if not different else f"{line}; {100 * before['final']:.1f} % in results/"
+    return f"{line}, as in results/" if not different else f"{line}; {_percent(before['final'])} % in results/"
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f}"
 
 
 if __name__ == "__main__":

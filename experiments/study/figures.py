@@ -133,7 +133,7 @@ def interaction_lengths(arms: Arms) -> Figure:
 def crosses(arms: Arms) -> Figure:
     """Held-out tasks kept, recovered, lost and never solved."""
     tables = {arm: [cross_table(record["held_out"]) for record in records] for arm, records in arms.items()}
-    sizes = {arm: sum(sum(table.values()) for table in found) for arm, found in tables.items()}
+    sizes = {arm: sum(sum(table.values()) for table in found) or 1 for arm, found in tables.items()}
     parts = {
         name: [100 * sum(table[name] for table in tables[arm]) / sizes[arm] for arm in arms]
         for name in ("kept", "recovered", "lost", "never")

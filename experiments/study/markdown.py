@@ -153,7 +153,10 @@ def _quality(summary: Mapping[str, Any]) -> str:
     rows = [
         (
             arm["title"],
-            *(f"{value:.{2 if name == 'turns' else 3}f}" for name, value in arm["quality"].items()),
+            *(
+                "–" if value is None else f"{value:.{2 if name == 'turns' else 3}f}"
+                for name, value in arm["quality"].items()
+            ),
             "" if arm["mastered"] is None else f"{100 * arm['mastered']:.0f}",
         )
         for arm in summary["arms"]
@@ -194,12 +197,14 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _interval(found: Mapping[str, Any]) -> str:
+    if found["mean"] is None:
+        return "–"
     mean = f"{100 * found['mean']:.1f}"
     return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
 
 
-def _points(value: float) -> str:
-    return f"{100 * value:+.1f}"
+def _points(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:+.1f}"
 
 
 def _listed(things: Sequence[object]) -> str:

@@ -15,9 +15,10 @@ from cojax.quality import HashedNgrams, describe_pool
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
+from experiments import held_out
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun, plain_configuration
-from experiments.study.tasks import COLUMNS, describe_tasks, least_popular
+from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
@@ -36,7 +37,9 @@ _KEYS: Mapping[str, Any] = {
     **dict.fromkeys(("signals", "refused", "tasks", "quality"), dict),
     **dict.fromkeys(("dev", "evolutions"), list),
     **dict.fromkeys(("arm", "split"), str),
-    **dict.fromkeys(("zero_shot", "final", "evolution_seconds"), (int, float)),
+    # None where there was nothing to evaluate on.
+    **dict.fromkeys(("zero_shot", "final"), (int, float, type(None))),
+    "evolution_seconds": (int, float),
     **dict.fromkeys(("seed", "steps"), int),
 }
 
@@ -63,6 +66,8 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     evaluation = config["config"]["evaluation"]
     environment = environments.load(config["config"]["environment"]["name"])
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
+    if not targets and (workdir / held_out.FILE).exists():
+        targets = held_out.stored(workdir / held_out.FILE)
     # A run that has used up its budget of episodes has steps without any.
     played = [row for row in metrics if sum(row["outcomes"].values())]
     return {
@@ -92,7 +97,12 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
         "evolutions": evolutions(Log(workdir / "expeditions.jsonl").read(), Log(workdir / "drafts.jsonl").read()),
         "refused": refusal_counts(Log(workdir / "drafts.jsonl").read()),
-        "tasks": describe_tasks(tasks, targets, least_popular(environment, config["config"]["explorer"]["ending"])),
+        "tasks": describe_tasks(
+            tasks,
+            targets,
+            least_popular(environment, config["config"]["explorer"]["ending"]),
+            environment.tasks("dev", SPANNING) or tasks,
+        ),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
 
@@ -186,7 +196,7 @@ def check_record(found: Any, name: str) -> Record:
     """Returns `found` if it is a record of the run of that name, ARM-SEED. Raises ValueError if it is not."""
     if not isinstance(found, dict):
         raise ValueError(f"a record is an object, this is a {type(found).__name__}")
-    if missing := [key for key in _KEYS if not isinstance(found.get(key), _KEYS[key])]:
+    if missing := [key for key in _KEYS if key not in found or not isinstance(found[key], _KEYS[key])]:
         raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
     if missing := [column for column in COLUMNS if column not in found["tasks"]]:
         raise ValueError(f"the tasks of a record have {missing[0]!r}, which is missing here")

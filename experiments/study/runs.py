@@ -39,6 +39,17 @@ def plain_configuration(settings: Settings) -> dict[str, Any]:
     return json.loads(json.dumps(configuration_of(settings).to_dict()))
 
 
+def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:
+    """Dotted names and values of the leaves of `config` that `base` has otherwise, but for the run directory."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            found |= {f"{name}.{leaf}": one for leaf, one in changes(value, base[name]).items()}
+        elif value != base[name] and name != "workdir":
+            found[name] = value
+    return found
+
+
 def configuration_of(settings: Settings) -> ConfigDict:
     """experiments/desk.py with these settings. Raises RegistryError for an unknown one and for a wrong value."""
     config = desk.get_config()

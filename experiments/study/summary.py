@@ -13,13 +13,26 @@ from experiments.study.statistics import SeedEstimate, estimate, paired_differen
 from experiments.study.tables import ARMS, Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
-# The paper's task-set metrics of the pool at the end.
-QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+# The paper's task-set metrics of the pool at the end; None for what needs evaluation tasks, where there are none.
+QUALITY: Mapping[str, Callable[[Mapping[str, Any]], float | None]] = {
     "sr_at_k": lambda quality: quality["sr_at_k"],
-    "ed_rel": lambda quality: quality["ed_rel"],
-    "max_similarity": lambda quality: quality["max_similarity"]["mean"],
+    "ed_rel": lambda quality: quality.get("ed_rel"),
+    "max_similarity": lambda quality: quality.get("max_similarity", {}).get("mean"),
     "turns": lambda quality: quality["turns"],
 }
+
+
+Successes = Mapping[int, float | None]  # seed → success; None where there was nothing to evaluate on
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """In place of an estimate, where a run was not evaluated."""
+
+    count: int
+    mean: None = None
+    low: None = None
+    high: None = None
 
 
 def complete_seeds(table: Table, seeds: Sequence[int], records: Records) -> list[int]:
@@ -75,8 +88,8 @@ def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _row(
     arm: str,
     records: Sequence[Record],
-    final: Mapping[int, float],
-    zero_shot: Mapping[int, float],
+    final: Successes,
+    zero_shot: Successes,
     by_tool: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     crosses = [cross_table(record["held_out"]) for record in records]
@@ -95,7 +108,7 @@ def _row(
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "learning": _learning([record.get("learning", {}) for record in records]),
         "refused": _means([record["refused"] for record in records]),
-        "quality": {name: _mean([find(record["quality"]) for record in records]) for name, find in QUALITY.items()},
+        "quality": {name: _mean_if_known([find(one["quality"]) for one in records]) for name, find in QUALITY.items()},
         "mastered": prior_mastery(records, by_tool),
         "seconds": _mean([one["total"] for one in seconds]),
         "feedback_share": _mean(
@@ -121,8 +134,9 @@ def _evaluation_episodes(record: Record) -> int:
     return sum(trial["episodes"] for trial in trials) if trials else record["held_out"]["tasks"]
 
 
-def _difference(one: str, other: str, finals: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
-    by_seed = {str(seed): finals[one][seed] - finals[other][seed] for seed in finals[one]}
+def _difference(one: str, other: str, finals: Mapping[str, Successes]) -> dict[str, Any]:
+    ours, theirs = _known(finals[one]), _known(finals[other])
+    by_seed = {str(seed): ours[seed] - theirs[seed] for seed in ours if seed in theirs}
     return {
         "one": one,
         "other": other,
@@ -132,14 +146,22 @@ def _difference(one: str, other: str, finals: Mapping[str, Mapping[int, float]])
     }
 
 
-def _paired(one: Mapping[int, float], other: Mapping[int, float]) -> SeedEstimate:
-    found = paired_difference(one, other)
+def _paired(one: Successes, other: Successes) -> SeedEstimate | Unknown:
+    """The paired difference; unknown where a run was not evaluated."""
+    if None in (*one.values(), *other.values()):
+        return Unknown(len(one))
+    found = paired_difference(_known(one), _known(other))
     assert found is not None, "complete seeds are shared"
     return found
 
 
-def _estimate(by_seed: Mapping[int, float]) -> dict[str, Any]:
-    found = dataclasses.asdict(estimate(list(by_seed.values())))
+def _known(by_seed: Successes) -> dict[int, float]:
+    return {seed: value for seed, value in by_seed.items() if value is not None}
+
+
+def _estimate(by_seed: Successes) -> dict[str, Any]:
+    whole = None not in by_seed.values()
+    found = dataclasses.asdict(estimate(list(_known(by_seed).values())) if whole else Unknown(len(by_seed)))
     return {**found, "by_seed": {str(seed): value for seed, value in by_seed.items()}}
 
 
@@ -153,6 +175,11 @@ def _made_with(records: Sequence[Record]) -> dict[str, Any]:
         "threads": [dict(pairs) for pairs in sorted({tuple(sorted(record["threads"].items())) for record in records})],
         "core_hours": sum(record["seconds"]["total"] + record["seconds"]["warm_start"] for record in records) / 3600,
     }
+
+
+def _mean_if_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from experiments.study.runs import Settings, StudyRun
+from experiments import desk, desk_smollm2
+from experiments.study.runs import Settings, StudyRun, changes
 
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
+PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
@@ -44,6 +46,16 @@ _LEARNERS: Settings = {
     "learner.each_update": "part",
     "optimizer.learning_rate": 2.5e-4,
     "optimizer.decay_steps": 0,
+}
+# experiments/desk_smollm2.py, on one core and on the evaluation tasks of the other tables.
+_PRETRAINED: Settings = {
+    **changes(desk_smollm2.get_config(), desk.get_config()),
+    "optimizer.decay_steps": 0,
+    "engine.lanes": 1,
+    "evaluation.tasks": 300,
+    "evaluation.dev_tasks": 24,
+    "evaluation.every": 0,
+    "checkpoint_every": 6,
 }
 
 
@@ -111,6 +123,10 @@ ARMS: Mapping[str, Arm] = {
         "GRPO, Dr. GRPO's weighting",
         {**_LEARNERS, "learner.weighting": "constant_length", "learner.weighting_settings.length": 256},
     ),
+    # A pretrained language model that was shown 272 demonstrations.
+    "pretrained-static": Arm("static D_0", {**_PRETRAINED, "evolve": "none"}),
+    "pretrained-uniform": Arm("uniform exploration", {**_PRETRAINED, "evolve": "uniform"}),
+    "pretrained-feedback": Arm("feedback (CoEvolve)", {**_PRETRAINED, "evolve": "feedback"}),
     # Each step plays until 8 groups are live. So the episodes of the other arms, 60 · 16 · 8, make fewer steps.
     "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
 }
@@ -217,6 +233,13 @@ TABLES: Mapping[str, Table] = {
         {"steps": 60},
         LOSS_SEEDS,
         4,
+    ),
+    "pretrained": Table(
+        "A pretrained language model (SmolLM2-135M-Instruct), shown 272 demonstrations, then co-evolved",
+        ("pretrained-static", "pretrained-feedback"),
+        (("pretrained-feedback", "pretrained-static"),),
+        seeds=PRETRAINED_SEEDS,
+        count=2,
     ),
 }
 

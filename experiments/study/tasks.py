@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-import environments
 from cojax.environment import Charted, Environment
 from cojax.quality import HashedNgrams, greatest_similarity
 from cojax.types import Task
 
-# How many tasks of the development split span the plane, which is the same for every run.
-_SPANNING = 300
+# How many tasks of the development split span the plane, which is then the same for every run.
+SPANNING = 300
 _DIGITS = 4
 Columns = dict[str, list[Any]]
 COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
@@ -35,15 +34,18 @@ def least_popular(environment: Environment, ending: str) -> Callable[[Task], str
     return tool
 
 
-def describe_tasks(tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str]) -> Columns:
+def describe_tasks(
+    tasks: Sequence[Task], targets: Sequence[Task], tool: Callable[[Task], str], spanning: Sequence[Task]
+) -> Columns:
     """The columns COLUMNS of at least one task.
 
     They are `step` and `origin` of the task, `turns` of its solution, its `tool`, `x` and `y` in the plane, and
-    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks.
+    `similarity`, the greatest cosine to one of `targets`, the evaluated tasks. `spanning` are the tasks that span the
+    plane.
     """
     embed = HashedNgrams()
     embeddings = embed([task.query for task in tasks])
-    centre, axes = _plane(tasks[0].environment)
+    centre, axes = _plane(tuple(task.query for task in spanning))
     points = (embeddings - centre) @ axes.T
     similarity = greatest_similarity(embeddings, embed([task.query for task in targets]))
     return {
@@ -58,13 +60,12 @@ def describe_tasks(tasks: Sequence[Task], targets: Sequence[Task], tool: Callabl
 
 
 @functools.cache
-def _plane(environment: str) -> tuple[np.ndarray, np.ndarray]:
-    """The centre float64[D] and the two principal axes float64[2, D] of the development tasks' queries.
+def _plane(queries: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """The centre float64[D] and the two principal axes float64[2, D] of these queries.
 
-    So all runs are drawn in the same plane. The largest entry of an axis is positive.
+    With the development tasks' queries, all runs are drawn in the same plane. The largest entry of an axis is positive.
     """
-    tasks = environments.load(environment).tasks("dev", _SPANNING)
-    embeddings = HashedNgrams()([task.query for task in tasks]).astype(np.float64)
+    embeddings = HashedNgrams()(list(queries)).astype(np.float64)
     centre = embeddings.mean(axis=0)
     centred = embeddings - centre
     # Computed from inner products of tasks: there are far fewer tasks than dimensions.

@@ -57,7 +57,7 @@ def _leaves(config, prefix=""):
 def test_an_unknown_preset_lists_the_others():
     config = desk.get_config()
     config.policy = "huge"
-    with pytest.raises(ValueError, match=r"policy 'huge' not found; available: qwen3-4b, .*, tiny, tiny-warm"):
+    with pytest.raises(ValueError, match=r"policy 'huge' not found; available: qwen3-4b, .*, smollm2, tiny, tiny-warm"):
         resolve(config)
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from cojax.registry.annotations import RegistryError
+from experiments import desk_smollm2
 from experiments.checks import check
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
 from experiments.study.panels import colours
-from experiments.study.runs import configuration_of
+from experiments.study.runs import changes, configuration_of
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import (
     ARMS,
@@ -24,6 +25,7 @@ from experiments.study.tables import (
     EVALUATION_SEEDS,
     LOSS_SEEDS,
     ON_DEVELOPMENT_TASKS,
+    PRETRAINED_SEEDS,
     TABLES,
     jobs,
 )
@@ -97,7 +99,7 @@ def test_arms_of_a_table_are_told_apart_by_colour():
 
 
 def test_seeds_and_tables_are_sound():
-    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS}) == 6 + 12 + 4
+    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS, *PRETRAINED_SEEDS}) == 6 + 12 + 4 + 6
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)
@@ -109,6 +111,16 @@ def test_seeds_and_tables_are_sound():
             config.synthesis.budget / period
             == configuration_of({}).synthesis.budget / configuration_of({}).evolve_every
         )
+
+
+def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
+    table = TABLES["pretrained"]
+    static, feedback = (configuration_of(job.settings) for job in jobs(table.arms, PRETRAINED_SEEDS[:1]))
+    assert changes(static, feedback) == {"evolve": "none"}
+    # What all tables share and the preset does not say.
+    assert changes(feedback, desk_smollm2.get_config()) == {
+        "seed": 301, "engine.lanes": 1, "explorer.width": 1, "evaluation.seed": 2026,
+    }  # fmt: skip
 
 
 def test_losses_are_compared_in_as_many_episodes():

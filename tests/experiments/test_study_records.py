@@ -87,13 +87,13 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
 def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
     tasks = load("desk").tasks("eval", 40)
     tool = least_popular(load("desk"), "finish")
-    found = describe_tasks(tasks, tasks[:20], tool)
+    found = describe_tasks(tasks, tasks[:20], tool, tasks)
     assert found["similarity"][:20] == [1.0] * 20
     assert all(0 < value < 1 for value in found["similarity"][25:])
     assert (found["step"], found["origin"]) == ([0] * 40, ["seed"] * 40)
     assert found["turns"] == [len(task.solution) for task in tasks]
     assert set(found["tool"]) <= load("desk").popularity().keys() - {"finish"}
-    alone = describe_tasks(tasks[7:8], tasks[:20], tool)
+    alone = describe_tasks(tasks[7:8], tasks[:20], tool, tasks)
     assert (alone["x"], alone["y"]) == (found["x"][7:8], found["y"][7:8])
     assert len(set(zip(found["x"], found["y"], strict=True))) > 30
 

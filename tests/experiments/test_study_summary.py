@@ -8,6 +8,7 @@ from environments import load
 from experiments.study import figures
 from experiments.study.breakdown import breakdowns, prior_mastery
 from experiments.study.markdown import render_page
+from experiments.study.record import check_record
 from experiments.study.summary import summarise
 from experiments.study.tables import COMMON, Table, jobs
 
@@ -108,6 +109,30 @@ def test_success_is_told_by_kind_of_task():
     assert order == sorted(order, reverse=True)
     assert "finish" not in {row["kind"] for row in found["tool"]}
     assert breakdowns({"static": [record("static", 1, 0.5)]}) == {}  # of tasks that the desk does not have
+
+
+def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
+    def bare(arm, seed):
+        held = {"digest": "d", "tasks": 0, "zero_shot": "", "final": ""}
+        quality = {"tasks": 4, "sr_at_k": 0.5, "turns": 3.25}
+        none = {"zero_shot": None, "final": None, "held_out": held, "quality": quality, "dev": []}
+        return check_record({**record(arm, seed, 0.5), **none}, f"{arm}-{seed}")
+
+    records = known(*(bare(arm, seed) for arm in PAIR.arms for seed in (1, 2)))
+    found = summarise("pair", PAIR, [1, 2], records)
+    assert found["zero_shot"] == {
+        "count": 2,
+        "mean": None,
+        "low": None,
+        "high": None,
+        "by_seed": {"1": None, "2": None},
+    }
+    assert found["differences"][0]["mean"] is None
+    assert found["differences"][0]["by_seed"] == {}
+    assert found["arms"][0]["quality"] == {"sr_at_k": 0.5, "ed_rel": None, "max_similarity": None, "turns": 3.25}
+    assert "| zero-shot | – |" in render_page(found)
+    drawn = {arm: [records[arm, seed] for seed in (1, 2)] for arm in PAIR.arms}
+    assert figures.draw(drawn, tmp_path) == list(figures.FIGURES)
 
 
 def test_pictures_are_drawn_of_what_arms_have(tmp_path):

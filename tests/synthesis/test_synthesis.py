@@ -15,8 +15,9 @@ from cojax.pool import TaskPool
 from cojax.signals.tools import tools_of
 from cojax.synthesis import EVOLUTIONS, EvolutionInputs, Synthesis, initial_tasks, synthesize
 from cojax.synthesis.selection import even
-from cojax.types import Evaluation, Signal, TaskDraft, Trajectory, from_json
+from cojax.types import Evaluation, Signal, Task, TaskDraft, Trajectory, from_json
 from cojax.validation import Exclusions, Validation
+from cojax.validation.similarity import NearDuplicates
 
 DESK = environments.load("desk")
 EXPLORER = ScriptedExplorer(neighbours=DESK.neighbours)
@@ -158,8 +159,45 @@ def test_initial_tasks_are_short_and_skewed_to_popular_tools() -> None:
 
 def test_too_few_initial_tasks_name_the_reasons() -> None:
     generous = Validation(BrokenDesk(judge=lambda episode: Evaluation(1.0)))
-    with pytest.raises(ValueError, match=r"3 initial tasks wanted, 0 found on 6 setups.*full reward \(\d+×\).*0×"):
+    with pytest.raises(ValueError, match=r"3 initial tasks wanted, 0 found by 6 expeditions.*full reward \(\d+×\).*0×"):
         initial_tasks(DESK, EXPLORER, generous, 3, seed=(0,), weights=None, attempts=2)
+
+
+class FewSetups(BrokenDesk):
+    """The desk with `count` setups."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def tasks(self, split: str, count: int, seed: int = 0):
+        return self.desk.tasks(split, min(count, self.count), 0)
+
+
+def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
+    result = initial_tasks(FewSetups(2), EXPLORER, Validation(DESK), 30, seed=(0,), weights=None)
+    assert len(result.tasks) == 30
+    assert len({str(task.setup) for task in result.tasks}) == 2
+    assert 30 <= result.counts["expeditions"] <= 300
+
+
+class AllAlike(NearDuplicates):
+    """The first task is enough: every other one is like it."""
+
+    def fork(self) -> "AllAlike":
+        return self
+
+    def why(self, task: Task) -> str:
+        return "" if len(self._queries) < 2 else "near duplicate of task a: similarity 0.99, above 0.95"
+
+
+def test_too_few_initial_tasks_name_what_can_help() -> None:
+    with pytest.raises(ValueError, match=r"near dup.*higher validation\.pool_sim.*lower initial_tasks to 1, more"):
+        initial_tasks(
+            DESK, EXPLORER, Validation(DESK), 4, seed=(0,), weights=None, attempts=2, near_duplicates=AllAlike(0.95)
+        )
+    with pytest.raises(ValueError, match="0 found by 0 expeditions; commonest reasons: there are no setups;"):
+        initial_tasks(FewSetups(0), EXPLORER, Validation(DESK), 20, seed=(0,), weights=None)
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "affordances", "evaluate", "phrase"])

@@ -1,0 +1,142 @@
+"""The check of setups without tasks: each gets a task of its own, from a walk over the actions that it offers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from cojax.environment import Environment, EnvironmentFailure, Episode, ask
+from cojax.types import Action, Task, canonical, content_hash, signature, to_json
+from environments import check
+
+# Actions of a walk.
+_STEPS = 6
+UNNOTICED = "dropping this call goes unnoticed"
+
+
+class SetupReport:
+    """What was found on some setups: the plays of their walks, and which tools worked, and changed the state."""
+
+    def __init__(self) -> None:
+        self.setups = self.actions = 0
+        self.plays = check.SplitReport()
+        self.worked: set[str] = set()
+        self.changed: set[str] = set()
+        self.endings: set[str] = set()
+
+    def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
+        """Checks one setup: it opens twice alike, a walk replays alike, and each of its calls counts.
+
+        With `garbage`, no garbage changes the state, and the walk is sound after each.
+        """
+        self.setups += 1
+        try:
+            if reason := _differing_start(environment, setup):
+                self.plays.faults.append(f"{_name(setup)}: {reason}")
+                return
+            task = self._walk(environment, setup)
+            if task is None:
+                self.plays.faults.append(f"{_name(setup)}: no action is offered that works")
+                return
+            self._play(environment, task)
+            for name, action in check.GARBAGE.items() if garbage else ():
+                self.plays.throw(environment, task, name, action)
+                if _changes(environment, setup, action):
+                    self.plays.faults.append(f"{_name(setup)}: {name} changes the state")
+        except EnvironmentFailure as failure:
+            self.plays.faults.append(f"{_name(setup)}: {failure}")
+
+    def line(self, environment: Environment, name: str, split: str, seconds: float) -> dict[str, Any]:
+        """The record that is printed as one line."""
+        if self.actions and not self.changed:
+            self.plays.faults.append(
+                f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
+            )
+        record = self.plays.line(name, split, seconds, every=True)
+        tools = {tool["function"]["name"] for tool in environment.tools()}
+        found = {"setups": self.setups, "actions": self.actions, **record}
+        found["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
+        return found | {"untried": sorted(tools - self.worked - self.endings)}
+
+    def _play(self, environment: Environment, task: Task) -> None:
+        """Plays the walk twice, and without each of its calls. What goes unnoticed is listed, and is no fault."""
+        before = len(self.plays.let_through)
+        self.plays.check(environment, task, every=True)
+        self.plays.let_through[before:] = [f"{drop}: {UNNOTICED}" for drop in self.plays.let_through[before:]]
+
+    def _walk(self, environment: Environment, setup: Task) -> Task | None:
+        """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""
+        rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
+        episode, taken = environment.start(setup), list[Action]()
+        try:
+            ask(episode.reset)
+            *offered, ending = ask(episode.affordances) or (Action(),)
+            self.endings |= _tools(ending)
+            for _ in range(_STEPS):
+                offered = [action for action in offered if _tools(action) != _tools(ending)]
+                if not offered:
+                    break
+                action = rng.choice(offered)
+                if not self._step(episode, action):
+                    break
+                taken.append(action)
+                *offered, ending = ask(episode.affordances) or (Action(),)
+        finally:
+            episode.close()
+        query = "; ".join(map(signature, taken))
+        return Task(setup.environment, query, setup.setup, (*taken, ending)) if taken else None
+
+    def _step(self, episode: Episode, action: Action) -> bool:
+        """Takes one action of a walk; whether the walk can go on after it."""
+        before = ask(_state, episode)
+        observation = ask(episode.step, action)
+        self.actions += 1
+        if not observation.ok:
+            return False
+        self.worked |= _tools(action)
+        if ask(_state, episode) != before:
+            self.changed |= _tools(action)
+        return not observation.done
+
+
+def _name(setup: Task) -> str:
+    return f"setup {setup.id}"
+
+
+def _tools(action: Action) -> set[str]:
+    return {call.name for call in action.calls}
+
+
+def _state(episode: Episode) -> str:
+    """The state as canonical JSON. Raises TypeError or ValueError for a state that is none."""
+    state = episode.state()
+    if not isinstance(state, Mapping):
+        raise TypeError(f"the state is of type {type(state).__name__}; expected an object")
+    return canonical(to_json(state))
+
+
+def _differing_start(environment: Environment, setup: Task) -> str:
+    """How two fresh episodes of a setup differ; "" where they do not."""
+    found = []
+    for _ in range(2):
+        episode = environment.start(setup)
+        try:
+            opening = ask(episode.reset)
+            found.append((opening, ask(episode.tools), ask(_state, episode), ask(episode.affordances)))
+        finally:
+            episode.close()
+    names = ("opening", "tools", "state", "affordances")
+    different = [name for name, one, other in zip(names, *found, strict=True) if one != other]
+    return f"two episodes begin with different {' and '.join(different)}" if different else ""
+
+
+def _changes(environment: Environment, setup: Task, action: Action) -> bool:
+    episode = environment.start(setup)
+    try:
+        ask(episode.reset)
+        before = ask(_state, episode)
+        ask(episode.step, action)
+        return ask(_state, episode) != before
+    finally:
+        episode.close()

@@ -1,0 +1,201 @@
+"""Arguments worth trying in a call: what the tool's schema names, and values seen under the parameter's name."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cojax.types import Call, canonical
+from environments.tools.toolset import Tool
+
+# Values tried of one parameter: named by the schema or seen, and, of free text, new.
+_KNOWN, _NEW = 12, 2
+# Values of a list or an object within an argument that are tried; levels of nesting that are followed.
+_PARTS, _DEEP = 3, 4
+# Draws for each call wanted, as some draws repeat others.
+_DRAWS = 4
+# The most values of a world that are looked at, and the levels of nesting.
+_SEEN, _DEEPEST = 5_000, 20
+# Texts of any name that are tried where nothing has the parameter's name, and the most characters of one.
+_ANY, _SHORT = 4, 40
+_WORDS = (
+    "amber", "basil", "cedar", "daisy", "ember", "fable", "grove", "hazel", "inlet", "jasper", "knoll", "lilac",
+    "maple", "nectar", "olive", "pebble", "quartz", "raven", "sable", "thistle", "umber", "violet", "willow", "zephyr",
+)  # fmt: skip
+_MISSING: Any = object()
+_Scalar = str | int | float | bool
+Seen = Mapping[str, tuple[_Scalar, ...]]  # the name of a place in some JSON, as `name_of` writes it → its values
+
+
+def seen_in(*values: Any) -> Seen:
+    """The single values in some JSON by their names, those of the first JSON first.
+
+    A value is seen under its key, and under its key after the singular of what holds it: in {"items": [{"id": 7}]}, 7
+    is an `id` and an `item_id`. In an object of objects, {"files": {"a.txt": {}}}, the keys are a `file`, `file_name`
+    and `file_id`. Under "" are all texts.
+    """
+    found: dict[str, dict[_Scalar, None]] = {}
+    left = _SEEN
+
+    def add(value: _Scalar, *names: str) -> None:
+        for name in (*names, "") if isinstance(value, str) else names:
+            found.setdefault(name, {})[value] = None
+
+    def walk(value: Any, key: str, holder: str, deep: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0 or deep > _DEEPEST:
+            return
+        one = singular(key)
+        if isinstance(value, Mapping):
+            named = bool(key) and all(isinstance(member, (Mapping, list)) for member in value.values())
+            for name, member in value.items():
+                if named:
+                    add(str(name), one, f"{one}_name", f"{one}_id")
+                    walk(member, key if isinstance(member, Mapping) else "", holder, deep + 1)
+                else:
+                    walk(member, name_of(str(name)), one or holder, deep + 1)
+        elif isinstance(value, list):
+            for member in value:
+                walk(member, one, holder, deep + 1)
+        elif isinstance(value, (str, int, float)) and value != "":
+            add(value, *dict.fromkeys((key, f"{holder}_{key}".strip("_"))))
+
+    for value in values:
+        walk(value, "", "", 0)
+    return {name: tuple(inner) for name, inner in found.items()}
+
+
+def name_of(name: str) -> str:
+    """A name in lower case with underscores, however it is written: `itemId`, `item-id` and `Item id` are one."""
+    return re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).casefold().strip("_")
+
+
+def singular(name: str) -> str:
+    """An English name without the ending of its plural."""
+    for plural, ending in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("s", "")):
+        if name.endswith(plural) and len(name) > len(plural) + 1 and not name.endswith("ss"):
+            return name[: -len(plural)] + ending
+    return name
+
+
+def calls_of(tool: Tool, seen: Seen, count: int, rng: random.Random) -> Iterator[Call]:
+    """Different calls of the tool, at most `count`, in random order. None where a parameter has nothing to try."""
+    schema = tool.parameters
+    required = set(schema.get("required", ()))
+    options: dict[str, list[Any]] = {}
+    for name, inner in schema["properties"].items():
+        values = candidates(name, inner, schema, seen, rng)
+        # An optional argument is left out in half of the draws.
+        options[name] = values if name in required else [_MISSING] * max(1, len(values)) + values
+    if not all(options.values()):
+        return
+    if not options:
+        yield Call(tool.name, {})
+        return
+    known: set[str] = set()
+    for _ in range(_DRAWS * count):
+        chosen = {name: rng.choice(values) for name, values in options.items()}
+        call = Call(tool.name, {name: value for name, value in chosen.items() if value is not _MISSING})
+        if (key := canonical(dict(call.arguments))) not in known:
+            known.add(key)
+            yield call
+            if len(known) == count:
+                return
+
+
+def candidates(
+    name: str, schema: Any, root: Mapping[str, Any], seen: Seen, rng: random.Random, deep: int = 0
+) -> list[Any]:
+    """Values worth trying for a parameter of this name: first what the schema names, then what was seen, then new."""
+    schema = _resolved(schema, root)
+    if "const" in schema:
+        return [schema["const"]]
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    for several in ("anyOf", "oneOf"):
+        if schema.get(several):
+            found = [candidates(name, one, root, seen, rng, deep + 1) for one in schema[several] if deep < _DEEP]
+            return list(itertools.chain.from_iterable(found))[: 2 * _KNOWN]
+    kind = schema.get("type", "string")
+    kinds = kind if isinstance(kind, list) else [kind]
+    named = list(schema.get("examples") or ()) if isinstance(schema.get("examples"), list) else []
+    if schema.get("default") is not None:
+        named.append(schema["default"])
+    found = list(named)
+    for one in kinds:
+        found += _of_kind(one, name, schema, root, seen, rng, deep)
+    return [value for number, value in enumerate(found) if value not in found[:number]]
+
+
+def _of_kind(
+    kind: str, name: str, schema: Mapping[str, Any], root: Mapping[str, Any], seen: Seen, rng: random.Random, deep: int
+) -> list[Any]:
+    if kind == "boolean":
+        return [True, False]
+    if kind == "null":
+        return [None]
+    if kind == "array":
+        length = max(1, int(schema.get("minItems", 1)))
+        inner = candidates(singular(name_of(name)), schema.get("items", {}), root, seen, rng, deep + 1)
+        if deep >= _DEEP or len(inner) < length:
+            return []
+        return [rng.sample(inner, length) for _ in range(min(_PARTS, len(inner)))]
+    if kind == "object":
+        if deep >= _DEEP:
+            return []
+        tool = Tool(name, "", {**schema, "properties": schema.get("properties", {}), "$defs": root.get("$defs", {})})
+        return [dict(call.arguments) for call in calls_of(tool, seen, _PARTS, rng)]
+    known = [value for value in _matching(name, seen) if _fits(value, kind, schema)][:_KNOWN]
+    if kind in ("integer", "number"):
+        low = schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
+        near = [low + step for step in range(_PARTS)]
+        return known + [value for value in near if _fits(value, kind, schema)]
+    others = [] if known else [value for value in seen.get("", ()) if _fits(value, kind, schema)]
+    others = [value for value in others if len(str(value)) <= _SHORT]
+    new = [word for word in rng.sample(_WORDS, _NEW) if _fits(word, kind, schema)]
+    return known + rng.sample(others, min(_ANY, len(others))) + new
+
+
+def _matching(name: str, seen: Seen) -> Iterator[_Scalar]:
+    """Values seen under this name; if there are none, under a name that is its end, or whose end it is."""
+    wanted = name_of(name)
+    if wanted in seen:
+        yield from seen[wanted]
+        return
+    for other, values in seen.items():
+        if other and (f"_{wanted}".endswith(f"_{other}") or other.endswith(f"_{wanted}") or singular(wanted) == other):
+            yield from values
+
+
+def _fits(value: Any, kind: str, schema: Mapping[str, Any]) -> bool:
+    """Whether a value is of the schema's kind and within its bounds."""
+    if kind == "string":
+        if not isinstance(value, str) or not schema.get("minLength", 0) <= len(value) <= schema.get("maxLength", 200):
+            return False
+        try:
+            return "pattern" not in schema or bool(re.search(schema["pattern"], value))
+        except re.error:
+            return True
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "integer" and value != int(value)):
+        return False
+    above = value >= schema.get("minimum", value) and value > schema.get("exclusiveMinimum", value - 1)
+    return above and value <= schema.get("maximum", value) and value < schema.get("exclusiveMaximum", value + 1)
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema that a reference within the document stands for, with what stands beside the reference."""
+    for _ in range(_DEEP):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        target: Any = root
+        for part in reference.removeprefix("#/").split("/"):
+            target = target.get(part, {}) if isinstance(target, Mapping) else {}
+        schema = {**target, **{name: value for name, value in schema.items() if name != "$ref"}}
+    return {}

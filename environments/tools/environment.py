@@ -1,0 +1,218 @@
+"""The environment that a few functions make; see environments/tools/__init__.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import EnvironmentFailure, Traits, ask
+from cojax.types import Action, Call, Evaluation, Task, Triplet, content_hash
+from environments.tools import wording
+from environments.tools.episode import End, Rules, ToolEpisode, plain_json
+from environments.tools.toolset import Refused, Tool, toolset
+
+_TRAITS = Traits(worded_alike=True)
+_FINISH = Tool(
+    "finish",
+    "End the episode, with the answer if one was asked for.",
+    {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False},
+)
+# The splits that an environment without tasks to evaluate on has too.
+_SPLITS = ("seed", "dev", "eval", "challenge")
+# The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
+_SETUPS, _ENDS, _TRIED, _CALLS = 100_000, 10_000, 3, 4
+# Seconds in which these calls must be done.
+_PATIENCE = 10.0
+
+Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
+Tasks = Sequence[Task | Mapping[str, Any]]
+
+
+class ToolEnvironment:
+    """An environment from tools, `open` and setups.
+
+    Raises ValueError, or TypeError for what is no JSON, where these cannot make one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tools: Iterable[Callable[..., Any] | Mapping[str, Any]],
+        open: Callable[[Any], Any],
+        setups: Iterable[Mapping[str, Any]],
+        *,
+        ending: str | None = None,
+        judge: Judge | None = None,
+        fork: Callable[[Any], Any] | None = None,
+        affordances: Callable[[Any], Iterable[tuple[str, Mapping[str, Any]]]] | None = None,
+        lookups: Collection[str] | None = None,
+        instructions: str | Callable[[Any], str] = "",
+        splits: Mapping[str, Tasks] | Tasks | None = None,
+        phrase: Callable[[Sequence[Triplet]], str | None] | None = None,
+        traits: Traits = _TRAITS,
+    ):
+        if not (isinstance(name, str) and name.strip()):
+            raise ValueError(f"the environment's name is {name!r}; expected a word")
+        made = toolset(tools)
+        self.name, self.traits = name, traits if traits.commands else _with_command(traits, made)
+        if ending is None and _FINISH.name in made:
+            raise ValueError(
+                f"a tool is called {_FINISH.name!r}, as is the one that ends an episode; say ending='finish' if it "
+                "does that, or name another ending"
+            )
+        ends = made.get(ending or _FINISH.name) or _added(ending or _FINISH.name)
+        self._rules = Rules(
+            made, open, ends, fork, judge, affordances, instructions,
+            tuple(tool.document() for tool in {**made, ends.name: ends}.values()),
+        )  # fmt: skip
+        self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
+        self._setups = _distinct(name, setups)
+        self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
+        self._ends: dict[str, End] = {}
+        self._lookups: dict[str, bool] = {}
+        self._lock = threading.Lock()
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._rules.documents
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        """The first `count` tasks of a split. `seed` orders the split `seed`: the setups, without query and solution.
+
+        Raises ValueError for an unknown split.
+        """
+        if split == "seed":
+            places = list(self._setups)
+            random.Random(repr(("setups", seed))).shuffle(places)
+            return tuple(places[:count])
+        if split not in self._splits:
+            known = ", ".join(("seed", *self._splits))
+            raise ValueError(f"environment {self.name!r} has no split {split!r}; it has {known}")
+        return self._splits[split][:count]
+
+    def start(self, task: Task) -> ToolEpisode:
+        return ToolEpisode(self._rules, task, self._end_of)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        if self._phrase is not None:
+            return self._phrase(steps)
+        called = {call.name for step in steps for call in step.action.calls} - {self._rules.ending.name}
+        return wording.phrase(steps, self._rules.ending.name, set(filter(self.is_lookup, called)))
+
+    def is_lookup(self, tool: str) -> bool:
+        """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
+        left every state as it was. One that takes longer than ten seconds there counts as one that changes it."""
+        if self._given_lookups is not None:
+            return tool in self._given_lookups
+        if tool not in self._lookups:
+            found: list[bool] = []
+            trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
+            trial.start()
+            trial.join(_PATIENCE)
+            self._lookups[tool] = found == [True]
+        return self._lookups[tool]
+
+    def _changes_nothing(self, tool: str) -> bool:
+        """Whether some call of the tool worked on the first setups, and none changed a state."""
+        worked = False
+        for task in self._setups[:_TRIED]:
+            episode = self.start(task)
+            try:
+                ask(episode.reset)
+                for call in ask(episode.calls_of, tool)[:_CALLS]:
+                    before = ask(episode.state)["world"]
+                    worked |= ask(episode.step, Action(calls=(call,))).ok
+                    if ask(episode.state)["world"] != before:
+                        return False
+            except EnvironmentFailure:
+                continue
+            finally:
+                episode.close()
+        return worked
+
+    def _end_of(self, task: Task) -> End:
+        """The end of a task's solution, which is played once."""
+        key = content_hash([task.setup, [[[call.name, call.arguments] for call in a.calls] for a in task.solution]])
+        with self._lock:
+            if key in self._ends:
+                return self._ends[key]
+        episode = ToolEpisode(self._rules, task, self._end_of)
+        try:
+            episode.reset()
+            start, _ = episode.end()
+            for action in task.solution:
+                episode.step(action)
+            end = End(start, *episode.end())
+        finally:
+            episode.close()
+        with self._lock:
+            if len(self._ends) >= _ENDS:
+                del self._ends[next(iter(self._ends))]
+            return self._ends.setdefault(key, end)
+
+
+def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
+    """The traits, in which a world's one tool takes a command if it takes free text and nothing else."""
+    tool, *others = tools.values()
+    properties = tool.parameters["properties"]
+    if others or len(properties) != 1 or not isinstance(inner := properties[tool.first], Mapping):
+        return traits
+    free = inner.get("type") == "string" and "enum" not in inner
+    return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if free else traits
+
+
+def _added(name: str) -> Tool:
+    """A tool of that name which ends an episode and does nothing else."""
+    return Tool(name, _FINISH.description, _FINISH.parameters, lambda world, arguments: _ended(arguments))
+
+
+def _ended(arguments: Mapping[str, Any]) -> str:
+    if strange := [name for name in arguments if name != "answer"]:
+        raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
+    return "ok"
+
+
+def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:
+    """A bare task for each different setup. Raises ValueError where there is none, or one is no JSON object."""
+    found: dict[str, Task] = {}
+    for number, setup in enumerate(itertools.islice(setups, _SETUPS), 1):
+        if not isinstance(setup, Mapping):
+            raise ValueError(f"setup {number} is {setup!r:.100}; expected a JSON object")
+        try:
+            task = Task(name, "", plain_json(setup, f"setup {number}"))
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        found.setdefault(task.id, task)
+    if not found:
+        raise ValueError(f"environment {name!r} has no setups; expected at least one, {{}} if all episodes begin alike")
+    return tuple(found.values())
+
+
+def _divided(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool) -> dict[str, tuple[Task, ...]]:
+    """The tasks of each split. Tasks without splits are divided by a hash of their setups: a fifth is for dev."""
+    if isinstance(splits, Mapping):
+        return {split: tuple(_task(name, one, ending) for one in tasks) for split, tasks in splits.items()}
+    found: dict[str, tuple[Task, ...]] = {"dev": (), "eval": ()}
+    for one in splits or ():
+        task = _task(name, one, ending)
+        split = "dev" if int(content_hash(["split", task.setup]), 16) % 5 == 0 else "eval"
+        found[split] = (*found[split], task)
+    return found
+
+
+def _task(name: str, given: Task | Mapping[str, Any], ending: Tool) -> Task:
+    """The task, its solution ended. Raises ValueError for one that lacks a part."""
+    if isinstance(given, Task):
+        return given
+    try:
+        calls = [Call(call["name"], plain_json(call.get("arguments", {}), "arguments")) for call in given["solution"]]
+        setup = plain_json(given["setup"], "a task's setup")
+        query = str(given["query"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a task is {given!r:.200}; expected query, setup and solution ({error})") from error
+    if not calls or calls[-1].name != ending.name:
+        calls.append(Call(ending.name))
+    return Task(name, query, setup, tuple(Action(calls=(call,)) for call in calls))

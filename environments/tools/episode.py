@@ -1,0 +1,277 @@
+"""One episode: calls on a world, and a verdict by comparison with the world that the solution leads to."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from cojax.environment import EnvironmentFailure
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from environments.tools.arguments import Seen, calls_of, seen_in
+from environments.tools.toolset import DONE, Refused, Tool, perform
+
+# The most calls of an action that are carried out.
+_CALLS = 64
+# The most actions offered in all, offered of one tool, and tried of one tool.
+_OFFERED, _OF_TOOL, _TRIED = 200, 8, 24
+# Observations whose values are offered as arguments, and as answers; the most characters of an answer offered.
+_REMEMBERED, _ANSWERS, _ANSWER = 8, 4, 200
+# The most conditions of a verdict that are listed by themselves.
+_CHECKS = 50
+
+
+@runtime_checkable
+class EndsItself(Protocol):
+    """A world that may end the episode by itself."""
+
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A world that holds something to be freed."""
+
+    def close(self) -> None:
+        """Frees it. The world is not used any more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What is the same in all episodes of an environment; see environments/tools/__init__.py."""
+
+    tools: Mapping[str, Tool]
+    open: Callable[[Any], Any]
+    ending: Tool
+    fork: Callable[[Any], Any] | None
+    judge: Callable[[Task, Any, str | None, bool], Any] | None
+    affordances: Callable[[Any], Any] | None
+    instructions: str | Callable[[Any], str]
+    documents: tuple[Mapping[str, Any], ...]
+
+    def world(self, setup: Mapping[str, Any]) -> Any:
+        """A fresh world. Raises TypeError for one that has no state."""
+        world = self.open(copy.deepcopy(plain_json(setup, "the setup")))
+        if not is_json(world) and not callable(getattr(world, "state", None)):
+            raise TypeError(
+                f"`open` returned {type(world).__name__}, which has no state(); expected plain JSON, or an object with "
+                "state() and, for tools that are documents, call(name, arguments)"
+            )
+        return world
+
+    def copied(self, world: Any) -> Any:
+        """An independent copy of the world; None where there is no way to copy it."""
+        if self.fork is not None:
+            return self.fork(world)
+        return copy.deepcopy(world) if is_json(world) else None
+
+
+def is_json(world: Any) -> bool:
+    """Whether a world is plain JSON, and so its own state."""
+    return isinstance(world, (dict, list))
+
+
+def plain_json(value: Any, what: str) -> Any:
+    """A copy of some JSON. Raises TypeError, which says `what` it is, for a value that is none."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"{what} is no JSON: {error}; expected objects, lists, text, finite numbers, truth values and None"
+        ) from error
+
+
+def state_of(world: Any) -> Any:
+    """The state of a world, as JSON. Raises TypeError for a state that is none."""
+    return plain_json(world if is_json(world) else world.state(), "the world's state")
+
+
+@dataclasses.dataclass(frozen=True)
+class End:
+    """How a task's solution begins and ends: the states, and the answer."""
+
+    start: Any
+    goal: Any
+    answer: str | None
+
+
+class ToolEpisode:
+    """An episode of one task. `reference` returns the end of the task's solution."""
+
+    def __init__(self, rules: Rules, task: Task, reference: Callable[[Task], End]):
+        self._rules, self._task, self._reference = rules, task, reference
+        self._world: Any = None
+        self._opened = self._finished = False
+        self.answer: str | None = None
+        self._shown: list[str] = []
+
+    def reset(self) -> tuple[Message, ...]:
+        self._world = self._rules.world(self._task.setup)
+        self._opened = True
+        told = self._rules.instructions
+        text = told if isinstance(told, str) else told(dict(self._task.setup))
+        return (*([Message("system", text)] if text else []), Message("user", self._task.query))
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._rules.documents
+
+    def step(self, action: Action) -> Observation:
+        """Carries out the calls in order, also after a refused one; one message for each call."""
+        if self._finished:
+            return self._refused("the episode is over")
+        if not action.calls:
+            return self._refused((action.error or f"no call; end the episode by {self._rules.ending.name}")[:200])
+        messages, ok = [], True
+        for number, call in enumerate(action.calls, 1):
+            try:
+                if number > _CALLS:
+                    raise Refused(f"only {_CALLS} calls at once; the rest were not carried out")
+                text = self._carry_out(call)
+            except Refused as refusal:
+                ok, text = False, f"error: {refusal}"
+            messages.append(Message("tool", text))
+            if self._finished or number > _CALLS:
+                break
+        return Observation(tuple(messages), ok=ok, done=self._finished)
+
+    def state(self) -> Mapping[str, Any]:
+        """The world, the answer, and whether the episode is finished."""
+        world = state_of(self._world)
+        held = world if isinstance(world, dict) else {"value": world}
+        return {"world": held, "answer": self.answer, "finished": self._finished}
+
+    def affordances(self) -> tuple[Action, ...]:
+        """Calls worth trying, of those that can be tried only ones that work; then the calls that end the episode."""
+        if self._finished:
+            return ()
+        state = state_of(self._world)
+        calls = self._calls(state)[:_OFFERED]
+        answers = [text for text in dict.fromkeys(reversed(self._shown)) if len(text) <= _ANSWER][:_ANSWERS]
+        ending, parameter = self._rules.ending.name, self._rules.ending.first
+        ends = [Call(ending, {parameter: text}) for text in answers] if parameter is not None else []
+        return tuple(Action(calls=(call,)) for call in (*calls, *ends, Call(ending)))
+
+    def evaluate(self) -> Evaluation:
+        """The judge's verdict, or the comparison with the end of the task's solution, played in a second world.
+
+        There is a check for each part of the state that the solution changes, one that the rest is as the solution
+        leaves it, one for the answer if the solution gives one, and one that the episode is finished. The reward is 1.0
+        if all hold, else 0.0. A task without a solution gets 0.0 and no checks.
+        """
+        rules = self._rules
+        if rules.judge is not None:
+            verdict = rules.judge(self._task, self._world, self.answer, self._finished)
+            if verdict is not None:
+                return verdict if isinstance(verdict, Evaluation) else Evaluation(float(verdict))
+        if not self._task.solution:
+            return Evaluation(0.0)
+        end = self._reference(self._task)
+        start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, state_of(self._world)))
+        changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
+        others = (start.keys() | goal.keys() | now.keys()) - set(changed)
+        checks = [Check("/".join(path) or "state", now.get(path) == goal.get(path)) for path in changed[:_CHECKS]]
+        rest = [*others, *changed[_CHECKS:]]
+        checks.append(Check("all else as expected", all(now.get(path) == goal.get(path) for path in rest)))
+        if end.answer is not None:
+            checks.append(Check("answer", same_answer(self.answer, end.answer)))
+        checks.append(Check("finished", self._finished))
+        return Evaluation(float(all(check.passed for check in checks)), tuple(checks))
+
+    def close(self) -> None:
+        if self._opened and isinstance(self._world, Closes):
+            self._world.close()
+
+    def end(self) -> tuple[Any, str | None]:
+        """The state of the world now, and the answer."""
+        return state_of(self._world), self.answer
+
+    def _carry_out(self, call: Call) -> str:
+        ending = self._rules.ending
+        if call.name != ending.name:
+            text = perform(self._rules.tools, self._world, call)
+            if text != DONE:
+                self._shown = [*self._shown, text][-_REMEMBERED:]
+            self._finished = isinstance(self._world, EndsItself) and bool(self._world.over())
+            return text
+        text = ending.call(self._world, call.arguments)
+        given = call.arguments.get(ending.first) if ending.first is not None else None
+        if given is not None:
+            try:
+                self.answer = given if isinstance(given, str) else canonical(plain_json(given, "the answer"))
+            except TypeError as error:
+                raise Refused(str(error)) from error
+        self._finished = True
+        return text
+
+    def _refused(self, reason: str) -> Observation:
+        return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
+
+    def calls_of(self, tool: str) -> list[Call]:
+        """The calls of one tool that are worth trying now."""
+        return [call for call in self._calls(state_of(self._world), tool) if call.name == tool]
+
+    def _calls(self, state: Any, only: str = "") -> list[Call]:
+        """Those that the environment's own `affordances` names; or else those from schemas and from values seen: of
+        each tool, or of one tool `only`, a first one, then a second, and so on."""
+        if self._rules.affordances is not None:
+            return [Call(name, arguments) for name, arguments in self._rules.affordances(self._world)]
+        seen = seen_in(*(_read(text) for text in reversed(self._shown)), state, self._task.setup)
+        salt = canonical(state)
+        tools = [tool for tool in self._rules.tools.values() if only in ("", tool.name)]
+        of_tools = [self._of_tool(tool, seen, salt) for tool in tools]
+        return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
+
+    def _of_tool(self, tool: Tool, seen: Seen, salt: str) -> list[Call]:
+        rng = random.Random(repr((tool.name, salt)))
+        if tool.name == self._rules.ending.name:
+            return []
+        try:
+            calls = list(calls_of(tool, seen, _TRIED, rng))
+        except (TypeError, ValueError, OverflowError, AttributeError):
+            return []  # a schema that means nothing
+        return [call for call in calls if self._works(call)][:_OF_TOOL]
+
+    def _works(self, call: Call) -> bool:
+        """Whether the call works on a copy of the world; true where there is no copy."""
+        copied = self._rules.copied(self._world)
+        if copied is None:
+            return True
+        try:
+            perform(self._rules.tools, copied, call)
+        except (Refused, EnvironmentFailure, TypeError):
+            return False
+        finally:
+            if isinstance(copied, Closes):
+                copied.close()
+        return True
+
+
+def same_answer(given: str | None, expected: str) -> bool:
+    """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
+    if given is None:
+        return False
+    ours, theirs = _read(given), _read(expected)
+    if isinstance(ours, str) and isinstance(theirs, str):
+        return " ".join(ours.casefold().split()) == " ".join(theirs.casefold().split())
+    return canonical(ours) == canonical(theirs)
+
+
+def _read(text: str) -> Any:
+    """The JSON that a text is, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The parts of a state, at most four levels deep, as (path, canonical JSON)."""
+    if isinstance(state, dict) and state and len(path) < 4:
+        for name, inner in state.items():
+            yield from _leaves(inner, (*path, name))
+    else:
+        yield path, canonical(state)

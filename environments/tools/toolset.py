@@ -1,0 +1,184 @@
+"""Tools from functions and documents: their documentation, and calls of them on a world."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import re
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from cojax.environment import EnvironmentFailure
+from cojax.types import Call
+
+# The most characters of a result, of which `play` keeps fewer.
+_RESULT = 200_000
+# The observation of a call that returns nothing.
+DONE = "ok"
+_NAME = re.compile(r"\w[\w./:-]{0,127}")
+
+
+class World(Protocol):
+    """One world, as `open` makes it. Where it is plain JSON instead, it is its own state."""
+
+    def state(self) -> Any:
+        """All that counts for success, as JSON."""
+
+
+class Refused(Exception):
+    """A call that the world does not carry out; the message is the observation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tool:
+    """A tool: its name, its documentation, and how it is carried out; None where the world itself does that."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    run: Callable[[Any, Mapping[str, Any]], Any] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The tool in OpenAI function format."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    @property
+    def first(self) -> str | None:
+        """The name of its first parameter, None where it has none."""
+        return next(iter(self.parameters.get("properties", {})), None)
+
+    def call(self, world: Any, arguments: Any) -> str:
+        """The observation of a call. Raises Refused, or TypeError for a result that is neither text nor JSON."""
+        if not isinstance(arguments, Mapping):
+            raise Refused(f"expected an object of arguments for {self.name}")
+        try:
+            result = self.run(world, arguments) if self.run else world.call(self.name, dict(arguments))
+        except (Refused, EnvironmentFailure, MemoryError):
+            raise
+        except Exception as error:
+            raise Refused(_reason(error)) from error
+        return _text(self.name, result)
+
+
+def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]]) -> dict[str, Tool]:
+    """The tools by name. Raises ValueError for one that cannot be read, for two of one name, and for none at all."""
+    found: dict[str, Tool] = {}
+    for number, one in enumerate(tools, 1):
+        tool = _of_document(one, number) if isinstance(one, Mapping) else _of_function(one, number)
+        if tool.name in found:
+            raise ValueError(f"two tools are called {tool.name!r}; give each a name of its own")
+        found[tool.name] = tool
+    if not found:
+        raise ValueError("there are no tools; expected functions, or documents with name and parameters")
+    return found
+
+
+def perform(tools: Mapping[str, Tool], world: Any, call: Call) -> str:
+    """The observation of a call of one of the tools. Raises Refused."""
+    tool = tools.get(call.name) if isinstance(call.name, str) else None
+    if tool is None:
+        raise Refused(f"there is no tool {call.name!r:.100}")
+    return tool.call(world, call.arguments)
+
+
+def _of_document(document: Mapping[str, Any], number: int) -> Tool:
+    """The tool of a document in our form, OpenAI's, or MCP's."""
+    inner = document["function"] if isinstance(document.get("function"), Mapping) else document
+    name, parameters = inner.get("name"), inner.get("parameters") or inner.get("inputSchema") or {}
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise ValueError(f"tool {number} has the name {name!r:.100}; expected letters, digits and any of _ . - / :")
+    try:
+        schema = json.loads(json.dumps(parameters, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the parameters of tool {name!r} are no JSON: {error}") from error
+    if not (isinstance(schema, dict) and isinstance(schema.setdefault("properties", {}), dict)):
+        raise ValueError(
+            f"the parameters of tool {name!r} are {parameters!r:.100}; expected a JSON schema of an object"
+        )
+    return Tool(name, str(inner.get("description") or ""), {"type": "object", **schema})
+
+
+def _of_function(function: Any, number: int) -> Tool:
+    """The tool of a function whose first parameter is the world; pydantic reads the others and checks arguments."""
+    if not callable(function):
+        raise ValueError(f"tool {number} is of type {type(function).__name__}; expected a function or a document")
+    name = getattr(function, "__name__", "")
+    if not _NAME.fullmatch(name) or name == "<lambda>":
+        raise ValueError(f"tool {number}, {function!r:.100}, has no name; define it with `def`")
+    taken = list(inspect.signature(function).parameters.values())
+    if not taken or taken[0].kind not in (taken[0].POSITIONAL_ONLY, taken[0].POSITIONAL_OR_KEYWORD):
+        raise ValueError(f"tool {name!r} takes no world; its first parameter must be the world that it acts on")
+    parameters = taken[1:]
+    if strange := [p.name for p in parameters if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]:
+        raise ValueError(
+            f"tool {name!r} has the parameter {strange[0]!r}, which has no fixed name; name each parameter"
+        )
+    schema, checked = _checked(function, parameters)
+
+    def run(world: Any, arguments: Mapping[str, Any]) -> Any:
+        return function(world, **checked(arguments))
+
+    description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+    return Tool(name, description, schema, run)
+
+
+def _checked(
+    function: Callable[..., Any], parameters: list[inspect.Parameter]
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], dict[str, Any]]]:
+    """The JSON schema of the parameters, and a function that checks and converts arguments, or raises Refused."""
+    # Only functions need it, and an interpreter of a worker may lack it.
+    import pydantic
+    from pydantic_core import ArgsKwargs
+
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise ValueError(f"the type hints of tool {function.__name__!r} cannot be read: {error}") from error
+
+    def taken(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    taken.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    taken.__annotations__ = {one.name: hints[one.name] for one in parameters if one.name in hints}
+    try:
+        adapter: Any = pydantic.TypeAdapter(taken)  # type: ignore[arg-type]
+        schema = adapter.json_schema()
+    except pydantic.PydanticUserError as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the type hints of tool {function.__name__!r} make no JSON schema: {reason}") from error
+    schema.setdefault("properties", {})
+
+    def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return adapter.validate_python(ArgsKwargs((), dict(arguments)))
+        except pydantic.ValidationError as error:
+            places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+            raise Refused("; ".join(places)[:1_000]) from error
+        except TypeError as error:  # a name that is no text
+            raise Refused(str(error)) from error
+
+    return schema, checked
+
+
+def _reason(error: Exception) -> str:
+    """What a refusal says: the message, after the type where that is no message by itself."""
+    said = " ".join(str(error).split())
+    named = isinstance(error, (ValueError, RuntimeError)) or type(error) is Exception
+    return (said if named and said else f"{type(error).__name__}: {said}".rstrip(": "))[:2_000]
+
+
+def _text(name: str, result: Any) -> str:
+    if result is None:
+        return DONE
+    if not isinstance(result, str):
+        try:
+            result = json.dumps(result, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(
+                f"tool {name!r} returned {type(result).__name__}; expected text, JSON or None: {error}"
+            ) from error
+    return result if len(result) <= _RESULT else f"{result[:_RESULT]}\n[{len(result) - _RESULT} characters cut]"

@@ -1,0 +1,106 @@
+"""The plain wording: calls → a query that names tools and arguments, and says which values are to be looked up."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from cojax.types import Call, Triplet
+
+JOINER = ", then "
+# The most characters of a value that is looked up and used, or told.
+_LONGEST = 200
+
+
+def phrase(steps: Sequence[Triplet], ending: str, lookups: Collection[str]) -> str | None:
+    """The query that these calls answer; None where they cannot be worded.
+
+    A call that changes the world is worded with its arguments. An argument that a look-up was the first to show is
+    worded by that look-up. There is no query if a call was refused, if a look-up is not used, and for an answer that is
+    not what the last look-up showed.
+    """
+    done = _flatten(steps)
+    clauses: list[str] = []
+    used: set[int] = set()
+    for index, (call, _) in enumerate(done):
+        if call.name == ending:
+            if index < len(done) - 1:
+                return None
+            if answer := next(iter(call.arguments.values()), None):
+                looked = index - 1
+                if looked < 0 or done[looked][0].name not in lookups or done[looked][1] != answer:
+                    return None
+                if len(str(answer)) > _LONGEST:
+                    return None
+                used.add(looked)
+                clauses.append(f"tell what {_clause(done[looked][0], done[:looked], lookups, used)} says")
+        elif call.name not in lookups:
+            clauses.append(_clause(call, done[:index], lookups, used))
+    looked_up = {index for index, (call, _) in enumerate(done) if call.name in lookups}
+    return JOINER.join(clauses) if clauses and looked_up <= used else None
+
+
+def words_of(name: str) -> str:
+    """The name of a tool or a parameter as words."""
+    return " ".join(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").split())
+
+
+def _clause(call: Call, before: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> str:
+    """A call in words. The look-ups that its arguments come from are added to `used`."""
+    said = [f"{words_of(name)} {_value(value, before, lookups, used)}" for name, value in call.arguments.items()]
+    named = words_of(call.name)
+    return f"{named} with {' and '.join(said)}" if said else named
+
+
+def _value(value: Any, before: Sequence[tuple[Call, str]], lookups: Collection[str], used: set[int]) -> str:
+    """An argument in words: itself, or the place in which the latest of the earlier calls shows it, if only that does.
+
+    A value that an earlier call was given is known, and is worded as itself.
+    """
+    if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+        for index in reversed(range(len(before))):
+            call, shown = before[index]
+            if value in call.arguments.values():
+                break
+            place = _place(value, shown) if call.name in lookups else None
+            if place is not None:
+                used.add(index)
+                return f"{place} {_clause(call, before[:index], lookups, used)} shows"
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def _place(value: str | int | float, shown: str) -> str | None:
+    """Where an observation shows a value, in words; None where it does not, or not in one place alone."""
+    if len(shown) > 50 * _LONGEST:
+        return None
+    if shown == str(value):
+        return "what"
+    try:
+        found = _places(json.loads(shown), value)
+    except (ValueError, RecursionError):
+        return None
+    return f"the {' '.join(map(words_of, found[0]))} that" if len(found) == 1 and found[0] else None
+
+
+def _places(shown: Any, value: Any) -> list[tuple[str, ...]]:
+    """The paths of keys to a value in some JSON."""
+    if isinstance(shown, Mapping):
+        return [(str(key), *path) for key, inner in shown.items() for path in _places(inner, value)]
+    if isinstance(shown, list):
+        # Elements have no names of their own: a list of several shows a value in no place that words can name.
+        found = [path for inner in shown for path in _places(inner, value)]
+        return found if len(shown) == 1 else [(), *found] if found else []
+    return [()] if shown == value and type(shown) is type(value) else []
+
+
+def _flatten(steps: Sequence[Triplet]) -> list[tuple[Call, str]]:
+    """The calls with their observations; nothing where one was refused, or an action has no call."""
+    done: list[tuple[Call, str]] = []
+    for step in steps:
+        calls, messages = step.action.calls, step.observation.messages
+        if not step.observation.ok or not calls or len(calls) != len(messages):
+            return []
+        done += zip(calls, (message.content for message in messages), strict=True)
+    return done

@@ -1,0 +1,56 @@
+"""What an environment states of itself, applied to a run's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from cojax.environment import Environment, traits_of
+from cojax.rollout.collect import Limits
+from cojax.signals import SignalKind
+from cojax.signals.commands import ByVerb
+from cojax.types import Task
+from cojax.validation.similarity import usual_similarity
+from experiments.base import LEAVES
+from experiments.settings import settings
+
+_DEADLINE = "limits.environment_deadline"
+# Above this cosine, wording does not distinguish tasks.
+_TELLING = 0.95
+
+
+def limits(config: ConfigDict, environment: Environment) -> Limits:
+    """The limits of an episode: no more episodes at a time than the environment can have, and its own deadline where
+    the run sets none."""
+    stated, own = traits_of(environment), settings(config.limits)
+    if stated.concurrency is not None:
+        own["concurrency"] = min(own["concurrency"], stated.concurrency)
+    if stated.deadline is not None and own["environment_deadline"] == LEAVES[_DEADLINE].default:
+        own["environment_deadline"] = stated.deadline
+    return Limits(**own)
+
+
+def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
+    """The kinds of signals; where tools take whole commands as text, they go by the commands' verbs."""
+    commands = traits_of(environment).commands
+    return {name: ByVerb(kind, commands) for name, kind in made.items()} if commands else made
+
+
+def similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float:
+    """The cosine above which a query counts as an evaluation task's; 0 compares no wording.
+
+    It is validation.evaluation_similarity. Where the environment words its tasks alike, it is no less than the 99th
+    percentile of the cosines between the evaluation tasks; above 0.95, wording says nothing and is not compared.
+    """
+    least, measured = config.validation.evaluation_similarity, measured_similarity(config, environment, evaluation)
+    if measured is None:
+        return least
+    return max(least, measured) if measured <= _TELLING else 0.0
+
+
+def measured_similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float | None:
+    """The 99th percentile of the cosines between evaluation tasks; None where nothing is measured."""
+    if not (config.validation.evaluation_similarity and evaluation and traits_of(environment).worded_alike):
+        return None
+    return usual_similarity([task.query for task in evaluation])

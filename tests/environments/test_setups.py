@@ -1,0 +1,165 @@
+"""The check of bare setups, also of environments from outside."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+
+import pytest
+
+from environments import check, full_name, install, load, maker, module, settings_from_text
+from environments.setups import SetupReport
+from environments.tools import ToolEnvironment
+
+SOURCE = """
+from environments.tools import ToolEnvironment
+
+def set_light(world, on: bool) -> None:
+    world["on"] = on
+
+def make(*, rooms: int = 2, label: str = "x"):
+    return ToolEnvironment("lights", [set_light], dict, [{"on": False, "room": n} for n in range(rooms)])
+
+def other():
+    return make(rooms=1)
+
+def broken():
+    return make().missing
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder with the module `lights` and the package `house.lights`; it is the current folder."""
+    (tmp_path / "lights.py").write_text(SOURCE)
+    (tmp_path / "house").mkdir()
+    (tmp_path / "house" / "lights.py").write_text(SOURCE)
+    (tmp_path / "desk.py").write_text("1/0")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("lights", "house", "house.lights"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def press(world, key: str) -> str:
+    return f"pressed {key}"
+
+
+def write(world, text: str) -> None:
+    world["text"] = text
+
+
+def report(*tools, garbage=True, setups=({"text": ""},), **settings) -> dict:
+    environment = ToolEnvironment("typewriter", tools, settings.pop("open", dict), setups, **settings)
+    found = SetupReport()
+    for setup in environment.tasks("seed", 10):
+        found.check(environment, setup, garbage=garbage)
+    return found.line(environment, "typewriter", "seed", 0.0)
+
+
+def test_a_sound_environment_has_no_fault_and_says_what_goes_unnoticed():
+    line = report(write, press)
+    assert (line["faults"], line["setups"], line["tasks"], line["replayed"], line["actions"]) == ([], 1, 1, 1, 6)
+    assert (line["thrown"], line["answered"]) == (13, 13)
+    assert line["unnoticed"] == ["press: dropping this call goes unnoticed"]
+    assert line["mutated"] == 7
+    assert line["mutated"] == line["mutated_rejected"] + line["harmless"] + len(line["let_through"])
+
+
+def test_a_call_that_a_later_one_makes_superfluous_goes_unnoticed():
+    def count(world) -> None:
+        world["text"] = "same"
+
+    line = report(count)
+    assert line["faults"] == []
+    (drop,) = {entry.partition(": ")[2] for entry in line["let_through"]} or {None}
+    assert drop in (None, "count of action 1: dropping this call goes unnoticed")
+
+
+def test_a_state_that_lacks_what_the_tools_change_is_a_fault():
+    line = report(press)
+    assert line["faults"] == ["none of 6 calls changed the state: it lacks what the tools change, or they only look"]
+
+
+def test_worlds_that_open_at_random_or_have_no_json_are_faults():
+    numbers = itertools.count()
+    line = report(write, open=lambda setup: {**setup, "number": next(numbers)})
+    assert "two episodes begin with different state" in line["faults"][0]
+    line = report(write, open=lambda setup: {**setup, "sets": {1}})
+    assert "the world's state is no JSON" in line["faults"][0]
+    line = report(write, open=lambda setup: 1 / 0)
+    assert "ZeroDivisionError" in line["faults"][0]
+
+
+def test_an_answer_that_differs_from_run_to_run_is_a_fault():
+    numbers = itertools.count()
+
+    def draw(world) -> int:
+        world["text"] += "x"
+        return next(numbers)
+
+    assert "two plays of the solution differ" in report(draw, garbage=False)["faults"][0]
+
+
+def test_tools_without_a_call_that_works_are_listed():
+    def open_safe(world, code: str) -> None:
+        raise ValueError("wrong code")
+
+    line = report(write, open_safe)
+    assert (line["faults"], line["untried"]) == ([], ["open_safe"])
+    assert "no action is offered that works" in report(open_safe, garbage=False)["faults"][0]
+
+
+@pytest.mark.parametrize("name", ["lights", "lights:make", "house.lights", "house.lights:make", "lights:other"])
+def test_an_environment_from_outside_is_found_by_its_module(outside, name, capsys):
+    assert load(name).name == "lights"
+    assert module(name).__name__ == name.partition(":")[0]
+    assert check.main([name, "--count=3"]) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (line["environment"], line["faults"], line["split"]) == (name, [], "seed")
+    assert install.main([name]) == 0
+    assert "needs nothing installed" in capsys.readouterr().out
+
+
+def test_an_environment_of_the_repository_comes_first(outside):
+    assert load("desk").name == "desk"
+    assert maker("desk").__module__ == "environments.desk"
+    assert (full_name("desk"), full_name("lights"), full_name("a:b")) == ("desk", "lights:make", "a:b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["lihgts"], "environment 'lihgts' not found; available: appworld, bfcl, desk"),
+        (["dsk"], "did you mean desk?"),
+        (["house.cellar"], "no module 'house.cellar'"),
+        (["lights:nothing"], "defines no 'nothing'"),
+        (["lights", "--set", "roms=3"], "has no setting roms; did you mean rooms? it has rooms, label"),
+        (["lights", "--set", "rooms=many"], "rooms is 'many'; expected a whole number"),
+        (["lights", "--set", "rooms"], "--set rooms has no value"),
+        (["lights", "--set", "rooms=0"], "has no setups"),
+        (["lights", "--splits", "test"], "has no split 'test'"),
+        (["tools"], "environment 'tools' not found"),
+    ],
+)
+def test_what_is_not_there_is_refused(outside, arguments, why, capsys):
+    with pytest.raises(SystemExit) as ended:
+        check.main(arguments)
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_settings_are_given_as_text(outside, capsys):
+    assert settings_from_text("lights", {"rooms": "3", "label": "3"}) == {"rooms": 3, "label": "3"}
+    assert check.main(["lights", "--set", "rooms=4", "--set", "label=a=b"]) == 0
+    assert json.loads(capsys.readouterr().out)["setups"] == 4
+
+
+def test_the_desk_is_checked_by_its_own_tasks(capsys):
+    assert check.main(["desk", "--count=1", "--set", "isolated=False"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["split"], line["tasks"], line["unsolved"]) for line in lines] == [
+        ("seed", 1, 0), ("dev", 1, 0), ("eval", 1, 0), ("challenge", 1, 0),
+    ]  # fmt: skip

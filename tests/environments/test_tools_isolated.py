@@ -1,0 +1,87 @@
+"""Tools that hang: in this process they are given up, and in a worker they are killed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from cojax.environment import Traits, play, traits_of
+from cojax.environment.replay import follow
+from cojax.host.deadlines import WatchedPlay
+from cojax.types import Action, Call, Task
+from environments.tools import ToolEnvironment
+from environments.worker import Bounds, isolate
+
+SOURCE = """
+import time
+from cojax.environment import Traits
+from environments.tools import ToolEnvironment
+
+def press(world, key: str) -> None:
+    world["pressed"] = key
+
+def wait(world) -> None:
+    time.sleep(600)
+
+def flood(world) -> str:
+    return "x" * 10**9
+
+def make():
+    raise RuntimeError("not this one")
+
+def keys(*, first: str):
+    traits = Traits(concurrency=2, deadline=9.0, commands={"press": "key"})
+    return ToolEnvironment("keys", [press, wait, flood], dict, [{"pressed": first}], traits=traits)
+"""
+
+
+def call(name, **arguments) -> Action:
+    return Action(calls=(Call(name, arguments),))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "keyboard.py").write_text(SOURCE)
+    sys.path.append(str(folder))
+    made = isolate("keyboard:keys", bounds=Bounds(deadline=2.0), first="a")
+    yield made
+    made.close()
+    sys.path.remove(str(folder))
+
+
+def played(environment, *actions, solution=()):
+    (task,) = environment.tasks("seed", 1)
+    of = Task(task.environment, "press", task.setup, solution)
+    return play(environment, of, follow(actions), max_turns=len(actions))
+
+
+def test_a_function_of_a_module_is_isolated_with_its_traits(keys):
+    assert keys.name == "keys"
+    assert traits_of(keys) == Traits(concurrency=2, deadline=9.0, commands={"press": "key"})
+    solution = (call("press", key="b"), call("finish"))
+    assert played(keys, *solution, solution=solution).reward == 1.0
+    assert keys.phrase([]) is None
+
+
+def test_a_tool_that_hangs_or_floods_in_a_worker_is_the_action_s_doing(keys):
+    assert played(keys, call("wait")).outcome == "timeout"
+    flooded = played(keys, call("flood"), call("finish"))
+    assert flooded.outcome in ("timeout", "finished")
+    assert len(flooded.turns[0].observation.text) < 20_000
+    assert played(keys, call("press", key="c"), call("finish")).outcome == "finished"
+
+
+def test_a_tool_that_hangs_in_this_process_is_given_up():
+    over = threading.Event()
+
+    def wait(world) -> None:
+        over.wait(60)
+
+    environment = ToolEnvironment("slow", [wait], dict, [{}])
+    found = WatchedPlay(0.3)(environment, Task("slow", "wait", {}), follow([call("wait")]), max_turns=1)
+    over.set()
+    assert found.outcome == "environment_error"
+    assert found.error.startswith("step took longer than 0.3 s and was abandoned")
