@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from cojax.signals import SIGNALS
 from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments import held_out
+from experiments.study import schedule
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun, plain_configuration
 from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, least_popular
@@ -210,13 +212,20 @@ def mismatch(record: Record, config: Mapping[str, Any]) -> str:
 
     It is empty for the same settings, whatever the workdir. A setting that the code has gained since then counts as its
     default, with which runs are as before; a setting that the code no longer has is ignored. The settings of an entry
-    have no default here: one that only `config` holds differs.
+    have no default here: one that only `config` holds differs. A run's config.json has an absolute model.path, a record
+    one from the checkout on; both count as the same.
     """
-    known = {**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))}
-    now = dict(_leaves(config))
+    known = _from_checkout({**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))})
+    now = _from_checkout(dict(_leaves(config)))
     different = [name for name in sorted(now) if name != "workdir" and (name not in known or known[name] != now[name])]
     was = {name: repr(known[name]) if name in known else "not set" for name in different}
     return ", ".join(f"{name} was {was[name]}, now {now[name]!r}" for name in different)
+
+
+def _from_checkout(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings, with model.path from the checkout on if it is in there."""
+    path = leaves.get("model.path") or ""
+    return {**leaves, "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else ""}
 
 
 def differing_parts(one: Record, other: Record) -> list[str]:

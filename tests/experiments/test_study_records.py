@@ -8,6 +8,7 @@ from study_records import record
 
 from cojax.storage.files import write_json
 from environments import load
+from experiments.study import schedule
 from experiments.study.__main__ import load_record, record_path
 from experiments.study.record import (
     NotFinished,
@@ -108,6 +109,12 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
     with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
         load_record(tmp_path, other)
+    (pretrained,) = jobs(["pretrained-static"], [301])
+    absolute = copy.deepcopy(pretrained.config)
+    absolute["model"]["path"] = str(schedule.ROOT / "models/SmolLM2-135M-Instruct")
+    assert mismatch({"config": absolute}, pretrained.config) == ""
+    absolute["model"]["path"] = "/elsewhere/SmolLM2-135M-Instruct"
+    assert mismatch({"config": absolute}, pretrained.config).endswith("now 'models/SmolLM2-135M-Instruct'")
     older = copy.deepcopy(one)
     del older["config"]["quorum"]  # a setting that the code did not have then
     assert mismatch(older, job.config) == ""
