@@ -168,7 +168,7 @@ def play(
     return groups
 
 
-def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Sequence[Task]) -> tuple[Task, ...]:
+def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Sequence[Task] = ()) -> tuple[Task, ...]:
     """The tasks of a split, as many as the configuration says; `held` for an evaluation.split without tasks.
 
     Raises ValueError for a split without tasks.
