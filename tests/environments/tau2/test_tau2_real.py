@@ -124,7 +124,7 @@ from environments.tau2 import official
 from environments.tau2.world import World
 telecom = official.load("telecom")
 broken = {"initialization_actions": [{"env_type": "user", "func_name": "break_vpn", "arguments": {}}]}
-worlds = [World(telecom, {"domain": "telecom", **({"initial_state": start} if start else {})}) for start in (broken, None)]
+worlds = [World(telecom, {"domain": "telecom", "initial_state": start}) for start in (broken, {})]
 worlds[1].call("connect_vpn", {})
 print([world.state()["customer"]["device"]["vpn_details"]["server_performance"] for world in worlds])
 """
