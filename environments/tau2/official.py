@@ -24,12 +24,13 @@ _SOLO = ("AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """A domain of the wheel, read once. `solo` says whether the benchmark itself has tasks without a user for it.
+    """A domain of the wheel, read once.
 
-    `tools` are OpenAI function documents, and `lookups` the names of those that never change a world. `tasks` are the
-    official tasks by id, `splits` the official splits of their ids.
-    `policies` are the official policy texts by kind, `prompt` the official system prompt of the solo mode, with places
-    for {agent_instruction}, {domain_policy} and {ticket}, and `instruction` what stands at the first of them.
+    `solo`: the benchmark has tasks without a user for it. `tools`: OpenAI function documents. `lookups`: the names of
+    the tools that never change a world. `tasks`: the official tasks by id. `splits`: official split → ids. `policies`:
+    the official policy texts by kind. `prompt`: the official system prompt of the solo mode, with places for
+    {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what stands at the first of them. `databases`: the
+    company's, and the customer's if there is one. `construct(solo_mode)`: a fresh official environment.
     """
 
     name: str
