@@ -45,6 +45,7 @@ test-real: test-real-together test-real-alone
 .worlds: $(VENV)/.real
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m environments.install appworld --data=tiny
+	$(BIN)/python -m environments.install tau2
 
 test-real-together: .worlds $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)

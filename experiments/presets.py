@@ -106,6 +106,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "evaluation.split": "held_out",
     },
 }
+# (preset, environment) → what the preset sets in that environment besides: without a policy text that is longer than
+# the context of such a policy.
+IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
+    (name, "tau2"): {"environment.instructions": "brief"} for name in ("smollm2", "tiny", "tiny-warm")
+}
 
 
 def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
@@ -118,7 +123,7 @@ def resolve(config: ConfigDict, flags: Iterable[str] = ()) -> ConfigDict:
         return resolved
     own = tuple(flags)
     preset: Mapping[str, Any] = choose(PRESETS, config.policy, "policy")
-    for name, value in preset.items():
+    for name, value in {**preset, **IN_ENVIRONMENT.get((config.policy, config.environment.name), {})}.items():
         if any(name == flag or name.startswith(f"{flag}.") for flag in own):
             continue
         *sections, leaf = name.split(".")

@@ -9,8 +9,8 @@ from cojax.environment import Charted, Environment
 from cojax.explorer.scripted.explorer import ScriptedExplorer, no_neighbours
 from cojax.types import ExplorationContext, Origin, Task, TaskDraft
 
-# As experiments/bfcl.py and experiments/appworld.py set them; the desk has the defaults.
-_ENDINGS = {"bfcl": ("", 0.5), "appworld": ("supervisor.complete_task", 0.0)}
+# As the experiments set them; the desk has the defaults.
+_ENDINGS = {"bfcl": ("", 0.5), "appworld": ("supervisor.complete_task", 0.0), "tau2": ("done", 0.0)}
 _KINDS: tuple[Origin, ...] = ("forgetting", "boundary", "rare")
 
 

@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import base, bfcl, desk, presets
+from experiments import base, bfcl, desk, presets, tau2
 from experiments.checks import check
 from experiments.presets import PRESETS, resolve
 
@@ -30,11 +30,19 @@ def test_explicit_flags_win():
     assert resolved.model.shape.to_dict() == {"hidden_size": 64}
 
 
+def test_a_policy_of_a_short_context_gets_no_policy_text_unless_a_flag_asks_for_it():
+    config = tau2.get_config()
+    assert resolve(config).environment.instructions == "official"
+    config.policy = "tiny"
+    assert resolve(config).environment.instructions == "brief"
+    assert resolve(config, ["environment.instructions"]).environment.instructions == "official"
+
+
 def test_no_preset_changes_nothing():
     assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
 
 
-@pytest.mark.parametrize("experiment", [base, bfcl, desk])
+@pytest.mark.parametrize("experiment", [base, bfcl, desk, tau2])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits_every_experiment(name, experiment):
     config = experiment.get_config()

@@ -38,7 +38,7 @@ def test_at_the_desk_two_are_refused_as_their_query_says_the_answer() -> None:
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("name", "settings", "count"),
-    [("bfcl", {}, 12), pytest.param("appworld", {"data": "tiny"}, 5, marks=pytest.mark.nightly)],
+    [("bfcl", {}, 12), ("tau2", {}, 12), pytest.param("appworld", {"data": "tiny"}, 5, marks=pytest.mark.nightly)],
 )
 def test_in_the_benchmarks_none_is_refused(name: str, settings: dict, count: int) -> None:
     environment = environments.load(name, **settings)

