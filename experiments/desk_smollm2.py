@@ -5,8 +5,8 @@
 It converts SmolLM2-135M-Instruct where that has not been done, and then runs
 `python -m experiments.run --config=experiments/desk_smollm2.py`. See docs/pretrained.md.
 
-Hardware: two CPU cores, 8 GB. Time: hours, as estimated from single steps. It has not been run in full, so that neither
-its time nor its result is known.
+Hardware: two CPU cores. Time: 101 minutes for the one run so far, beside other programs; 128 minutes of processor time.
+Result: it fell from 68.7 % to 55.3 % of 300 held-out tasks. Both stand in docs/pretrained.md with what is known of them.
 """
 
 from __future__ import annotations
