@@ -6,7 +6,7 @@ It converts SmolLM2-135M-Instruct where that has not been done, and then runs
 `python -m experiments.run --config=experiments/desk_smollm2.py`. See docs/pretrained.md.
 
 Hardware: two CPU cores. Time: 101 minutes for the one run so far, beside other programs; 128 minutes of processor time.
-Result: it fell from 68.7 % to 55.3 % of 300 held-out tasks. Both stand in docs/pretrained.md with what is known of them.
+Result: it fell from 68.7 % to 55.3 % of 300 held-out tasks. What is known of it stands in docs/pretrained.md.
 """
 
 from __future__ import annotations
