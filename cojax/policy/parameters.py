@@ -174,8 +174,9 @@ def from_hf(
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
 
-    `place` makes each leaf of the tree from the row's array on the host, which it may keep. Beside the leaves only pieces of unfinished leaves are in memory. Raises ValueError that names every missing,
-    unexpected and misshapen array. A tied `lm_head.weight` is ignored.
+    `place` makes the leaf of a row from its array on the host, which it may keep. Beside the leaves only pieces of
+    unfinished leaves are in memory. Raises ValueError that names every missing, unexpected and misshapen array. A tied
+    `lm_head.weight` is ignored.
     """
     wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
     counts = {row.path: math.prod(row.shape(config)[: len(row.stacked)]) for row in parameters(config)}

@@ -14,6 +14,7 @@ from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, para
 
 AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
+SAMPLING = ("tensor", "expert")  # those over which a policy is split that is only sampled from
 
 # Logical axis → mesh axis. Axes that are not listed are replicated.
 RULES: Mapping[str, str] = {

@@ -202,7 +202,8 @@ def cached_hidden_states(
     position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A row of
     `slots` attends to the first `span` positions, which must be more than its own positions.
     With a `mesh`, one of `replicas`, parameters and cache are laid out over it, and each device computes its own heads
-    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every step.
+    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
+    step.
     """
     rows = jnp.arange(tokens.shape[0]) if slots is None else slots
     rotate = rotation(config, positions)

@@ -79,7 +79,9 @@ class LocalEngine:
         self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else replicas(mesh)
         self._several = mesh is not None and mesh.size > len(self._replicas)
         if self._several and lanes > 1:
-            raise ValueError(f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1")
+            raise ValueError(
+                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1"
+            )
         count = lanes * len(self._replicas)
         if slots % count:
             on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
