@@ -81,7 +81,7 @@ def cache_bytes(model: ModelConfig, count: int, length: int) -> int:
 
 
 def _flags(section: ConfigDict, chosen: int, parts: int, tokens: int) -> str:
-    """The flags that fit: fewer slots, else one shorter conversation on each of `parts` replicas, of `tokens` together."""
+    """The flags that fit: fewer slots, else one on each of `parts` replicas, all together of `tokens` tokens."""
     servers = "or sample on servers by --config.engine=sglang"
     if chosen:
         return f"set --config.engine.slots={chosen}, {servers}"
