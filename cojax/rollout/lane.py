@@ -75,7 +75,7 @@ class Lane:
         with self._wake:
             self._resting, self._idle = True, False
             self._wake.notify_all()
-            while not self._idle and not self._down:
+            while not self._idle and not self._down and self.alive:
                 self._wake.wait(_POLL_SECONDS)
 
     def resume(self) -> None:

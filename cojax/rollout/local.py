@@ -11,8 +11,10 @@ Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
 on one machine type, one mesh, one number of threads, lanes and slots, and one set of versions.
 
-On a mesh there is a copy of the weights on each replica (`cojax.policy.sharding.replicas`), spread over its devices by
-the rules of training, and every replica has its own lanes. Lanes of different replicas share no device.
+On a mesh each replica (`cojax.policy.sharding.replicas`) has a copy of the weights, spread over its devices by the
+rules of training, and its own lanes. Lanes of different replicas share no device. All this was measured on CPU devices
+only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would then be
+the same to rounding only.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
     It holds `slots` conversations, the same number in each lane; further conversations wait for a release. There are
-    `lanes` on the default device, or on each replica of a `mesh`. Use one on an accelerator, and one for every core or
-    every two on a CPU. A replica of several devices has one lane: programs of several devices that two threads start
-    may wait for each other for ever. For the same reason nothing is sampled there between `rest` and `load`, where
-    other threads may start such programs. A conversation has at most `max_length`
-    tokens, prompt and completion together. The prefill shapes are `prefill_rows` × each of `prefill_chunks`. With
-    `routes`, completions report which experts tokens went through.
+    `lanes` lanes, with a `mesh` as many for each replica. Use one on an accelerator, and one for every core or every
+    two on a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
+    `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
+
+    Programs of several devices that two threads start may wait for each other for ever. So a replica of several devices
+    has one lane, and other threads may start programs there only between `rest` and `load`, when the lane starts none.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1.
     """
@@ -140,19 +142,16 @@ class LocalEngine:
             wait()
 
     def _copies(self, weights: Weights) -> list[Params]:
-        """A copy on each replica, its layers apart. Every array goes from the host straight to its devices."""
+        """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
 
         def place(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
             layered = row.axes[0] == "layers"
-            spec, arrays = partition(row), leaf if layered else leaf[None]
-            spec = PartitionSpec(*spec[1:]) if layered else spec
-            placed = [
-                [jax.device_put(array, None if on is None else NamedSharding(on, spec)) for array in arrays]
-                for on in self._replicas
-            ]
-            if not all(bool(jnp.isfinite(array).all()) for array in placed[0]):
+            spec = PartitionSpec(*partition(row)[layered:])
+            places = [None if on is None else NamedSharding(on, spec) for on in self._replicas]
+            copies = [jax.device_put(list(leaf) if layered else leaf, place) for place in places]
+            if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(copies[0])):
                 raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
-            return tuple(copy if layered else copy[0] for copy in placed)
+            return tuple(copies)
 
         placed = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place)
         take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
@@ -188,9 +187,8 @@ class LocalEngine:
                 self._waiting.pop(session).set()
 
     def rest(self) -> None:
-        """On replicas of several devices, returns once no forward runs; none begins until the next `load`.
-
-        Otherwise it does nothing. Open sessions keep their cache.
+        """Does nothing, unless a replica has several devices: then it returns once no forward runs, and none begins
+        until the next `load`. Open sessions keep their cache.
         """
         if self._several:
             for lane in self._lanes:
