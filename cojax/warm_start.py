@@ -181,6 +181,7 @@ def train(
         if done % schedule.check_every == 0 or done == schedule.steps:
             engine.load(learner.weights(state, done))
             checks.append(ReachCheck(done, metrics["loss"], check(done)))
+            engine.rest()
             on_check(checks[-1])
             _LOG.info("warm start: %s", checks[-1])
             if checks[-1].success >= schedule.target:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments
@@ -24,7 +22,8 @@ from cojax.loop import Loop
 from cojax.loop.groups import EpisodeCount
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
-from cojax.policy.sharding import make_mesh
+from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
@@ -37,6 +36,7 @@ from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals
 from experiments.initial_policy import InitialPolicy
+from experiments.mesh import mesh_of
 from experiments.parts import Parts
 from experiments.quality import quality
 from experiments.scores import dev_score, sampling
@@ -75,22 +75,6 @@ def parts(config: ConfigDict) -> Parts:
     )
 
 
-def mesh_of(config: ConfigDict) -> Mesh | None:
-    """The mesh over which the policy is sharded, None for one device."""
-    sizes = settings(config.mesh)
-    return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
-
-
-def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
-    """Raises ValueError for rows that the mesh cannot split evenly."""
-    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
-    if config.learner.micro_rows % shards:
-        raise ValueError(
-            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shards} ways; make it a "
-            f"multiple of {shards}"
-        )
-
-
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
@@ -114,11 +98,13 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
 
-    The engine's copy of the weights must fit as well.
+    The engine's copies of the weights must fit as well.
     """
     if config.learner.remat != AUTO:
         return made
-    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(made.reference if made.lora else state.params))
+    held, rows = made.reference if made.lora else state.params, parameters(made.config)
+    assert held is not None
+    weights = sum(leaf_of(held, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
     chosen = fastest_that_fits(made, state, [config.group_size] * config.batch_size, beside=weights)
     _LOG.info("learner.remat=%s: what fits", chosen.remat)
     return chosen

@@ -15,6 +15,7 @@ from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
 from experiments import assemble, engines, entries, explorers, policies
+from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
 
@@ -40,7 +41,7 @@ def check_run(config: ConfigDict) -> None:
     policies.check_folder(config)
     _check_pretrained(config)
     explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
-    assemble.check_rows(config, assemble.mesh_of(config))
+    check_mesh(config)
 
 
 def check(config: ConfigDict) -> None:

@@ -18,6 +18,7 @@ from cojax.rollout.sglang.engine import SGLangEngine
 from cojax.rollout.sglang.process import LaunchSettings
 from cojax.rollout.sglang.server import ServerLimits
 from experiments import base, cache_memory
+from experiments.mesh import mesh_of
 from experiments.settings import settings
 
 # Found, not imported: that takes seconds.
@@ -27,9 +28,9 @@ _LAUNCHED_ONLY = ("servers", "python", "device", "flags", "port", "restarts")
 
 
 def local(config: ConfigDict, model: ModelConfig) -> Engine:
-    """The engine in this process."""
-    own = settings(config.engine, "name", "slots")
-    return LocalEngine(model, slots=cache_memory.slots(config, model), routes=asks_routes(config), **own)
+    """The engine in this process, on the learner's mesh."""
+    own, mesh = settings(config.engine, "name", "slots"), mesh_of(config)
+    return LocalEngine(model, slots=cache_memory.slots(config, model), routes=asks_routes(config), mesh=mesh, **own)
 
 
 def sglang(config: ConfigDict, model: ModelConfig) -> Engine:

@@ -222,6 +222,8 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
             kept.setdefault(section, {})[leaf] = plain[section][leaf]
         else:
             kept[leaf] = plain[leaf]
+    if subject.policy and config.engine.name == "local" and any(size != 1 for size in plain["mesh"].values()):
+        kept["mesh"] = plain["mesh"]
     return kept
 
 

@@ -51,7 +51,11 @@ def engine() -> Section:
             "conversations in parallel; None: as many as free memory holds, at most 128 and no more than "
             "limits.concurrency needs; of servers 128",
         ),
-        "lanes": Leaf(own["lanes"], Count, "threads of the local engine, each with its share of the slots"),
+        "lanes": Leaf(
+            own["lanes"], Count,
+            "threads of the local engine, each with its share of the slots; on a mesh as many for each of its "
+            "data × fsdp replicas, and 1 where these have several devices",
+        ),
         "max_length": Leaf(4096, AtLeast2, "most tokens of a conversation"),
     }  # fmt: skip
 

@@ -25,7 +25,7 @@ REFUSED = (
     (("engine.name=warp",), "engine 'warp' not found; available: local"),
     (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
     (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),
-    (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, tiny"),
+    (("policy=huge",), "policy 'huge' not found; available: qwen3-4b, qwen2.5-7b, qwen3-30b-a3b, smollm2, tiny"),
     (("model.tokenizer=runes",), "model.tokenizer 'runes' not found; available: words, bytes"),
     (("warm_start.split=seed", "evaluation.split=seed"), "what was learned by heart cannot be evaluated"),
     (("group_size=1",), "group_size is 1; expected a whole number at least 2"),

@@ -89,7 +89,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array, mesh: Mesh | None = None) -> jax.Array:
         inner = jax.nn.silu(self.gate(x)) * self.up(x)
-        return self.down(constrain(inner, mesh, "mlp"))
+        return self.down(constrain(inner, mesh, *[None] * (inner.ndim - 2), "mlp"))
 
 
 class Block(nnx.Module):

@@ -170,11 +170,13 @@ def from_hf(
     config: ModelConfig,
     arrays: Mapping[str, np.ndarray] | Iterable[tuple[str, np.ndarray]],
     dtype_of: Callable[[ModelConfig, Parameter], str] = stored_dtype,
+    place: Callable[[Parameter, np.ndarray], Any] = lambda row, leaf: jnp.asarray(leaf),
 ) -> Params:
     """Parameters from Hugging Face arrays, cast to the dtype that `dtype_of` gives for their row.
 
-    Beside the leaves only pieces of unfinished leaves are in memory. Raises ValueError that names every missing,
-    unexpected and misshapen array. A tied `lm_head.weight` is ignored.
+    `place` makes the leaf of a row from its array on the host, which it may keep. Beside the leaves only pieces of
+    unfinished leaves are in memory. Raises ValueError that names every missing, unexpected and misshapen array. A tied
+    `lm_head.weight` is ignored.
     """
     wanted = {name: (row, index) for row in parameters(config) for index, name in row.pieces(config)}
     counts = {row.path: math.prod(row.shape(config)[: len(row.stacked)]) for row in parameters(config)}
@@ -194,7 +196,7 @@ def from_hf(
             faults.append(f"{name} {fault}")
         if len(pending[row.path]) == counts[row.path] and not faults:
             leaf = _joined(row, config, pending.pop(row.path), jnp.dtype(dtype_of(config, row)))
-            params = with_leaf(params, row, leaf)
+            params = with_leaf(params, row, place(row, leaf))
     raise_faults([f"{name} is missing" for name in wanted] + faults)
     return params
 
@@ -204,14 +206,14 @@ TIED_HEAD = "lm_head.weight"  # some files of tied models hold the embedding onc
 
 def _joined(
     row: Parameter, config: ModelConfig, pieces: Mapping[tuple[int, ...], np.ndarray], dtype: jnp.dtype
-) -> jax.Array:
+) -> np.ndarray:
     if not row.stacked:
         # A copy: on CPU jnp.asarray may alias the given buffer, which its owner is free to change.
-        return jnp.array(pieces[()], dtype)
+        return np.array(pieces[()], dtype)
     leaf = np.empty(row.shape(config), next(iter(pieces.values())).dtype)
     for index, piece in pieces.items():
         leaf[index] = piece
-    return jnp.asarray(leaf, dtype)
+    return leaf.astype(dtype, copy=False)
 
 
 def raise_faults(faults: list[str]) -> None:

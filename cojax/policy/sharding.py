@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -13,6 +14,7 @@ from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, para
 
 AXES = ("data", "fsdp", "tensor", "expert")
 ROWS = ("data", "fsdp")  # the mesh axes over which the rows of a batch are split
+SAMPLING = ("tensor", "expert")  # those over which a policy is split that is only sampled from
 
 # Logical axis → mesh axis. Axes that are not listed are replicated.
 RULES: Mapping[str, str] = {
@@ -75,6 +77,22 @@ def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parame
     for row in rows or parameters(config):
         sharded = with_leaf(sharded, row, jax.device_put(leaf_of(params, row), NamedSharding(mesh, partition(row))))
     return sharded
+
+
+def replicas(mesh: Mesh) -> tuple[Mesh, ...]:
+    """The parts of a mesh that each hold a whole copy of the policy where it is only sampled from.
+
+    There is one for each coordinate of data and fsdp, in order, over its tensor × expert devices.
+    """
+    parts = mesh.devices.reshape(-1, 1, 1, *mesh.devices.shape[len(ROWS) :])
+    return tuple(Mesh(part, AXES) for part in parts)
+
+
+def copies(row: Parameter, mesh: Mesh | None, axes: Sequence[str] = AXES) -> int:
+    """How many copies of a parameter the devices of the mesh hold together, if only `axes` of the mesh split it."""
+    if mesh is None:
+        return 1
+    return mesh.size // math.prod(mesh.shape[axis] for axis in partition(row) if axis in axes)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

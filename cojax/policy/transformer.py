@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.policy.attention import packed_attention
 from cojax.policy.config import ModelConfig
@@ -21,7 +21,7 @@ from cojax.policy.layers import Attend, Block, EmbeddingAndHead, Rotation, block
 from cojax.policy.moe import RouterFacts, SparseFeedForward, differing_share, layer_facts
 from cojax.policy.parameters import Params
 from cojax.policy.routes import RouteShape
-from cojax.policy.sharding import constrain
+from cojax.policy.sharding import RULES, constrain
 
 # What the backward pass keeps of a layer; it computes the rest a second time. From fastest to smallest: everything;
 # results of matrix products; only the layer's input.
@@ -159,20 +159,27 @@ class Cache(NamedTuple):
     value: jax.Array
 
 
-def make_cache(config: ModelConfig, slots: int, length: int) -> tuple[Cache, ...]:
-    """An empty cache per layer. Stale entries have weight 0, but must be finite: 0 · NaN is not 0."""
+def make_cache(config: ModelConfig, slots: int, length: int, mesh: Mesh | None = None) -> tuple[Cache, ...]:
+    """An empty cache per layer, with its heads split over the tensor axis of a `mesh`.
+
+    Stale entries have weight 0, but must be finite: 0 · NaN is not 0.
+    """
     heads, size = config.num_key_value_heads, config.head_dim
-    dtype = jnp.dtype(config.dtype)
+    device = None if mesh is None else NamedSharding(mesh, PartitionSpec(None, RULES["kv_heads"]))
+    zeros = functools.partial(jnp.zeros, dtype=jnp.dtype(config.dtype), device=device)
     return tuple(
-        Cache(jnp.zeros((slots, heads, size, length), dtype), jnp.zeros((slots, heads, length, size), dtype))
+        Cache(zeros((slots, heads, size, length)), zeros((slots, heads, length, size)))
         for _ in range(config.num_hidden_layers)
     )
 
 
 def unstack(config: ModelConfig, params: Params) -> Params:
-    """The same parameters with `layers` as a tuple of L trees, for `cached_hidden_states`."""
-    layers = params["layers"]
-    split = tuple(jax.tree.map(lambda x, i=i: x[i], layers) for i in range(config.num_hidden_layers))
+    """The same parameters with `layers` as a tuple of L trees, for `cached_hidden_states`.
+
+    A leaf of layers is an array [L, ...] or a list of L arrays.
+    """
+    take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, list))
+    split = tuple(take(lambda x, i=i: x[i], params["layers"]) for i in range(config.num_hidden_layers))
     return {**params, "layers": split}
 
 
@@ -186,6 +193,7 @@ def cached_hidden_states(
     span: int | None = None,
     *,
     routed: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Final hidden states, dtype[R, C, D], of new tokens, and the cache with them written to it.
 
@@ -193,21 +201,22 @@ def cached_hidden_states(
     int32[R, C]. slots int32[R] names the cache that each row continues; None means one row per slot, in order. A
     position ≥ the cache's length or a slot ≥ S is padding: nothing is written and its state is meaningless. A row of
     `slots` attends to the first `span` positions, which must be more than its own positions.
-    `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every step.
+    With a `mesh`, one of `replicas`, parameters and cache are laid out over it, and each device computes its own heads
+    and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
+    step.
     """
     rows = jnp.arange(tokens.shape[0]) if slots is None else slots
     rotate = rotation(config, positions)
     ends = embedding_and_head(config, params)
-    x = ends.embed(tokens)
+    x = constrain(ends.embed(tokens), mesh)
     written, chosen = [], []
     for old, arrays in zip(cache, params["layers"], strict=True):
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, old: Cache = old) -> jax.Array:
             # Written before it is read: the other order would make XLA copy the whole cache.
-            new = Cache(
-                old.key.at[rows[:, None], :, :, positions].set(key, mode="drop"),
-                old.value.at[rows[:, None], :, positions].set(value, mode="drop"),
-            )
+            keys = old.key.at[rows[:, None], :, :, positions].set(key, mode="drop")
+            values = old.value.at[rows[:, None], :, positions].set(value, mode="drop")
+            new = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
             written.append(new)
             seen = new
             if slots is not None:
@@ -216,10 +225,11 @@ def cached_hidden_states(
             return _attend_cache(query, seen, positions)
 
         if routed:
-            x, experts = block_of(config, arrays).routed(x, rotate, attend)
+            x, experts = block_of(config, arrays).routed(x, rotate, attend, mesh=mesh)
             chosen.append(experts.reshape(*tokens.shape, -1).astype(RouteShape.of(config).dtype))
         else:
-            x = block_of(config, arrays)(x, rotate, attend)
+            x = block_of(config, arrays)(x, rotate, attend, mesh)
+        x = constrain(x, mesh)
     return ends.final_norm(x), tuple(written), jnp.stack(chosen, axis=2) if routed else None
 
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.routes import RouteShape
+from cojax.policy.sharding import Mesh
 from cojax.policy.transformer import Params, make_cache
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.forwards import chunks, copy_prefixes, decode, prefill
@@ -76,11 +77,18 @@ class Batcher:
     """
 
     def __init__(
-        self, config: ModelConfig, slots: int, length: int, rows: int, chunk_sizes: Sequence[int], routed: bool
+        self,
+        config: ModelConfig,
+        slots: int,
+        length: int,
+        rows: int,
+        chunk_sizes: Sequence[int],
+        routed: bool,
+        mesh: Mesh | None,
     ) -> None:
-        self._config, self._slots, self._length, self._routed = config, slots, length, routed
+        self._config, self._slots, self._length, self._routed, self._mesh = config, slots, length, routed, mesh
         self._rows, self._chunk_sizes = rows, tuple(sorted(chunk_sizes))
-        self._cache = make_cache(config, slots, length)
+        self._cache = make_cache(config, slots, length, mesh)
         self._params: Params = {}
         self._version: int | None = None
         self._free = list(range(slots))  # the one freed first comes first
@@ -174,6 +182,11 @@ class Batcher:
             requests[:] = [request for request in requests if not request.error]
         self._begin_following()
 
+    def wait(self) -> None:
+        """Returns once the devices have done all that was asked of them."""
+        for layer in self._cache:
+            layer.value.block_until_ready()
+
     def forward(self) -> list[Request]:
         """Runs one forward and returns the requests it completed. Raises FloatingPointError for bad log-probs."""
         self._copy()
@@ -229,7 +242,9 @@ class Batcher:
             if not request.chunks:
                 self._decoding.append(request)
         self._prefilling = [request for request in self._prefilling if request.chunks]
-        self._cache, routes = prefill(self._config, self._params, self._cache, tokens, start, slots, span, self._routed)
+        self._cache, routes = prefill(
+            self._config, self._params, self._cache, tokens, start, slots, span, self._routed, self._mesh
+        )
         for row, request in enumerate(batch):
             # Only the row's own: a chunk that is held keeps its routes.
             own = None if routes is None else (routes[row], np.s_[: int((tokens[row] >= 0).sum())])
@@ -249,7 +264,7 @@ class Batcher:
             fed[:, slot] = (request.sampled[-1] if index else request.prompt[-1]), request.session.cached
             chance[:, slot] = request.uniforms[index], request.sampling.temperature
         sampled, scores, self._cache, routes = decode(
-            self._config, self._params, self._cache, fed, chance, self._routed
+            self._config, self._params, self._cache, fed, chance, self._routed, self._mesh
         )
         tokens, logprobs = np.asarray(sampled).tolist(), np.asarray(scores).tolist()
         for request in self._decoding:

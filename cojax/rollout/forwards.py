@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import constrain
 from cojax.policy.transformer import Cache, Params, cached_hidden_states, logits
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span", "routed"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "span", "routed", "mesh"), donate_argnames="cache")
 def prefill(
     config: ModelConfig,
     params: Params,
@@ -25,16 +27,17 @@ def prefill(
     slots: jax.Array,
     span: int,
     routed: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
     """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
 
     Returns the cache and, if `routed`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
-    marks an unused row. Every position must be below `span`.
+    marks an unused row. Every position must be below `span`. `mesh` is as in `cached_hidden_states`.
     """
     length = cache[0].key.shape[-1]
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
     fed = jnp.maximum(tokens, 0)
-    return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed)[1:]
+    return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed, mesh=mesh)[1:]
 
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")
@@ -59,7 +62,7 @@ def copy_prefixes(
     return jax.lax.fori_loop(0, count, copy, cache)
 
 
-@functools.partial(jax.jit, static_argnames=("config", "routed"), donate_argnames="cache")
+@functools.partial(jax.jit, static_argnames=("config", "routed", "mesh"), donate_argnames="cache")
 def decode(
     config: ModelConfig,
     params: Params,
@@ -67,15 +70,21 @@ def decode(
     fed: jax.Array,
     chance: jax.Array,
     routed: bool = False,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Cache, ...], jax.Array | None]:
     """Feeds one token to every slot and samples the next.
 
     fed int32[2, S] holds token and position; a position ≥ the cache's length marks an idle slot. chance float32[2, S]
     holds a uniform random number and the temperature. Returns the sampled tokens int32[S], their log-probabilities
-    float32[S], the cache and, if `routed`, the routes of the tokens fed, int[S, L, k].
+    float32[S], the cache and, if `routed`, the routes of the tokens fed, int[S, L, k]. `mesh` is as in
+    `cached_hidden_states`.
     """
-    hidden, cache, routes = cached_hidden_states(config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed)
-    tokens, logprobs = sample(logits(config, params, hidden[:, 0]), chance[0], chance[1])
+    hidden, cache, routes = cached_hidden_states(
+        config, params, cache, fed[0][:, None], fed[1][:, None], routed=routed, mesh=mesh
+    )
+    # Each device scores its part of the vocabulary and samples from all scores; otherwise XLA would gather the matrix.
+    scores = constrain(constrain(logits(config, params, hidden[:, 0]), mesh, "vocabulary"), mesh)
+    tokens, logprobs = sample(scores, chance[0], chance[1])
     return tokens, logprobs, cache, None if routes is None else routes[:, 0]
 
 

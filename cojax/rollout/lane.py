@@ -39,6 +39,7 @@ class Lane:
         self._queue: collections.deque[Request] = collections.deque()
         self._released: list[Session] = []
         self._update: _Update | None = None
+        self._resting = self._idle = False
         self._down = ""
         self._thread = threading.Thread(target=self._run, name="LocalEngine", daemon=True)
         self._thread.start()
@@ -68,6 +69,20 @@ class Lane:
                 self._raise_if_down()
 
         return wait
+
+    def rest(self) -> None:
+        """Returns once the devices compute nothing for this lane; no forward begins until `resume`."""
+        with self._wake:
+            self._resting, self._idle = True, False
+            self._wake.notify_all()
+            while not self._idle and not self._down and self.alive:
+                self._wake.wait(_POLL_SECONDS)
+
+    def resume(self) -> None:
+        """Ends a rest, if there is one."""
+        with self._wake:
+            self._resting = False
+            self._wake.notify_all()
 
     def submit(self, prompt: list[int], sampling: Sampling, chances: np.ndarray, session: str) -> Request:
         """Queues a request to continue `prompt`, which must begin with all earlier tokens of the session.
@@ -154,6 +169,12 @@ class Lane:
         """Admits queued requests and new weights, and waits until something can run. False once the lane is down."""
         with self._wake:
             while not self._down:
+                if self._resting:
+                    self.batcher.wait()
+                    self._idle = True
+                    self._wake.notify_all()
+                    self._wake.wait()
+                    continue
                 self.batcher.drop_aborted()
                 for session in self._released:
                     self.batcher.free(session)

@@ -9,7 +9,12 @@ whole prefill chunks. It stays as long as any slot holds it, also a free one.
 
 Every forward has one of a few padded shapes: slots × 1 or rows × chunk. How a prompt is cut into chunks depends on the
 request only, and rows do not interact. So tokens and log-probabilities are the same bits regardless of other requests,
-on one machine type, one number of threads, lanes and slots, and one set of versions.
+on one machine type, one mesh, one number of threads, lanes and slots, and one set of versions.
+
+On a mesh each replica (`cojax.policy.sharding.replicas`) has a copy of the weights, spread over its devices by the
+rules of training, and its own lanes. Lanes of different replicas share no device. All this was measured on CPU devices
+only. Accelerators may add the parts of three devices or more in an order that follows the slot; results would then be
+the same to rounding only.
 """
 
 from __future__ import annotations
@@ -20,14 +25,18 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cojax.environment import EngineError
 from cojax.environment.progress import waiting
 from cojax.policy import parameters
 from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Parameter
 from cojax.policy.precision import compute_dtype
 from cojax.policy.routes import RouteShape
-from cojax.policy.transformer import unstack
+from cojax.policy.sharding import check_divides, partition, replicas
+from cojax.policy.transformer import Params, unstack
 from cojax.rollout.batching import Batcher
 from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.engine import Completion, Sampling, Weights, check_request
@@ -40,10 +49,13 @@ _POLL_SECONDS = 1.0  # between two checks, by a caller that waits for a slot, of
 class LocalEngine:
     """Serves `config` from this process; `load` must come before the first `generate`.
 
-    It holds `slots` conversations, the same number in each of `lanes`; further conversations wait for a release. Use
-    one lane on an accelerator, and one for every core or every two on a CPU. A conversation has at most `max_length`
-    tokens, prompt and completion together. The prefill shapes are `prefill_rows` × each of `prefill_chunks`. With
-    `routes`, completions report which experts tokens went through.
+    It holds `slots` conversations, the same number in each lane; further conversations wait for a release. There are
+    `lanes` lanes, with a `mesh` as many for each replica. Use one on an accelerator, and one for every core or every
+    two on a CPU. A conversation has at most `max_length` tokens, prompt and completion together. The prefill shapes are
+    `prefill_rows` × each of `prefill_chunks`. With `routes`, completions report which experts tokens went through.
+
+    Programs of several devices that two threads start may wait for each other for ever. So a replica of several devices
+    has one lane, and other threads may start programs there only between `rest` and `load`, when the lane starts none.
 
     At temperature 0 the most likely token is chosen, and log-probabilities are those at temperature 1.
     """
@@ -58,6 +70,7 @@ class LocalEngine:
         prefill_rows: int = 16,
         prefill_chunks: Sequence[int] = (16,),
         routes: bool = False,
+        mesh: Mesh | None = None,
     ) -> None:
         if max_length > config.max_position_embeddings:
             raise ValueError(
@@ -65,8 +78,18 @@ class LocalEngine:
             )
         if min(slots, lanes, prefill_rows, max_length - 1, *prefill_chunks) < 1:
             raise ValueError("slots, lanes, prefill_rows and prefill_chunks must be at least 1, max_length at least 2")
-        if slots % lanes:
-            raise ValueError(f"slots {slots} is no multiple of lanes {lanes}; every lane holds equally many")
+        self._replicas: Sequence[Mesh | None] = (None,) if mesh is None else replicas(mesh)
+        self._several = mesh is not None and mesh.size > len(self._replicas)
+        if self._several and lanes > 1:
+            raise ValueError(
+                f"lanes is {lanes}; a replica of several devices (tensor × expert) has one, so set it to 1"
+            )
+        count = lanes * len(self._replicas)
+        if slots % count:
+            on = "" if mesh is None else f", {lanes} on each of the mesh's {len(self._replicas)} replicas (data × fsdp)"
+            raise ValueError(f"slots {slots} is no multiple of lanes {count}{on}; every lane holds equally many")
+        if mesh is not None:
+            check_divides(config, mesh)
         if routes:
             RouteShape.of(config)
         self._config, self._length, self.tells_routes, self.slots = config, max_length, routes, slots
@@ -75,10 +98,12 @@ class LocalEngine:
         self._lock = threading.Lock()
         self._loaded, self._down = False, ""
         self._lane_of: dict[str, int] = {}  # session → index of its lane
-        self._free = [slots // lanes] * lanes
+        self._free = [slots // count] * count
         self._waiting: dict[str, threading.Event] = {}  # sessions without a lane, in order of arrival
-        make = functools.partial(Batcher, config, slots // lanes, max_length, prefill_rows, prefill_chunks, routes)
-        self._lanes = [Lane(make, self._busy, self._stop) for _ in range(lanes)]
+        make = functools.partial(Batcher, config, slots // count, max_length, prefill_rows, prefill_chunks, routes)
+        self._lanes = [
+            Lane(functools.partial(make, on), self._busy, self._stop) for _ in range(lanes) for on in self._replicas
+        ]
 
     @property
     def busy_seconds(self) -> float:
@@ -102,17 +127,35 @@ class LocalEngine:
         recomputed on their next turn. Raises ValueError for arrays that do not fit or are not finite, EngineError if
         the engine is down.
         """
-        params = parameters.from_hf(self._config, weights.arrays(), compute_dtype)
-        for row in parameters.parameters(self._config):
-            if not bool(jnp.isfinite(parameters.leaf_of(params, row)).all()):
-                raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
-        params = jax.block_until_ready(unstack(self._config, params))
-        # The lanes share these arrays. Each takes them when its own requests are done, without waiting for the others.
-        waits = [lane.load(weights.version, params) for lane in self._lanes]
+        self.rest()
+        try:
+            copies = jax.block_until_ready(self._copies(weights))
+        finally:
+            for lane in self._lanes:
+                lane.resume()
+        # The lanes of a replica share its arrays. Each takes them when its own requests are done, without waiting for
+        # the others.
+        waits = [lane.load(weights.version, copies[i % len(copies)]) for i, lane in enumerate(self._lanes)]
         with self._lock:
             self._loaded = True
         for wait in waits:
             wait()
+
+    def _copies(self, weights: Weights) -> list[Params]:
+        """A copy for each replica, as `unstack` returns it. Arrays go from the host straight to their devices."""
+
+        def place(row: Parameter, leaf: np.ndarray) -> tuple[jax.Array | list[jax.Array], ...]:
+            layered = row.axes[0] == "layers"
+            spec = PartitionSpec(*partition(row)[layered:])
+            places = [None if on is None else NamedSharding(on, spec) for on in self._replicas]
+            copies = [jax.device_put(list(leaf) if layered else leaf, place) for place in places]
+            if not all(bool(jnp.isfinite(array).all()) for array in jax.tree.leaves(copies[0])):
+                raise ValueError(f"weights version {weights.version}: {row.name} is not finite; training has diverged")
+            return tuple(copies)
+
+        placed = parameters.from_hf(self._config, weights.arrays(), compute_dtype, place)
+        take = functools.partial(jax.tree.map, is_leaf=lambda leaf: isinstance(leaf, tuple))
+        return [unstack(self._config, take(lambda leaf, i=i: leaf[i], placed)) for i in range(len(self._replicas))]
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """Continues `prompt`, the whole conversation so far: it must begin with all earlier tokens of the session.
@@ -144,7 +187,12 @@ class LocalEngine:
                 self._waiting.pop(session).set()
 
     def rest(self) -> None:
-        """Does nothing: open sessions keep their cache."""
+        """Does nothing, unless a replica has several devices: then it returns once no forward runs, and none begins
+        until the next `load`. Open sessions keep their cache.
+        """
+        if self._several:
+            for lane in self._lanes:
+                lane.rest()
 
     def close(self) -> None:
         """Stops the threads; waiting callers get EngineError. May be called twice."""

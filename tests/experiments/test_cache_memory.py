@@ -4,14 +4,17 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import AXES
 from cojax.policy.transformer import make_cache
 from cojax.storage.differences import FREE_SETTINGS
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept, subjects
+from experiments import appworld, assemble, bfcl, cache_memory, desk, engines, kept, mesh, subjects
 from experiments.ranges import check_ranges
 
 GIB = 2**30
@@ -80,6 +83,32 @@ def test_shorter_conversations_are_named_where_no_slot_fits(free) -> None:
 def test_what_does_not_train_keeps_nothing_free_for_training(free) -> None:
     free(38.5)
     assert cache_memory.slots(given(bfcl), QWEN, trains=False) == 4
+
+
+def test_on_a_mesh_every_replica_holds_a_copy_and_equally_many_slots(free, monkeypatch) -> None:
+    """Bytes are those of all devices together: 7.5 GiB of weights, 22.5 for training, 2.25 for a slot."""
+    devices = np.arange(8)
+    monkeypatch.setattr(mesh, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+    config = given(bfcl)
+
+    def chosen(gib: float, **sizes: int) -> int:
+        config.mesh.update({axis: sizes.get(axis, 1) for axis in AXES})
+        free(gib)
+        return cache_memory.slots(config, QWEN)
+
+    # 67.5 of weights and 22.5 for training; of the rest half, by eights.
+    assert chosen(90 + 2 * 8 * 2.3, fsdp=8) == 8
+    assert chosen(90 + 2 * 16 * 2.3, fsdp=8) == 16
+    # The learner's copies as well: 120 of weights, 180 for training.
+    assert chosen(300 + 2 * 8 * 2.3, data=8) == 8
+    # 15 of weights: only norms are on every device.
+    assert chosen(37.6 + 2 * 4 * 2.3, tensor=8) == 4
+    # No expert to split: every device holds all, also of a slot.
+    assert chosen(300 + 2 * 8 * 2.3, expert=8) == 1
+    with pytest.raises(ValueError, match=r"set --config.engine.slots=8 --config.engine.lanes=1 --config.engine.max_l"):
+        chosen(90 + 8 * 2, fsdp=8)
+    with pytest.raises(ValueError, match=r"give mesh.tensor devices of mesh.data or mesh.fsdp, choose a smaller model"):
+        chosen(90, fsdp=8)
 
 
 def test_no_more_slots_than_episodes_need_and_as_many_in_each_lane(free) -> None:

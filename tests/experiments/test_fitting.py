@@ -77,3 +77,24 @@ def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
     arrays = ocp.PyTreeCheckpointer().metadata(tmp_path / "run/checkpoints/2/arrays").item_metadata.tree
     saved = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(arrays))
     assert saved < 30_000 if rank else saved > 300_000
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "settings", [("mesh.tensor=2", "engine.lanes=1"), ("mesh.data=2", "staleness=1")], ids=["tensor", "data"]
+)
+def test_the_learners_mesh_samples_too(tmp_path, settings):
+    """With staleness 1 sampling and update run at once, where every replica is one device."""
+    done = run(tmp_path, *settings, "learner.loss_settings.kl_coefficient=0.01", devices=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    # A reference is there, so that groups without variance are trained on as well.
+    assert [(record["step"], record["updates"]) for record in records] == [(1, 1.0), (2, 1.0)]
+    assert records[0]["logprob_mismatch"] < 1e-5
+
+
+def test_what_could_hang_is_refused_before_anything_is_built(tmp_path):
+    done = run(tmp_path, "mesh.tensor=2", "engine.lanes=1", "staleness=1", devices=2)
+    assert done.returncode == 1
+    assert "error: staleness is 1, but engine.name=local samples on 2 devices together" in done.stdout
+    assert not (tmp_path / "run").exists()

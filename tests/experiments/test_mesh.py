@@ -1,0 +1,68 @@
+"""What a mesh demands of the other settings is said before anything is built."""
+
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from cojax.policy.sharding import AXES
+from experiments import base, mesh
+
+
+@pytest.fixture(autouse=True)
+def _eight_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins: nothing here is computed."""
+    devices = np.arange(8)
+    monkeypatch.setattr(mesh, "make_mesh", lambda **sizes: Mesh(devices.reshape([sizes[a] for a in AXES]), AXES))
+
+
+def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
+    config = base.get_config()
+    config.mesh.update(sizes)
+    config.update_from_flattened_dict({"learner.micro_rows": 8, **settings})
+    return config
+
+
+def test_sizes_of_one_are_no_mesh() -> None:
+    assert mesh.mesh_of(base.get_config()) is None
+    mesh.check_mesh(given({}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3}))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings"),
+    [
+        ({"data": 8}, {}),
+        ({"data": 2, "fsdp": 4}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 32}),
+        ({"data": 4, "tensor": 2}, {"engine.slots": 4}),
+        # Servers sample elsewhere.
+        ({"tensor": 8}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3, "engine.name": "sglang"}),
+    ],
+)
+def test_what_can_run_is_let_through(sizes: dict[str, int], settings: dict[str, object]) -> None:
+    mesh.check_mesh(given(sizes, settings))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "said"),
+    [
+        (
+            {"fsdp": 8}, {"learner.micro_rows": 4},
+            "learner.micro_rows is 4, the mesh splits rows 8 ways; make it a multiple of 8",
+        ),
+        (
+            {"data": 4, "tensor": 2}, {"staleness": 1},
+            r"staleness is 1, but engine.name=local samples on 2 devices together .* Set --config.staleness=0, or mesh",
+        ),
+        (
+            {"tensor": 2, "expert": 4}, {"engine.lanes": 2},
+            r"engine.lanes is 2, but engine.name=local samples on 8 devices .*; set --config.engine.lanes=1$",
+        ),
+        (
+            {"data": 8}, {"engine.lanes": 2, "engine.slots": 24},
+            r"engine.slots is 24, .* 8 replicas \(data × fsdp\) of engine.lanes=2, .*; set --config.engine.slots=32$",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_the_fix(sizes: dict[str, int], settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        mesh.check_mesh(given(sizes, settings))
