@@ -185,7 +185,7 @@ def tasks_of(config: ConfigDict, environment: Environment, split: str, held: Seq
     seed = held_out.seed if split == held_out.split else 0
     tasks = environment.tasks(split, counts.get(split, held_out.tasks), seed)
     if not tasks and split == held_out.split:
-        tasks = tuple(held)
+        tasks = tuple(task for task in held if task.environment == environment.name)
     if not tasks:
         raise ValueError(f"split {split!r} of environment {environment.name!r} has no task; choose others in --splits")
     return tuple({task.id: task for task in tasks}.values())

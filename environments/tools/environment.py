@@ -74,7 +74,7 @@ class ToolEnvironment:
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
         self._ends: dict[str, End] = {}
         self._lookups: dict[str, bool] = {}
-        self._lock = threading.Lock()
+        self._lock, self._trying = threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._rules.documents
@@ -107,13 +107,14 @@ class ToolEnvironment:
         left every state as it was. One that takes longer than ten seconds there counts as one that changes it."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
-        if tool not in self._lookups:
-            found: list[bool] = []
-            trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
-            trial.start()
-            trial.join(_PATIENCE)
-            self._lookups[tool] = found == [True]
-        return self._lookups[tool]
+        with self._trying:  # one trial at a time: side by side they would slow one another down
+            if tool not in self._lookups:
+                found: list[bool] = []
+                trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
+                trial.start()
+                trial.join(_PATIENCE)
+                self._lookups[tool] = found == [True]
+            return self._lookups[tool]
 
     def _changes_nothing(self, tool: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""
