@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -23,7 +23,7 @@ from cojax.registry.annotations import Range
 from cojax.rollout.collect import Limits
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import SELECTIONS
-from experiments import sections
+from experiments import preference_section, sections
 from experiments.leaf import (
     Above0,
     AtLeast0,
@@ -49,6 +49,11 @@ def loop() -> Section:
     """One training run: its steps, its task set and how it evolves."""
     own = defaults(Loop)
     return {
+        "method": Leaf(
+            "coevolve", one_of(preference_section.METHOD_NAMES),
+            "how the policy learns: coevolve by GRPO; coevolving, eto, rft and sft in rounds (section preference); "
+            "best_of_n not at all",
+        ),
         "steps": Leaf(120, Number, "training steps; a larger number extends a finished run"),
         "batch_size": Leaf(32, Count, "tasks a step"),
         "group_size": Leaf(8, AtLeast2, "episodes of each task, K; an advantage is relative to the group"),
@@ -207,6 +212,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("limits", limits),
     ("synthesis", synthesis),
     *sections.SECTIONS,
+    *preference_section.SECTIONS,
 )
 # Every setting by its dotted name.
 LEAVES: dict[str, Leaf] = {
@@ -232,11 +238,17 @@ def get_config() -> ConfigDict:
     for name in OPEN:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
-        put(config, name, placeholder(int) if leaf.default is None else leaf.default)
+        put(config, name, placeholder(_type_of(leaf)) if leaf.default is None else leaf.default)
     for old, new in RENAMED.items():
         default = LEAVES[new].default
         put(config, old, placeholder(int if default is None else type(default)))
     return config
+
+
+def _type_of(leaf: Leaf) -> type:
+    """The type of a setting that may be None."""
+    kind = get_args(leaf.range)[0]
+    return get_args(kind)[0]
 
 
 def at(config: ConfigDict, name: str) -> Any:
