@@ -24,6 +24,7 @@ from cojax.loop import Loop
 from cojax.loop.groups import EpisodeCount
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
+from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
 from cojax.policy.transformer import Params
 from cojax.registry import find
@@ -93,15 +94,20 @@ def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
+    return learner_on(config, made.model, made.mesh, params)
+
+
+def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params) -> Learner:
+    """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
     return Learner(
-        config=made.model,
+        config=model,
         optimizer=adamw(**settings(config.optimizer)),
         temperature=config.sampling.temperature,
         reference=params if read else None,
         lora=lora,
-        mesh=made.mesh,
+        mesh=mesh,
         seed=config.seed,
         loss_settings=entry(config, "learner.loss").given,
         advantage_settings=entry(config, "learner.advantage").given,
