@@ -25,7 +25,7 @@ _FINISH = Tool(
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
 _SETUPS, _ENDS, _TRIED, _CALLS = 100_000, 10_000, 3, 4
-# Seconds in which these calls must be done.
+# Seconds in which these calls must be done, unless one call may take longer.
 _PATIENCE = 10.0
 
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
@@ -104,14 +104,15 @@ class ToolEnvironment:
 
     def is_lookup(self, tool: str) -> bool:
         """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
-        left every state as it was. One that takes longer than ten seconds there counts as one that changes it."""
+        left every state as it was. One that takes longer there than ten seconds, and than the deadline of its traits,
+        counts as one that changes it."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
         if tool not in self._lookups:
             found: list[bool] = []
             trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
             trial.start()
-            trial.join(_PATIENCE)
+            trial.join(max(_PATIENCE, self.traits.deadline or 0.0))
             self._lookups[tool] = found == [True]
         return self._lookups[tool]
 
