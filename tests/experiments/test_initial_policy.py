@@ -66,6 +66,9 @@ class Held:
 
     versions: tuple[int, ...] = ()
 
+    def rest(self) -> None:
+        """Nothing runs."""
+
     def load(self, weights) -> None:
         self.versions = (*self.versions, weights.version)
 
