@@ -86,7 +86,8 @@ def test_an_honest_episode_outlasts_a_stop_of_all(world):
 
 
 def test_a_death_while_the_fork_server_is_stopped_is_told_when_it_goes_on(world):
-    played = Played(world, op="step", ending="exit", nap=0.3)
+    # The first step naps, so that the stop comes before the second, which dies.
+    played = Played(world, op="step", step=1, ending="exit", nap=0.3)
     played.reached("step")
     with stopped(fork_server(world)):
         time.sleep(2.0)
