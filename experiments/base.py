@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from ml_collections import ConfigDict
 from ml_collections.config_dict import placeholder
@@ -177,7 +177,11 @@ def limits() -> Section:
     own = defaults(Limits)
     return {
         "max_turns": Leaf(own["max_turns"], Count, "most turns of an episode"),
-        "environment_deadline": Leaf(own["environment_deadline"], Seconds, "for one call of the environment"),
+        "environment_deadline": Leaf(
+            None,
+            Seconds | None,
+            f"for one call of the environment; None: as it says itself, or else {own['environment_deadline']:g}",
+        ),
         "engine_deadline": Leaf(own["engine_deadline"], Seconds, "for one completion"),
         "retries": Leaf(own["retries"], Number, "how often an episode lost to the infrastructure is played again"),
         "error_rate": Leaf(own["error_rate"], Share, "share of lost episodes above which a step fails"),
@@ -226,13 +230,19 @@ OPEN: Mapping[str, str] = {
 RENAMED: dict[str, str] = {}
 
 
+def _type(leaf: Leaf) -> type:
+    """The type of a setting that may also be None."""
+    value, _ = get_args(leaf.range)
+    return get_args(value)[0]
+
+
 def get_config() -> ConfigDict:
     """The paper's configuration, without environment and policy."""
     config = ConfigDict()
     for name in OPEN:
         put(config, name, ConfigDict())
     for name, leaf in LEAVES.items():
-        put(config, name, placeholder(int) if leaf.default is None else leaf.default)
+        put(config, name, placeholder(_type(leaf)) if leaf.default is None else leaf.default)
     for old, new in RENAMED.items():
         default = LEAVES[new].default
         put(config, old, placeholder(int if default is None else type(default)))

@@ -54,7 +54,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
     return ScriptedExplorer(
         neighbours=made.environment.neighbours if isinstance(made.environment, Charted) else no_neighbours,
         play=WatchedPlay(made.limits.environment_deadline),
-        width=1 if section.width is None else section.width,
+        width=traits.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
     )
@@ -108,7 +108,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         separator=section.separator,
         shortest=section.shortest,
         window=section.window,
-        width=_WIDTH if section.width is None else section.width,
+        width=traits.width(config, made.environment, _WIDTH),
         # A model has its own deadlines; it may wait for a free request and between attempts.
         play=WatchedPlay(made.limits.environment_deadline, thinking=config.llm.deadline + config.llm.timeout),
         kind=kind,

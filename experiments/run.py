@@ -50,7 +50,7 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
 from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, evaluations, held_out, kept, preflight
+from experiments import assemble, evaluations, held_out, kept, preflight, traits
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -61,7 +61,6 @@ from experiments.process import keep_compiled, log_to
 from experiments.scores import held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
-from experiments.traits import measured_similarity
 
 _LOG = logging.getLogger("cojax")
 flags.DEFINE_string("workdir", None, "The run directory; without --config, of the run to go on with.")
@@ -152,8 +151,8 @@ def run(config: ConfigDict) -> int:
         with clock("evaluation"):
             final = held_out_score(config, made, "evaluation", config.evaluation.trials) if made.evaluation else None
         directory.files.add_final(evaluations.record(final), final.episodes if final else ())
-        similarity = measured_similarity(config, made.environment, made.evaluation)
-        summary = summarise(state.step, directory, zero_shot, final, clock, similarity)
+        similarities = traits.similarities(config, made.environment, made.evaluation)
+        summary = summarise(state.step, directory, zero_shot, final, clock, similarities)
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
         made.engine.close()

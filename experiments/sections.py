@@ -135,7 +135,7 @@ def explorer() -> Section:
         "width": Leaf(
             None, Count | None,
             "expeditions in parallel, independent of limits.concurrency; they do not see each other's results. None: 2 "
-            "for llm and policy, otherwise 1",
+            "for llm and policy, otherwise 1; no more than the environment says it can have",
         ),
     }  # fmt: skip
 

@@ -19,13 +19,13 @@ def summarise(
     zero_shot: float | None,
     final: HeldOut | None,
     clock: Stopwatch,
-    similarity: float | None,
+    similarities: Mapping[str, float],
 ) -> dict[str, Any]:
     """summary.json: the result, the counts of what happened, and the seconds of each part.
 
     `zero_shot` and `final` are None where there is nothing to evaluate on. `trials` are the successes after each trial,
     where failed tasks are tried again. `final_by` is the final success for each kind of task, where evaluation.by names
-    a key of kinds. `similarity` is the measured one of evaluation tasks, if any. `origin` is as in
+    a key of kinds. `similarities` are as experiments/traits.py records them. `origin` is as in
     experiments/origins.py.
     """
     records = list(directory.metrics.read())
@@ -40,7 +40,7 @@ def summarise(
         "final": final.score.success if final else None,
         **({"final_by": final.by} if final and final.by else {}),
         **({"trials": [trial.success for trial in final.trials]} if final and final.trials else {}),
-        **({} if similarity is None else {"evaluation_similarity": similarity}),
+        **similarities,
         "steps": steps,
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,

@@ -12,10 +12,8 @@ from cojax.signals import SignalKind
 from cojax.signals.commands import ByVerb
 from cojax.types import Task
 from cojax.validation.similarity import usual_similarity
-from experiments.base import LEAVES
 from experiments.settings import settings
 
-_DEADLINE = "limits.environment_deadline"
 # Above this cosine, wording does not distinguish tasks.
 _TELLING = 0.95
 
@@ -26,9 +24,19 @@ def limits(config: ConfigDict, environment: Environment) -> Limits:
     stated, own = traits_of(environment), settings(config.limits)
     if stated.concurrency is not None:
         own["concurrency"] = min(own["concurrency"], stated.concurrency)
-    if stated.deadline is not None and own["environment_deadline"] == LEAVES[_DEADLINE].default:
-        own["environment_deadline"] = stated.deadline
+    if own["environment_deadline"] is None:
+        del own["environment_deadline"]
+        if stated.deadline is not None:
+            own["environment_deadline"] = stated.deadline
     return Limits(**own)
+
+
+def width(config: ConfigDict, environment: Environment, usual: int) -> int:
+    """How many expeditions an explorer makes at a time: `usual` where explorer.width is not set, and no more than the
+    environment can have."""
+    wanted = usual if config.explorer.width is None else config.explorer.width
+    stated = traits_of(environment).concurrency
+    return wanted if stated is None else min(wanted, stated)
 
 
 def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:
@@ -47,6 +55,15 @@ def similarity(config: ConfigDict, environment: Environment, evaluation: Sequenc
     if measured is None:
         return least
     return max(least, measured) if measured <= _TELLING else 0.0
+
+
+def similarities(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> dict[str, float]:
+    """What a result says of them: the threshold, and the measured similarity; empty where nothing is measured."""
+    measured = measured_similarity(config, environment, evaluation)
+    if measured is None:
+        return {}
+    threshold = similarity(config, environment, evaluation)
+    return {"evaluation_similarity": threshold, "evaluation_similarity_measured": measured}
 
 
 def measured_similarity(config: ConfigDict, environment: Environment, evaluation: Sequence[Task]) -> float | None:

@@ -116,7 +116,8 @@ def test_with_enough_initial_tasks_a_fifth_is_held_out_and_evaluated(run, folder
     assert set(json.loads((workdir / "final.json").read_text())["tasks"]) == {task["id"] for task in held}
     assert not {str(task["setup"]) for task in held} & {str(task["setup"]) for task in pool}
     assert not {task["query"] for task in held} & {task["query"] for task in pool}
-    assert 0.0 < summary["evaluation_similarity"] < 1.0
+    assert 0.0 < summary["evaluation_similarity_measured"] < 1.0
+    assert summary["evaluation_similarity"] >= 0.7 or summary["evaluation_similarity_measured"] > 0.95
 
     evaluate = ["-m", "experiments.evaluate", *train[2:], f"--checkpoint={workdir}"]
     again = run(*(one for one in evaluate if "--config.steps" not in one), "--config.environment.lists=60")

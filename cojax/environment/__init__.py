@@ -98,11 +98,11 @@ class Demonstrated(Environment, Protocol):
 class Traits:
     """What a run must know of an environment, where the environment says it.
 
-    `concurrency` is the most episodes of training and evaluation at a time, and `deadline` how many seconds one call
-    may take; None leaves both to the run's limits. With `worded_alike`, queries of different tasks have most of their
-    words in common, so that the similarity from which on a query counts as an evaluation task's is measured. `commands`
-    maps a tool that takes a whole command as text to the parameter that holds it: a pattern of actions is then the
-    command's first word, the verb.
+    `concurrency` is the most episodes of training and evaluation at a time, and the most expeditions; `deadline` is how
+    many seconds one call may take. None leaves both to the run's limits. With `worded_alike`, different tasks' queries
+    have most of their words in common, so that the similarity from which on a query counts as an evaluation task's is
+    measured. `commands` maps a tool that takes a whole command as text to the parameter that holds it: a pattern of
+    actions is then the command's first word, the verb.
     """
 
     concurrency: int | None = None

@@ -73,7 +73,7 @@ class ToolEnvironment:
         self._setups = _distinct(name, setups)
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
         self._ends: dict[str, End] = {}
-        self._lookups: dict[str, bool] = {}
+        self._lookups: dict[str, bool | None] = {}  # None: its trial did not end
         self._lock, self._trying = threading.Lock(), threading.Lock()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -104,7 +104,7 @@ class ToolEnvironment:
 
     def is_lookup(self, tool: str) -> bool:
         """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
-        left every state as it was. One that takes longer than ten seconds there counts as one that changes it."""
+        left every state as it was. Raises EnvironmentFailure for one whose trial does not end within ten seconds."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
         with self._trying:  # one trial at a time: side by side they would slow one another down
@@ -113,8 +113,14 @@ class ToolEnvironment:
                 trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
                 trial.start()
                 trial.join(_PATIENCE)
-                self._lookups[tool] = found == [True]
-            return self._lookups[tool]
+                self._lookups[tool] = None if trial.is_alive() else found == [True]
+            known = self._lookups[tool]
+        if known is None:
+            raise EnvironmentFailure(
+                f"whether {tool!r} is a look-up was not known after {_PATIENCE:g} seconds of trying it; name all "
+                f"look-ups of {self.name!r}: ToolEnvironment(…, lookups=[…])"
+            )
+        return known
 
     def _changes_nothing(self, tool: str) -> bool:
         """Whether some call of the tool worked on the first setups, and none changed a state."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
+from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Message, Observation, Task, Triplet
 from environments.tools import ToolEnvironment
+from environments.tools import environment as tools_environment
 from environments.tools.arguments import calls_of, candidates, name_of, seen_in, singular
 from environments.tools.toolset import Tool
 from environments.tools.wording import phrase
@@ -193,6 +196,25 @@ def test_look_ups_are_the_tools_that_changed_nothing_when_they_were_tried():
     found = room([take, look, hide, never])
     assert [tool.__name__ for tool in (take, look, hide, never) if found.is_lookup(tool.__name__)] == ["look"]
     assert [name for name in ("take", "look") if room(lookups=["take"]).is_lookup(name)] == ["take"]
+
+
+def test_a_trial_that_does_not_end_asks_for_the_names_of_look_ups(monkeypatch):
+    monkeypatch.setattr(tools_environment, "_PATIENCE", 0.05)
+    going_on = threading.Event()
+
+    def wait(world) -> str:
+        """Waits."""
+        going_on.wait(60)
+        return "done"
+
+    environment = room([wait, take])
+    try:
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailure, match=r"'wait' is a look-up was not known.*lookups=\["):
+                environment.is_lookup("wait")
+    finally:
+        going_on.set()
+    assert room([wait, take], lookups=["wait"]).is_lookup("wait")
 
 
 def steps(*pairs):

@@ -120,6 +120,15 @@ def test_an_environment_states_its_own_limits():
     config.limits.concurrency, config.limits.environment_deadline = 2, 90.0
     found = traits.limits(config, stating(concurrency=3, deadline=5.0))
     assert (found.concurrency, found.environment_deadline) == (2, 90.0)
+    config.limits.environment_deadline = 60.0
+    assert traits.limits(config, stating(deadline=5.0)).environment_deadline == 60.0
+
+
+def test_no_more_expeditions_are_made_at_a_time_than_the_environment_can_have():
+    config = base.get_config()
+    assert [traits.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [4, 2, 4]
+    config.explorer.width = 3
+    assert [traits.width(config, stating(concurrency=most), 4) for most in (None, 2, 9)] == [3, 2, 3]
 
 
 def test_the_similarity_is_measured_where_an_environment_words_all_alike():
