@@ -47,6 +47,7 @@ def get_config() -> ConfigDict:
     config.engine.name = "local"
     config.engine.slots = 32
     config.engine.lanes = 2
+    config.engine.prefill_rows = 4  # what a tool says has about 12 tokens, and few episodes wait for it at a time
     config.limits.concurrency = 32
     config.engine.max_length = 512  # the longest demonstration has 500 tokens
     config.sampling.max_tokens = 64

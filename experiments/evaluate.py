@@ -69,7 +69,7 @@ _INTERVAL = (
 )
 # The sections and settings that decide the result of an evaluation.
 _DECIDING = ("seed", "environment", "sampling.max_tokens", "limits.max_turns", "evaluation")
-_OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "sglang.dtype")
+_OF_POLICY = ("model.tools", "engine.name", "engine.max_length", "engine.lanes", "engine.prefill_rows", "sglang.dtype")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, ModuleNotFoundError, EnvironmentFailure,
     EngineError, InstallError,

@@ -56,6 +56,10 @@ def engine() -> Section:
             "threads of the local engine, each with its share of the slots; on a mesh as many for each of its "
             "data × fsdp replicas, and 1 where these have several devices",
         ),
+        "prefill_rows": Leaf(
+            own["prefill_rows"], Count,
+            "prompts whose tokens the local engine reads at a time; rows that are empty take as long as full ones",
+        ),
         "max_length": Leaf(4096, AtLeast2, "most tokens of a conversation"),
     }  # fmt: skip
 

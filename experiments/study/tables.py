@@ -52,6 +52,8 @@ _PRETRAINED: Settings = {
     **changes(desk_smollm2.get_config(), desk.get_config()),
     "optimizer.decay_steps": 0,
     "engine.lanes": 1,
+    "engine.slots": 16,
+    "limits.concurrency": 16,
     "evaluation.tasks": 300,
     "evaluation.dev_tasks": 24,
     "evaluation.every": 0,
