@@ -22,6 +22,7 @@ from cojax.loop import Loop
 from cojax.loop.groups import EpisodeCount
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
+from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
@@ -77,15 +78,20 @@ def parts(config: ConfigDict) -> Parts:
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
+    return learner_on(config, made.model, made.mesh, params)
+
+
+def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params) -> Learner:
+    """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
     return Learner(
-        config=made.model,
+        config=model,
         optimizer=adamw(**settings(config.optimizer)),
         temperature=config.sampling.temperature,
         reference=params if read else None,
         lora=lora,
-        mesh=made.mesh,
+        mesh=mesh,
         seed=config.seed,
         loss_settings=entry(config, "learner.loss").given,
         advantage_settings=entry(config, "learner.advantage").given,

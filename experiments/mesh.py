@@ -15,17 +15,23 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
 
 
+def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:
+    """Raises ValueError for rows that the mesh cannot split evenly."""
+    shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    if config.learner.micro_rows % shards:
+        raise ValueError(
+            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {shards} ways; make it a "
+            f"multiple of {shards}"
+        )
+
+
 def check_mesh(config: ConfigDict) -> None:
     """Raises ValueError for rows or slots that the mesh cannot split evenly, and for sampling that could hang on it."""
     mesh = mesh_of(config)
+    check_rows(config, mesh)
     if mesh is None:
         return
     parts = replicas(mesh)
-    if config.learner.micro_rows % len(parts):
-        raise ValueError(
-            f"learner.micro_rows is {config.learner.micro_rows}, the mesh splits rows {len(parts)} ways; make it a "
-            f"multiple of {len(parts)}"
-        )
     if config.engine.name != "local":
         return
     lanes, slots = config.engine.lanes, config.engine.slots

@@ -30,6 +30,7 @@ from cojax.policy.logprobs import TokenScores, token_scores
 from cojax.policy.parameters import parameters, to_hf
 from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
+from cojax.policy.sharding import evaluate
 from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group
@@ -141,12 +142,12 @@ class Learner:
         """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
 
         With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
-        reference.
+        reference. Outlines of parameters on a mesh give the outline of the state.
         """
         if self.lora is None:
-            params, rows = jax.tree.map(jnp.copy, params), parameters(self.config)
+            params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
         else:
-            params = initialize_adapters(self.config, self.lora, seed)
+            params = evaluate(lambda _: initialize_adapters(self.config, self.lora, seed), params)
             rows = tuple(factor for row in adapted_rows(self.config, self.lora) for factor in factors(row))
         return self.placement.state(params, rows, self.compensated_optimizer)
 
@@ -212,17 +213,19 @@ class Learner:
         return self._step(state, self._frozen, batch, count, shardings=self.placement.shardings(state))
 
     def programs(self, state: TrainState, batch: TrainBatch) -> list[jax.stages.Compiled]:
-        """The programs of `prepare` and `apply`, compiled for the shape of `batch` [B, T].
+        """The programs of `lowered`, compiled. Later calls of `prepare` and `apply` find them compiled."""
+        return [program.compile() for program in self.lowered(state, batch).values()]
 
-        Later calls of `prepare` and `apply` find them compiled.
-        """
+    def lowered(self, state: TrainState, batch: TrainBatch) -> dict[str, jax.stages.Lowered]:
+        """The programs of `apply` (update) and `prepare` (reference, old), lowered for the shape of `batch` [B, T]."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
-        lowered = [self._step.lower(state, self._frozen, batch, count, shardings=self.placement.shardings(state))]
+        shardings = self.placement.shardings(state)
+        lowered = {"update": self._step.lower(state, self._frozen, batch, count, shardings=shardings)}
         if self.reads_reference:
-            lowered.append(self._forward.lower(self.reference, None, batch, count))
+            lowered["reference"] = self._forward.lower(self.reference, None, batch, count)
         if not self.on_policy:
-            lowered.append(self._forward.lower(self._frozen, state.params, batch, count))
-        return [program.compile() for program in lowered]
+            lowered["old"] = self._forward.lower(self._frozen, state.params, batch, count)
+        return lowered
 
     def policy(self, state: TrainState) -> Params:
         """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""

@@ -14,7 +14,7 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.train_state import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter
-from cojax.policy.sharding import ROWS, shard
+from cojax.policy.sharding import ROWS, evaluate, place, shard
 
 Shardings = tuple[jax.sharding.Sharding, ...] | None
 
@@ -61,7 +61,10 @@ class Placement:
         return jax.tree.map(self._canonicalise, shard(self.config, params, self.mesh, rows))
 
     def state(self, params: Params, rows: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
-        """The state before the first update; moments are laid out like their parameters."""
+        """The state before the first update; moments are laid out like their parameters.
+
+        On a mesh, outlines of parameters give the outline of the state.
+        """
         if self.mesh is None:
             # Every leaf is committed to the device, as after an update: a mixture would compile twice.
             return jax.device_put(TrainState(jnp.int32(0), params, optimizer.init(params)), self.devices[0])
@@ -69,12 +72,13 @@ class Placement:
         everywhere = NamedSharding(self.mesh, PartitionSpec())
         opt_state = optax.tree.map_params(
             optimizer,
-            lambda leaf, param: jax.device_put(leaf, param.sharding),
-            optimizer.init(params),
+            lambda leaf, param: place(leaf, param.sharding),
+            evaluate(optimizer.init, params),
             params,
-            transform_non_params=lambda leaf: jax.device_put(leaf, everywhere),
+            transform_non_params=lambda leaf: place(leaf, everywhere),
         )
-        return TrainState(jax.device_put(jnp.int32(0), everywhere), params, opt_state)
+        step = evaluate(lambda _: jnp.int32(0), params)
+        return TrainState(place(step, everywhere), params, opt_state)
 
     def shardings(self, state: TrainState) -> Shardings:
         """The sharding of each leaf of the state; None on one device."""
@@ -87,4 +91,4 @@ class Placement:
         spec = [axis if axis and self.mesh.shape[axis] > 1 else None for axis in leaf.sharding.spec]
         while spec and spec[-1] is None:
             spec.pop()
-        return jax.device_put(leaf, NamedSharding(self.mesh, PartitionSpec(*spec)))
+        return place(leaf, NamedSharding(self.mesh, PartitionSpec(*spec)))

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, Params, leaf_of, parameters, with_leaf
+from cojax.policy.sharding import evaluate
 
 
 def is_matrix(row: Parameter) -> bool:
@@ -21,10 +22,12 @@ def compute_dtype(config: ModelConfig, row: Parameter) -> str:
 def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     """The same policy, to the bit, with matrices as `config.dtype`; small vectors and routers keep their dtype.
 
-    Leaves that already have their dtype are not copied; layouts over a mesh stay.
+    Leaves that already have their dtype are not copied; layouts over a mesh stay. Outlines give outlines,
+    without a layout.
     """
     cast: Params = {}
     for row in parameters(config):
         leaf = leaf_of(params, row)
-        cast = with_leaf(cast, row, leaf.astype(jnp.dtype(compute_dtype(config, row))))
+        dtype = jnp.dtype(compute_dtype(config, row))
+        cast = with_leaf(cast, row, evaluate(lambda x, dtype=dtype: x.astype(dtype), leaf))
     return cast

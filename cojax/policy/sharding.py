@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter, Params, axis_sizes, leaf_of, parameters, with_leaf
@@ -67,15 +68,28 @@ def check_divides(config: ModelConfig, mesh: Mesh) -> None:
                 )
 
 
+def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
+    """function(tree); of ShapeDtypeStructs, the outlines of arrays that are nowhere, the outline of its result."""
+    outlined = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
+    return jax.eval_shape(function, tree) if outlined else function(tree)
+
+
+def place(leaf: jax.Array, sharding: Sharding) -> jax.Array:
+    """The array with this layout; of an outline, the outline with it."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[return-value]
+    return jax.device_put(leaf, sharding)
+
+
 def shard(config: ModelConfig, params: Params, mesh: Mesh, rows: Sequence[Parameter] = ()) -> Params:
     """Spreads the parameters over the mesh; `rows` describe the leaves, () means the model's own rows.
 
-    Raises ValueError for an axis that its mesh axis does not divide.
+    Outlines of parameters are spread as `place` does. Raises ValueError for an axis that its mesh axis does not divide.
     """
     check_divides(config, mesh)
     sharded: Params = {}
     for row in rows or parameters(config):
-        sharded = with_leaf(sharded, row, jax.device_put(leaf_of(params, row), NamedSharding(mesh, partition(row))))
+        sharded = with_leaf(sharded, row, place(leaf_of(params, row), NamedSharding(mesh, partition(row))))
     return sharded
 
 

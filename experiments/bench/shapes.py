@@ -16,7 +16,7 @@ SHAPES: Mapping[str, ModelConfig] = {
     "nano": ModelConfig(4096, 256, 768, 4, 8, 4, 32, rope_theta=1e6, max_position_embeddings=4096),
     # The policy of experiments/desk.py.
     "demo": ModelConfig(432, 128, 384, 4, 4, 2, max_position_embeddings=4096),
-    # Qwen/Qwen3-0.6B, Qwen3-1.7B, Qwen3-4B-Instruct-2507 and Qwen3-30B-A3B-Instruct-2507.
+    # Qwen/Qwen3-0.6B, Qwen3-1.7B and Qwen3-4B-Instruct-2507; below, Qwen3-30B-A3B-Instruct-2507.
     "0.6b": ModelConfig(
         hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         **_QWEN3, max_position_embeddings=40_960,
@@ -28,6 +28,11 @@ SHAPES: Mapping[str, ModelConfig] = {
     "4b": ModelConfig(
         hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
         **{**_QWEN3, "rope_theta": 5e6}, max_position_embeddings=262_144,
+    ),
+    # Qwen/Qwen2.5-7B-Instruct.
+    "7b": ModelConfig(
+        vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4, rope_theta=1e6, tie_word_embeddings=False, attention_bias=True, qk_norm=False,
     ),
     "30b-a3b": ModelConfig(
         hidden_size=2048, intermediate_size=6144, num_hidden_layers=48, num_attention_heads=32,

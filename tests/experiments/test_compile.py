@@ -1,0 +1,217 @@
+"""Compilation ahead of time: what the text of a program says, what a report holds, and errors of one line."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from cojax.learner.learner import Learner
+from cojax.learner.optimizer import adamw
+from cojax.learner.rehearsal import full_batch
+from cojax.policy.adapters import Lora
+from cojax.policy.config import ModelConfig
+from cojax.policy.sharding import make_mesh
+from cojax.policy.transformer import initialize
+from experiments import bfcl, presets
+from experiments.compile import program_text, targets
+from experiments.compile.program_text import Collective
+from experiments.compile.programs import examine, outlined, shape
+from experiments.compile.report import (
+    device_bytes, families, logits_arrays, refusal, report, step_flops, vocabulary_moves,
+)  # fmt: skip
+from experiments.compile.suggestions import suggestion
+from experiments.compile.targets import Chip
+
+ROOT = Path(__file__).parents[2]
+# From the compiled update of a model of 4 layers for 16 TPU v5e and for 8 H100, cut to what is tested.
+TPU, CUDA = ((Path(__file__).parent / f"programs/{name}.txt").read_text() for name in ("tpu", "cuda"))
+
+
+def test_collectives_of_a_tpu_program_are_counted_once_with_the_rounds_of_their_loops():
+    found = program_text.collectives(program_text.parse(TPU), 16, (32, 5))
+    assert {(one.kind, one.bytes, one.runs, one.loops) for one in found} == {
+        # bf16[1,4,32,256] of 8 devices, begun and ended apart, in each of 4 layers: 65,536 · 7 / 8
+        ("all-gather", 57_344, 32 * 4, 2),
+        ("reduce-scatter", 57_344, 32 * 4, 2),
+        # bf16[1,128,256] between 2 devices in each of 5 chunks: 2 · 65,536 · 1 / 2
+        ("all-reduce", 65_536, 32 * 5, 2),
+        ("all-gather", 917_504, 32, 1),
+        ("collective-permute", 512, 32, 1),
+    }
+
+
+def test_collectives_of_a_cuda_program_are_counted_once_with_the_rounds_of_their_loops():
+    found = program_text.collectives(program_text.parse(CUDA), 8, (4,))
+    assert {(one.kind, one.bytes, one.runs, one.loops) for one in found} == {
+        ("all-gather", (512 + 131_072) * 7 // 8, 4 * 36, 2),
+        ("reduce-scatter", 32 * 4096 * 4 * 7, 4, 1),
+        ("all-to-all", 8 * 512 * 32 * 4 * 7 // 8, 4, 1),
+        ("all-reduce", 2 * (8 * 3 // 4), 4, 1),
+    }
+
+
+def test_kernels_are_found_by_their_names():
+    tpu, cuda = (program_text.kernels(program_text.parse(text)) for text in (TPU, CUDA))
+    assert tpu == {"ragged-dot-none": 1, "splash_mha_fwd_segmented_residuals": 1}
+    assert cuda == {"mha_forward": 1, "ragged_dot_as_dense": 1}
+    assert families(tpu) == ["ragged dot", "splash attention"]
+    assert families(cuda) == ["Triton flash attention", "ragged dot as dense products over all experts"]
+
+
+def test_results_that_take_an_arguments_memory_are_counted():
+    assert [program_text.parse(text).aliased for text in (TPU, CUDA)] == [2, 2]
+    assert program_text.parse(TPU.replace("may-alias", "")).aliased == 0
+
+
+def test_a_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY computation"):
+        program_text.parse("HloModule jit_step\n")
+
+
+CONFIG = ModelConfig(24, 8, 16, 2, 2, 1, tie_word_embeddings=False)
+CHIP = Chip("chip", "tpu", 2**20, 1e9, 1e6, 1e6)
+
+
+def learner(**settings) -> tuple[Learner, jax.Array]:
+    """A learner with a reference on a mesh of one device, made of outlines alone, and the outline of its state."""
+    params = jax.eval_shape(lambda: initialize(CONFIG, 0))
+    made = Learner(
+        **{
+            "config": CONFIG, "optimizer": adamw(1e-3), "loss_settings": {"kl_coefficient": 0.1}, "row_length": 200,
+            "micro_rows": 1, "reference": params, "mesh": make_mesh(devices=jax.devices()[:1]), **settings,
+        }
+    )  # fmt: skip
+    return made, made.init(params)
+
+
+@pytest.fixture(scope="module")
+def full():
+    made, outline = learner()
+    return report(made, outline, [2, 2], CHIP)
+
+
+def test_a_report_of_the_devices_at_hand(full):
+    assert full["fits"]
+    assert full["bytes_limit"] == 2**20
+    assert list(full["programs"]) == ["update", "reference"]
+    update, reference = full["programs"]["update"], full["programs"]["reference"]
+    # Each program leaves the other's parameters in memory: 1,592 numbers of float32; the state holds them three times,
+    # and two counters beside the step.
+    assert full["parameters"] == 1_592
+    assert update["bytes_beside"] == 4 * 1_592
+    assert reference["bytes_beside"] == 3 * 4 * 1_592 + 3 * 4
+    assert full["bytes_argument"] == update["bytes_argument"] + 4 * 1_592
+    assert full["bytes_peak"] == max(one["bytes_peak"] + one["bytes_beside"] for one in full["programs"].values())
+    assert full["collectives"] == {}
+
+
+def test_the_update_reuses_what_it_is_given_and_makes_no_logits_of_whole_rows(full):
+    update = full["programs"]["update"]
+    assert update["donated"] == update["reused"] == 3 * 14 + 3
+    assert update["logits_arrays"] == full["programs"]["reference"]["logits_arrays"] == 0
+
+
+def test_what_a_step_takes_at_least(full):
+    # Four rows of 200 tokens: 2·N·n + 2·D·V·(n − 1) + 4·L·H·S·n(n + 1)/2 operations each, and four forwards of each.
+    forward = 2 * 2 * (8 * 4 * (2 * 2 + 2) + 3 * 8 * 16) * 200 + 2 * 8 * 24 * 199 + 4 * 2 * 2 * 4 * 20_100
+    assert full["flops"] == 4 * 4 * forward
+    assert full["bounds"]["compute"] == pytest.approx(16 * forward / 1e9)
+    assert full["bounds"]["interconnect"] == 0.0
+    assert full["bound_seconds"] == max(full["bounds"].values())
+
+
+def test_several_updates_have_a_program_for_the_policy_before_them():
+    made, outline = learner(updates_per_batch=2, lora=Lora(2))
+    batch = full_batch(4, 200, None)
+    assert list(made.lowered(outline, batch)) == ["update", "reference", "old"]
+    once, _ = learner()
+    assert step_flops(made, batch) == 8 * step_flops(once, batch) // 4
+
+
+def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found():
+    made, _ = learner()
+    once = Collective("all-gather", 1, 32, 1, ((8, 24),))
+    again, other = dataclasses.replace(once, loops=2), dataclasses.replace(once, loops=2, arrays=((8, 16),))
+    assert vocabulary_moves([once, again, other], made) == [again]
+    text = TPU.replace("bf16[512,256]{1,0:T(8,128)(2,1)S(1)}", "bf16[1,199,24]{1,0}")
+    assert logits_arrays(program_text.parse(text), made, 200) == [(1, 199, 24)]
+    assert logits_arrays(program_text.parse(TPU), made, 200) == []
+
+
+def test_the_tpu_compilers_refusal_is_read():
+    assert refusal(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.5G of "
+        "15.75G hbm. Exceeded hbm capacity by 4.75G.\nTotal hbm usage >= 20.75G:\n    reserved        258.00M \n"
+        "    program          9.25G \n    arguments       11.25G \n"
+    ) == {
+        "bytes_argument": int(11.25 * 2**30), "bytes_temporary": int(9.25 * 2**30), "bytes_result": 0,
+        "bytes_peak": int(20.5 * 2**30),
+    }  # fmt: skip
+
+
+def test_a_card_gives_the_share_that_jax_takes(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert targets.H100.limit == 63_707_234_304
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+    assert targets.H100.limit == 42_471_489_536
+    assert targets.V5E.limit == 16_911_433_728
+
+
+def test_an_unknown_target_is_refused_with_the_others():
+    with pytest.raises(ValueError, match="target 'v9-16' not found; available: v5e-4, v5e-8, v5e-16"):
+        targets.find("v9-16")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """The settings of BFCL for a model folder that holds only its shape."""
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.replace(CONFIG, dtype="bfloat16").to_hf()))
+    made = presets.resolve(bfcl.get_config(), ["model.path"])
+    made.model.path = str(tmp_path)
+    return made
+
+
+def test_a_mesh_that_does_not_divide_target_or_model_is_refused(config, monkeypatch):
+    monkeypatch.setattr(targets, "devices", lambda target: [jax.devices()[0]] * target.count)
+    with pytest.raises(ValueError, match="fsdp=1 × tensor=1 × expert=1 makes 1 devices, but there are 4"):
+        examine(config, targets.find("v5e-4"))
+    config.mesh.tensor = 4
+    with pytest.raises(ValueError, match="layers/attention/query/kernel has heads=2, which tensor=4 does not divide"):
+        examine(config, targets.find("v5e-4"))
+
+
+def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
+    mesh = make_mesh(devices=jax.devices()[:1])
+
+    def made(changed):
+        return outlined(changed, shape(changed), mesh)
+
+    learner, state = made(config)
+    # 1,592 numbers of float32 with two moments, a reference of bfloat16 matrices and float32 norms: 22,4… bytes.
+    held = device_bytes((state, learner.reference))
+    gradients = device_bytes(state.params)
+    update = {"bytes_argument": 30_000, "bytes_peak": 30_000 + gradients + 16_000}
+    found = {"programs": {"update": update}}
+    assert (held, gradients) == (3 * 4 * 1_592 + 12 + 2 * 1_592 + 2 * 56, 4 * 1_592)
+
+    def advised(limit):
+        return suggestion(config, found, dataclasses.replace(CHIP, memory=limit), made)
+
+    everything = held + gradients + 16_000
+    assert advised(everything - 2 * 2 * 1_592)["settings"] == {"optimizer.moments_dtype": "bfloat16"}
+    assert advised(everything - 8_000)["settings"] == {"learner.row_length": 8_192, "engine.max_length": 8_192}
+    assert advised(1_000)["settings"] == {}
+
+
+def test_a_missing_compiler_is_said_in_one_line(config):
+    hidden = "import runpy, sys; sys.modules['libtpu'] = None; sys.argv[:1] = []"
+    run = "runpy.run_module('experiments.compile', run_name='__main__', alter_sys=True)"
+    flags = ["--target=v5e-16", "--config=experiments/bfcl.py", f"--config.model.path={config.model.path}"]
+    done = subprocess.run([sys.executable, "-c", f"{hidden}; {run}", "", *flags], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("error: target v5e-16 needs libtpu, the compiler for TPUs, which is not installed here")
+    assert done.stdout.count("\n") == 1
