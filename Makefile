@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # SGLang has a virtual environment of its own; this one serves without an accelerator.
 SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
+# So have the compilers for accelerators: wherever they are installed, JAX looks for the hardware when it starts.
+COMPILERS := $(dir $(SGLANG))compilers
 SHIMS := cojax/rollout/sglang/cpu_shims
 SMOLLM2 := models/SmolLM2-135M-Instruct
 # Tests that two processes at once would disturb.
@@ -19,7 +21,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang clean
+.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -47,7 +49,7 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install appworld --data=tiny
 	$(BIN)/python -m environments.install tau2
 
-test-real-together: .worlds $(SGLANG)/.installed
+test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)
 
 # A real server takes the cores for itself, and the campaign counts all processes and files.
@@ -55,7 +57,7 @@ test-real-alone: .worlds $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' $(ALONE)
 
 # What takes too long for continuous integration.
-nightly: .worlds $(SGLANG)/.installed
+nightly: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m nightly
 
 bench: $(VENV)/.base
@@ -79,6 +81,9 @@ lint: $(VENV)/.test
 sglang: $(SGLANG)/.installed
 	@echo "SGLang is in $(SGLANG); --config.engine=sglang launches it from there"
 
+compilers: $(COMPILERS)/.installed
+	@echo "compile for an accelerator by $(COMPILERS)/bin/python -m experiments.compile --target=…"
+
 clean:
 	rm -rf $(VENV) build *.egg-info
 
@@ -96,6 +101,12 @@ $(SGLANG)/.installed: $(SHIMS)/requirements.txt $(SHIMS)/sglang.txt
 	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check -r $(SHIMS)/requirements.txt
 	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(SHIMS)/sglang.txt
 	PYTHONPATH=$(SHIMS) SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -c 'import sglang.launch_server'
+	@touch $@
+
+$(COMPILERS)/.installed: setup.py | $(BIN)/python
+	mkdir -p $(@D)
+	$(COMPILERS)/bin/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(COMPILERS)
+	$(COMPILERS)/bin/pip install --quiet --disable-pip-version-check --editable '.[compilers]'
 	@touch $@
 
 $(VENV)/.base: setup.py | $(BIN)/python

@@ -32,6 +32,9 @@ from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message, Task
 from experiments import assemble, checks, initial_policy, scores
+from experiments.compile.report import report
+from experiments.compile.shown import in_one_line
+from experiments.compile.targets import attached
 from experiments.parts import Parts
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
@@ -55,6 +58,7 @@ def check(config: ConfigDict) -> int:
         ("engine", lambda: _engine(config, state)),
         ("objective", lambda: _objective(config, state)),
         ("explorer", lambda: _explorer(config, state)),
+        ("programs", lambda: _programs(config, state)),
         ("memory", lambda: _memory(config, state)),
         ("disk", lambda: _disk(config, state)),
         ("metrics", lambda: _metrics(config)),
@@ -223,6 +227,16 @@ def _explorer(config: ConfigDict, state: dict[str, Any]) -> str:
         [message], budget=explorer.remaining_budget(), seed=config.seed, place="preflight", schema=schema
     )
     return f"{explorer.name} answered with {len(reply.text)} characters"
+
+
+def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
+    """What experiments.compile says of a step's programs, for the accelerators at hand. `_memory` runs them next."""
+    if "learned" not in state:
+        raise ValueError("not tried, as there is no policy")
+    learner = state["learner"]
+    if (chip := attached(learner.placement.devices)) is None:
+        return "not examined: experiments.compile knows no such device"
+    return in_one_line(report(learner, state["learned"], [config.group_size] * config.batch_size, chip))
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:

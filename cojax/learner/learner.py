@@ -147,8 +147,9 @@ class Learner:
         if self.lora is None:
             params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)
         else:
-            params = evaluate(lambda _: initialize_adapters(self.config, self.lora, seed), params)
-            rows = tuple(factor for row in adapted_rows(self.config, self.lora) for factor in factors(row))
+            lora = self.lora
+            params = evaluate(lambda _: initialize_adapters(self.config, lora, seed), params)
+            rows = tuple(factor for row in adapted_rows(self.config, lora) for factor in factors(row))
         return self.placement.state(params, rows, self.compensated_optimizer)
 
     def update(

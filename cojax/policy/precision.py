@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 
 from cojax.policy.config import ModelConfig
@@ -29,5 +32,9 @@ def cast_for_compute(config: ModelConfig, params: Params) -> Params:
     for row in parameters(config):
         leaf = leaf_of(params, row)
         dtype = jnp.dtype(compute_dtype(config, row))
-        cast = with_leaf(cast, row, evaluate(lambda x, dtype=dtype: x.astype(dtype), leaf))
+        cast = with_leaf(cast, row, evaluate(functools.partial(_cast, dtype), leaf))
     return cast
+
+
+def _cast(dtype: jnp.dtype, leaf: jax.Array) -> jax.Array:
+    return leaf.astype(dtype)

@@ -106,6 +106,7 @@ def _compiled(lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, d
     if compiled is None:
         return {**refusal(message), **spent, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
     sizes = compiled.memory_analysis()
+    assert sizes is not None
     program = program_text.parse(compiled.as_text() or "")
     rows, length = full.tokens.shape
     rounds = (rows // learner.micro_rows, -(-(length - 1) // _CHUNK))

@@ -34,6 +34,16 @@ def table(found: Mapping[str, Any]) -> Table:
     return shown
 
 
+def in_one_line(found: Mapping[str, Any]) -> str:
+    """What a preflight says of a report."""
+    sent = sum(kind["bytes"] for kind in found["collectives"].values()) / GIB
+    return (
+        f"{found['bytes_peak'] / GIB:.1f} of {found['bytes_limit'] / GIB:.1f} GiB a device, each sends {sent:,.0f} GiB "
+        f"a step, kernels: {', '.join(found['kernels']) or 'none'}; a step takes at least "
+        f"{found['bound_seconds']:.2g} s"
+    )
+
+
 def advice(found: Mapping[str, Any]) -> Iterator[str]:
     """What to change where the programs do not fit."""
     if found["fits"]:

@@ -19,13 +19,14 @@ _SHARE_OF_CARD = 0.75
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One device. `memory` is what a program can have of it, in bytes; a CUDA card's is all that it has.
+    """One device; `kind` is JAX's name of it. `memory` is what a program can have of it, in bytes; of a card it is all.
 
     Published figures: `flops`, operations a second of dense bfloat16 products; `bandwidth`, bytes a second of the
     device's own memory; `interconnect`, bytes a second that a device can send to the others of its host or slice.
     """
 
     name: str
+    kind: str
     platform: str
     memory: int
     flops: float
@@ -78,9 +79,9 @@ platform_name: "CUDA"
 dnn_version_info { major: 9 minor: 10 patch: 2 }
 device_description_str: "NVIDIA H100 80GB HBM3"
 """
-V5E = Chip("TPU v5e", "tpu", int(15.75 * GIB), 197e12, 819e9, 200e9)
-V5P = Chip("TPU v5p", "tpu", int(95.74 * GIB), 459e12, 2765e9, 600e9)
-H100 = Chip("H100 SXM 80 GB", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, _H100)
+V5E = Chip("TPU v5e", "TPU v5 lite", "tpu", int(15.75 * GIB), 197e12, 819e9, 200e9)
+V5P = Chip("TPU v5p", "TPU v5", "tpu", int(95.74 * GIB), 459e12, 2765e9, 600e9)
+H100 = Chip("H100 SXM 80 GB", "NVIDIA H100 80GB HBM3", "cuda", 84_942_979_072, 989e12, 3352e9, 450e9, _H100)
 
 # A TPU slice is named as in the cloud: v5e by its chips, v5p by its cores, two a chip.
 TARGETS: Mapping[str, Target] = {
@@ -104,6 +105,11 @@ TARGETS: Mapping[str, Target] = {
 def find(name: str) -> Target:
     """The target of that name. Raises ValueError, which lists the others."""
     return choose(TARGETS, name, "target")
+
+
+def attached(devices: Sequence[jax.Device]) -> Chip | None:
+    """The chip that these devices are, None where no target has it."""
+    return next((target.chip for target in TARGETS.values() if target.chip.kind == devices[0].device_kind), None)
 
 
 def devices(target: Target) -> Sequence[jax.Device]:

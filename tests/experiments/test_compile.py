@@ -21,7 +21,13 @@ from experiments.compile import program_text, targets
 from experiments.compile.program_text import Collective
 from experiments.compile.programs import examine, outlined, shape
 from experiments.compile.report import (
-    device_bytes, families, logits_arrays, refusal, report, step_flops, vocabulary_moves,
+    device_bytes,
+    families,
+    logits_arrays,
+    refusal,
+    report,
+    step_flops,
+    vocabulary_moves,
 )  # fmt: skip
 from experiments.compile.suggestions import suggestion
 from experiments.compile.targets import Chip
@@ -73,7 +79,7 @@ def test_a_text_that_is_no_program_is_refused():
 
 
 CONFIG = ModelConfig(24, 8, 16, 2, 2, 1, tie_word_embeddings=False)
-CHIP = Chip("chip", "tpu", 2**20, 1e9, 1e6, 1e6)
+CHIP = Chip("chip", "cpu", "tpu", 2**20, 1e9, 1e6, 1e6)
 
 
 def learner(**settings) -> tuple[Learner, jax.Array]:
@@ -169,7 +175,7 @@ def test_an_unknown_target_is_refused_with_the_others():
 @pytest.fixture
 def config(tmp_path):
     """The settings of BFCL for a model folder that holds only its shape."""
-    (tmp_path / "config.json").write_text(json.dumps(dataclasses.replace(CONFIG, dtype="bfloat16").to_hf()))
+    (tmp_path / "config.json").write_text(json.dumps(dataclasses.replace(CONFIG, param_dtype="bfloat16").to_hf()))
     made = presets.resolve(bfcl.get_config(), ["model.path"])
     made.model.path = str(tmp_path)
     return made
@@ -191,7 +197,7 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
         return outlined(changed, shape(changed), mesh)
 
     learner, state = made(config)
-    # 1,592 numbers of float32 with two moments, a reference of bfloat16 matrices and float32 norms: 22,4… bytes.
+    # 1,592 numbers of float32 with two moments and three counters; a reference whose 56 numbers of norms are float32.
     held = device_bytes((state, learner.reference))
     gradients = device_bytes(state.params)
     update = {"bytes_argument": 30_000, "bytes_peak": 30_000 + gradients + 16_000}
@@ -203,7 +209,8 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
 
     everything = held + gradients + 16_000
     assert advised(everything - 2 * 2 * 1_592)["settings"] == {"optimizer.moments_dtype": "bfloat16"}
-    assert advised(everything - 8_000)["settings"] == {"learner.row_length": 8_192, "engine.max_length": 8_192}
+    assert advised(everything - 9_000)["settings"] == {"model.param_dtype": "bfloat16"}
+    assert advised(everything - 11_000)["settings"] == {"learner.row_length": 4_096, "engine.max_length": 4_096}
     assert advised(1_000)["settings"] == {}
 
 
@@ -211,7 +218,11 @@ def test_a_missing_compiler_is_said_in_one_line(config):
     hidden = "import runpy, sys; sys.modules['libtpu'] = None; sys.argv[:1] = []"
     run = "runpy.run_module('experiments.compile', run_name='__main__', alter_sys=True)"
     flags = ["--target=v5e-16", "--config=experiments/bfcl.py", f"--config.model.path={config.model.path}"]
-    done = subprocess.run([sys.executable, "-c", f"{hidden}; {run}", "", *flags], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{hidden}; {run}", "", *flags], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("error: target v5e-16 needs libtpu, the compiler for TPUs, which is not installed here")
+    assert done.stdout.startswith(
+        "error: target v5e-16 needs libtpu, the compiler for TPUs, which is not installed here"
+    )
     assert done.stdout.count("\n") == 1

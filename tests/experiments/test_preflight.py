@@ -18,6 +18,7 @@ from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn
 from experiments import base, preflight
+from experiments.compile import targets
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
 SHARED = Path("/dev/shm")
@@ -121,3 +122,29 @@ def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config)
         "shown: full; it shows no tools in the form in which calls are read; a section of cojax's own shows them; "
         "where a conversation begins without a system message, it adds 'Be kind.'"
     )
+
+
+def test_programs_are_examined_for_devices_that_have_published_figures(config, monkeypatch) -> None:
+    config.batch_size, config.group_size = 2, 4
+    seen: list[tuple] = []
+
+    def report(*given: object) -> dict:
+        seen.append(given)
+        kinds = {"all-gather": {"count": 3, "bytes": 5 * 2**30}}
+        sizes = {"bytes_peak": 3 * 2**29, "bytes_limit": 2**34}
+        return {"collectives": kinds, "kernels": ["splash attention"], "bound_seconds": 2.5, **sizes}
+
+    monkeypatch.setattr(preflight, "report", report)
+    tpu, cpu = (
+        types.SimpleNamespace(placement=types.SimpleNamespace(devices=[types.SimpleNamespace(device_kind=kind)]))
+        for kind in ("TPU v5 lite", "cpu")
+    )
+    assert preflight._programs(config, {"learner": tpu, "learned": "state"}) == (
+        "1.5 of 16.0 GiB a device, each sends 5 GiB a step, kernels: splash attention; a step takes at least 2.5 s"
+    )
+    assert seen == [(tpu, "state", [4, 4], targets.V5E)]
+    assert preflight._programs(config, {"learner": cpu, "learned": "state"}) == (
+        "not examined: experiments.compile knows no such device"
+    )
+    with pytest.raises(ValueError, match="not tried, as there is no policy"):
+        preflight._programs(config, {})
