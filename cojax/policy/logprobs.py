@@ -235,7 +235,9 @@ def _reduce_gradient(fixed: _Settings, gradient: jax.Array) -> jax.Array:
     if _parts(fixed, "fsdp") > 1:
         embed = _matrix_axes(fixed).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
-    return jax.lax.psum(gradient, "data") if _parts(fixed, "data") > 1 else gradient
+    gradient = jax.lax.psum(gradient, "data") if _parts(fixed, "data") > 1 else gradient
+    # The barrier keeps the reduction in its micro-batch: libtpu 0.0.42 fails when it tries to move it out of that loop.
+    return gradient if fixed.mesh is None else jax.lax.optimization_barrier(gradient)
 
 
 def _sum_vocabulary(fixed: _Settings, x: jax.Array) -> jax.Array:
