@@ -21,6 +21,7 @@ from experiments.compile.report import report
 from experiments.compile.suggestions import suggestion
 from experiments.compile.targets import Target
 from experiments.entries import entry
+from experiments.facts import facts
 from experiments.mesh import check_rows
 from experiments.settings import settings
 
@@ -90,4 +91,5 @@ def _about(learner: Learner, target: Target, mesh: Mesh) -> dict[str, Any]:
         "dtype": learner.config.dtype,
         "param_dtype": learner.config.param_dtype,
         "versions": versions,
+        "commit": facts()["commit"],
     }
