@@ -42,12 +42,12 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     # What each program takes; the rest of what a step holds stays in memory beside it.
     taken = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
     held = device_bytes((state, learner.reference))
+    batch = device_bytes(learner.placement.abstract(full, learner.micro_rows))
     count = len(learner.placement.devices)
     programs = {}
     for name, lowered in learner.lowered(state, full).items():
-        programs[name] = {
-            **_compiled(lowered, learner, full, count), "bytes_beside": held - device_bytes(taken[name]),
-        }  # fmt: skip
+        own = device_bytes(taken[name])
+        programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
     peak = max(one["bytes_peak"] + one["bytes_beside"] for one in programs.values())
     refused = [one["refused"] for one in programs.values() if one["refused"]]
     moved = _moved(programs, learner)
@@ -92,8 +92,13 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _compiled(lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int) -> dict[str, Any]:
-    """What is known of one program; of a program that the compiler refuses for want of memory, its sizes alone."""
+def _compiled(
+    lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, devices: int, arguments: int
+) -> dict[str, Any]:
+    """What is known of one program; of a program that the compiler refuses for want of memory, its sizes alone.
+
+    `arguments` are the bytes that its arguments take of each device.
+    """
     began, computed = time.perf_counter(), time.process_time()
     try:
         compiled = lowered.compile()
@@ -104,22 +109,26 @@ def _compiled(lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, d
         message = str(error)
     spent = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - computed}
     if compiled is None:
-        return {**refusal(message), **spent, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
-    sizes = compiled.memory_analysis()
-    assert sizes is not None
+        sizes = refusal(message, arguments)
+        return {**sizes, **spent, "refused": True, "refusal": message, "collectives": {}, "kernels": {}}
+    analysis = compiled.memory_analysis()
+    assert analysis is not None
     program = program_text.parse(compiled.as_text() or "")
     rows, length = full.tokens.shape
     rounds = (rows // learner.micro_rows, -(-(length - 1) // _CHUNK))
     crossing = program_text.collectives(program, devices, rounds)
-    fresh = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return {
-        "bytes_argument": sizes.argument_size_in_bytes,
-        "bytes_temporary": sizes.temp_size_in_bytes,
+        "bytes_argument": analysis.argument_size_in_bytes,
+        "bytes_temporary": analysis.temp_size_in_bytes,
         "bytes_result": fresh,
-        "bytes_code": sizes.generated_code_size_in_bytes,
+        "bytes_code": analysis.generated_code_size_in_bytes,
         # The compiler's own figure of a peak counts otherwise for TPUs.
         "bytes_peak": (
-            sizes.argument_size_in_bytes + sizes.temp_size_in_bytes + fresh + sizes.generated_code_size_in_bytes
+            analysis.argument_size_in_bytes
+            + analysis.temp_size_in_bytes
+            + fresh
+            + analysis.generated_code_size_in_bytes
         ),
         "refused": False,
         **spent,
@@ -132,18 +141,19 @@ def _compiled(lowered: jax.stages.Lowered, learner: Learner, full: TrainBatch, d
     }
 
 
-def refusal(message: str) -> dict[str, int]:
-    """The sizes in the words with which the TPU compiler refuses a program that does not fit; 0 where it gives none."""
+def refusal(message: str, arguments: int) -> dict[str, int]:
+    """The sizes of a program that the compiler for TPUs refuses, from its message; of its arguments where it says none.
 
-    def size(pattern: str) -> int:
-        found = re.search(rf"{pattern}\s*([\d.]+)([KMGT])?", message)
-        return int(float(found[1]) * _UNITS.get(found[2] or "", 1)) if found else 0
-
+    What the message calls temporaries holds the arguments too.
+    """
+    found = re.search(r"required for HLO temporaries \(([\d.]+)([KMGT])\)", message)
+    total = int(float(found[1]) * _UNITS[found[2]]) if found else arguments
     return {
-        "bytes_argument": size("arguments"),
-        "bytes_temporary": size("program"),
+        "bytes_argument": arguments,
+        "bytes_temporary": max(0, total - arguments),
         "bytes_result": 0,
-        "bytes_peak": size("Used") or size("hbm usage >="),
+        "bytes_code": 0,
+        "bytes_peak": max(total, arguments),
     }
 
 

@@ -149,14 +149,13 @@ def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found(
 
 
 def test_the_tpu_compilers_refusal_is_read():
-    assert refusal(
-        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.5G of "
-        "15.75G hbm. Exceeded hbm capacity by 4.75G.\nTotal hbm usage >= 20.75G:\n    reserved        258.00M \n"
-        "    program          9.25G \n    arguments       11.25G \n"
-    ) == {
-        "bytes_argument": int(11.25 * 2**30), "bytes_temporary": int(9.25 * 2**30), "bytes_result": 0,
-        "bytes_peak": int(20.5 * 2**30),
-    }  # fmt: skip
+    said = (
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (18.50G) exceeds "
+        "available HBM (15.75G)."
+    )
+    sizes = {"bytes_argument": 2**30, "bytes_result": 0, "bytes_code": 0}
+    assert refusal(said, 2**30) == {**sizes, "bytes_temporary": 35 * 2**29, "bytes_peak": 37 * 2**29}
+    assert refusal("RESOURCE_EXHAUSTED", 2**30) == {**sizes, "bytes_temporary": 0, "bytes_peak": 2**30}
 
 
 def test_a_card_gives_the_share_that_jax_takes(monkeypatch):
