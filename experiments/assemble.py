@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import environments

@@ -29,11 +29,9 @@ def check_mesh(config: ConfigDict) -> None:
     """Raises ValueError for rows or slots that the mesh cannot split evenly, and for sampling that could hang on it."""
     mesh = mesh_of(config)
     check_rows(config, mesh)
-    if mesh is None:
+    if mesh is None or config.engine.name != "local":
         return
     parts = replicas(mesh)
-    if config.engine.name != "local":
-        return
     lanes, slots = config.engine.lanes, config.engine.slots
     if (devices := parts[0].size) > 1:
         on = f"but engine.name=local samples on {devices} devices together (mesh.tensor × mesh.expert), where programs"
