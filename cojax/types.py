@@ -9,11 +9,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from cojax.plain_json import from_json as from_json  # callers take them from here
+from cojax.plain_json import to_json as to_json
 from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
@@ -24,7 +24,8 @@ Status = Literal["accepted", "retained", "discarded"]
 # for the episode ("cut").
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
-_hints = functools.cache(typing.get_type_hints)
+# In place of a partial reward that an environment does not give.
+NOT_GIVEN = -1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,15 +132,31 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An environment's verdict on an episode: reward in [0, 1] and the checks behind it."""
+    """An environment's verdict on an episode: reward in [0, 1], the checks behind it, and the partial reward.
+
+    `partial` in [0, 1] says how much of the task was achieved. It orders failures and is never the criterion of
+    success. Where an environment gives none, it is the share of checks passed, or the reward without checks.
+    """
 
     reward: float
     checks: tuple[Check, ...] = ()
+    partial: float = NOT_GIVEN
+
+    def __post_init__(self) -> None:
+        _fill_partial(self)
+
+
+def _fill_partial(verdict: Evaluation | Trajectory) -> None:
+    """Sets a partial reward that was not given."""
+    if verdict.partial == NOT_GIVEN:
+        checks = verdict.checks
+        share = sum(check.passed for check in checks) / len(checks) if checks else verdict.reward
+        object.__setattr__(verdict, "partial", share)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """One episode: opening messages, then turns, then the verdict. `episode` is its id in episodes/."""
+    """One episode: opening messages, then turns, then the verdict, as in `Evaluation`. `episode` is its id."""
 
     task: Task
     episode: str = ""
@@ -149,16 +166,15 @@ class Trajectory:
     checks: tuple[Check, ...] = ()
     outcome: Outcome = "finished"
     error: str = ""
+    partial: float = NOT_GIVEN
+
+    def __post_init__(self) -> None:
+        _fill_partial(self)
 
     @property
     def valid(self) -> bool:
         """Whether the episode says something about the policy."""
         return self.outcome not in INFRASTRUCTURE
-
-    @property
-    def partial(self) -> float:
-        """Share of checks passed."""
-        return sum(check.passed for check in self.checks) / len(self.checks) if self.checks else self.reward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,30 +287,3 @@ def canonical(value: Any) -> str:
 def content_hash(value: Any) -> str:
     """First 16 hex digits of the SHA-256 of the canonical JSON."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
-
-
-def to_json(record: Any) -> Any:
-    """A record as plain JSON values."""
-    if dataclasses.is_dataclass(record) and not isinstance(record, type):
-        return {field.name: to_json(getattr(record, field.name)) for field in dataclasses.fields(record)}
-    if isinstance(record, Mapping):
-        return {str(key): to_json(value) for key, value in record.items()}
-    if isinstance(record, (list, tuple)):
-        return [to_json(item) for item in record]
-    return record
-
-
-def from_json(kind: Any, value: Any) -> Any:
-    """The record of type `kind` that `to_json` wrote as `value`. Unknown keys raise TypeError."""
-    origin = typing.get_origin(kind)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = _hints(kind)
-        if unknown := set(value) - set(hints):
-            raise TypeError(f"{kind.__name__} has no field {sorted(unknown)}; it has {sorted(hints)}")
-        return kind(**{name: from_json(hints[name], item) for name, item in value.items()})
-    if origin is tuple:
-        return tuple(from_json(typing.get_args(kind)[0], item) for item in value)
-    if origin in (types.UnionType, typing.Union):
-        inner = next(arg for arg in typing.get_args(kind) if arg is not type(None))
-        return None if value is None else from_json(inner, value)
-    return value

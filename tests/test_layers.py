@@ -17,6 +17,7 @@ LEVELS = [
     {
         "cojax",
         "cojax.types",
+        "cojax.plain_json",
         "cojax.durable",
         "cojax.unicode_forms",
         "cojax.host.background",

@@ -262,8 +262,9 @@ def _result(
     """The trajectory so far, also stored in `progress`, where the watcher finds it before the episode is closed."""
     progress.enter("over")
     progress.result = Trajectory(
-        task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error
-    )
+        task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error,
+        verdict.partial,
+    )  # fmt: skip
     return progress.result
 
 

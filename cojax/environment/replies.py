@@ -47,7 +47,11 @@ def evaluation(found: Evaluation) -> Evaluation:
         raise ValueError(f"reward {reward!r}; expected a number in [0, 1]")
     if len(found.checks) > _CHECKS:
         raise ValueError(f"{len(found.checks):,} checks; expected at most {_CHECKS:,}")
-    return Evaluation(reward, tuple(Check(_text(str(c.name)[:_NAME]), bool(c.passed)) for c in found.checks))
+    checks = tuple(Check(_text(str(c.name)[:_NAME]), bool(c.passed)) for c in found.checks)
+    partial = float(found.partial)
+    if not 0.0 <= partial <= 1.0:
+        raise ValueError(f"partial reward {partial!r}; expected a number in [0, 1]")
+    return Evaluation(reward, checks, partial)
 
 
 def _known(role: object) -> bool:

@@ -110,7 +110,7 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
         if explorer := evolution.get("explorer"):
             lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
     if dev := record.get("dev"):
-        partial = f", checks passed {percent(dev['partial'])}" if "partial" in dev else ""
+        partial = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
         lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial}"))
     return lines
 
@@ -181,7 +181,7 @@ def show_evaluation(result: Mapping[str, Any], report: str | Path | None = None,
             add_row(f"pass@{k}", lambda one, k=k: _with_interval(one["pass_at_k"].get(k), 100))  # type: ignore[misc]
     for measure in dict.fromkeys(name for one in splits.values() for name in one["measures"]):
         add_row(measure, lambda one, measure=measure: _with_interval(one["measures"].get(measure), 1))  # type: ignore[misc]
-    add_row("checks passed", lambda one: f"{100 * one['partial']:.1f} %")
+    add_row("partial reward", lambda one: f"{100 * one['partial']:.1f} %")
     add_row("turns", lambda one: f"{one['turns']:.1f}")
     add_row("lost episodes", lambda one: str(one["lost"]))
     # Lines are not cut in a log file or a narrow window.

@@ -23,7 +23,7 @@ function figures() {
   const splits = Object.entries(result.splits);
   const passes = [...new Set(splits.flatMap(([, one]) => Object.keys(one.pass_at_k)))];
   const measures = [...new Set(splits.flatMap(([, one]) => Object.keys(one.measures)))];
-  const head = ["split", "tasks", `avg@${result.samples}`, ...passes.map((k) => `pass@${k}`), ...measures, "checks passed", "turns", "lost"];
+  const head = ["split", "tasks", `avg@${result.samples}`, ...passes.map((k) => `pass@${k}`), ...measures, "partial reward", "turns", "lost"];
   const rows = splits.map(([name, one]) => [name, whole(one.tasks), sure(one.avg_at_k, 100), ...passes.map((k) => sure(one.pass_at_k[k], 100)),
     ...measures.map((measure) => sure(one.measures[measure], 1)), percent(one.partial, 1), one.turns.toFixed(1), whole(one.lost)]);
   return section("result", "Result", result.interval, h("div", {class: "card scroll"}, table(head, rows)),

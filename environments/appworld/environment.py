@@ -221,7 +221,8 @@ class AppWorldEpisode:
         found = judging.evaluate() if reference is None else verdict.compare(reference, judging.state())
         if self.differing:
             named = ", ".join(dict.fromkeys(self.differing))
-            return Evaluation(found.reward, (*found.checks, Check(f"answered alike again: {named[:200]}", False)))
+            checks = (*found.checks, Check(f"answered alike again: {named[:200]}", False))
+            return Evaluation(found.reward, checks, found.partial)
         return found
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Triplet
 from environments.appworld import world
 from environments.appworld.changes import changes
+from environments.appworld.verdict import achieved
 from environments.appworld.world import World
 
 
@@ -72,20 +73,27 @@ class JudgeEpisode:
         return ()
 
     def evaluate(self) -> Evaluation:
-        """The benchmark's own tests, each a check; the reward is 1.0 if all pass."""
+        """The benchmark's own tests, each a check; the reward is 1.0 if all pass.
+
+        The benchmark labels tests that an episode without any action passes (`no_op_pass`): those that fail are the
+        forbidden changes of the partial reward, and the other tests are what is wanted.
+        """
         from appworld.evaluator import evaluate_task
         from appworld.ground_truth import GroundTruth
 
         self.world.save()
-        wanted = [test["requirement"] for test in GroundTruth.load(task_id=self.id).test_data]
+        tests = GroundTruth.load(task_id=self.id).test_data
         try:
             tracker = evaluate_task(self.id, self.world.stock.experiment_name, save_report=False)
         except Exception as error:
             # The calls can leave a state that a test does not expect.
             return Evaluation(0.0, (Check(f"the tests ran ({type(error).__name__})", False),))
         passed = [found["requirement"] for found in tracker.passes]
-        checks = tuple(Check(requirement, requirement in passed) for requirement in wanted)
-        return Evaluation(float(tracker.success), checks)
+        checks = tuple(Check(test["requirement"], test["requirement"] in passed) for test in tests)
+        guards = [test["label"] == "no_op_pass" for test in tests]
+        results = list(zip(guards, (check.passed for check in checks), strict=True))
+        partial = achieved(results.count((False, True)), guards.count(False), results.count((True, False)))
+        return Evaluation(float(tracker.success), checks, partial)
 
     def close(self) -> None:
         pass

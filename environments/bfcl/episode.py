@@ -114,7 +114,8 @@ class Dialogue:
         """The official checks of each turn, against fresh instances on which the task's solution is run.
 
         A turn that was not ended fails; one without an answer is not checked, but what was called there stands. The
-        reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0.
+        reward is 1.0 if every turn holds and the dialogue went through all of them. A task without solution: 0.0. The
+        partial reward is the share of turns that hold.
         """
         if not self._task.solution:
             return Evaluation(0.0)

@@ -84,7 +84,8 @@ class DeskEpisode:
 
         One check for each fact that the solution changes, one that no other fact changed, one for the answer if there
         is one, one that the episode was finished. The reward is 1.0 if all hold, else 0.0; a task without a solution
-        gets 0.0 and no checks.
+        gets 0.0 and no checks. The partial reward is the number of expected changes made, over the number of expected
+        changes and of facts wrongly changed; an answer counts as a change.
         """
         if not self._task.solution:
             return Evaluation(0.0)
@@ -94,15 +95,16 @@ class DeskEpisode:
         start, goal, now = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
         changed = [path for path in sorted(start | goal) if start.get(path) != goal.get(path)]
         others = (start | now).keys() - set(changed)
-        untouched = all(start.get(path) == now.get(path) for path in others)
+        wrong = sum(start.get(path) != now.get(path) for path in others)
         right = self._answer == reference._answer
         checks = [Check(path, now.get(path) == goal.get(path)) for path in changed]
         if reference._answer is not None:
             checks.append(Check("answer", right))
         else:
-            untouched = untouched and right
-        checks += [Check("nothing else changed", untouched), Check("finished", self._finished)]
-        return Evaluation(float(all(check.passed for check in checks)), tuple(checks))
+            wrong += not right
+        partial = sum(check.passed for check in checks) / max(1, len(checks) + wrong)
+        checks += [Check("nothing else changed", not wrong), Check("finished", self._finished)]
+        return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
         pass

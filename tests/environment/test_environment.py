@@ -183,6 +183,29 @@ def test_where_a_policys_code_runs_what_serves_it_is_never_its_doing():
     assert play(CodeRunning(on_start=broken), TASK, script(ADD)).outcome == "environment_error"
 
 
+@pytest.mark.parametrize(
+    ("verdict", "partial"),
+    [
+        (Evaluation(0.5), 0.5),
+        (Evaluation(0.0, (Check("a", True), Check("b", False))), 0.5),
+        (Evaluation(0.0, (Check("a", True), Check("b", False)), 0.75), 0.75),
+        (Evaluation(1.0, partial=0.0), 0.0),
+    ],
+)
+def test_the_partial_reward_is_the_environments_or_else_the_share_of_checks(verdict, partial, monkeypatch):
+    monkeypatch.setattr(CounterEpisode, "evaluate", lambda self: verdict)
+    trajectory = play(CounterEnvironment(), TASK, script(FINISH))
+    assert (trajectory.partial, trajectory.reward) == (partial, verdict.reward)
+
+
+@pytest.mark.parametrize("partial", [-0.5, 1.5, float("nan")])
+def test_a_partial_reward_outside_its_range_is_the_environments_failure(partial, monkeypatch):
+    monkeypatch.setattr(CounterEpisode, "evaluate", lambda self: Evaluation(0.5, partial=partial))
+    trajectory = play(CounterEnvironment(), TASK, script(FINISH))
+    assert trajectory.outcome == "environment_error"
+    assert f"partial reward {partial!r}; expected a number in [0, 1]" in trajectory.error
+
+
 def test_text_in_a_verdict_is_text(monkeypatch):
     monkeypatch.setattr(CounterEpisode, "evaluate", lambda self: Evaluation(0.5, (Check("a\ud800b", True),)))
     assert play(CounterEnvironment(), TASK, script(FINISH)).checks == (Check("a?b", True),)

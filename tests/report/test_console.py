@@ -70,7 +70,7 @@ def test_an_evolution_and_an_evaluation_have_lines_of_their_own() -> None:
     show_step({**RECORD, "evolution": evolution, "dev": {"success": 0.31, "partial": 0.6}}, 80, console=console)
     assert file.getvalue().splitlines()[1:] == [
         "     evolved 24 expeditions → 90 drafts → 40 accepted, 39 discarded → new tasks: 28 boundary, 12 rare",
-        "     dev success 31 %, checks passed 60 %",
+        "     dev success 31 %, partial reward 60 %",
     ]
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from environments.appworld.verdict import answer_text, compare
+from environments.appworld.verdict import achieved, answer_text, compare
 
 REFERENCE = {
     "tables": {
@@ -41,6 +41,25 @@ def test_each_difference_has_its_check():
     assert failing(answer="7") == ["answer"]
     assert failing(status=None) == ["completed"]
     assert failing(status="fail") == ["completed"]
+
+
+def test_the_partial_reward_is_the_share_of_the_deeds_done_less_what_else_was_done():
+    likes = {"spotify.SongLike": REFERENCE["tables"]["spotify.SongLike"]}
+    mail = {"gmail.Email": {"removed": [{"id": 3}]}}
+
+    def partial(tables, answer=None, status="success", reference=REFERENCE):
+        return compare(reference, {"tables": tables, "answer": answer, "status": status}).partial
+
+    assert partial({}) == 0.0
+    assert partial(likes) == 0.5
+    assert partial({**likes, **mail}) == pytest.approx(1 / 3)
+    assert partial(REFERENCE["tables"]) == 1.0
+    assert partial(REFERENCE["tables"], status=None) == 1.0  # which is no success
+    assert partial(REFERENCE["tables"], answer="7") == pytest.approx(2 / 3)
+    asking = {"tables": {}, "answer": 7, "status": "success"}
+    assert partial({}, answer="7", reference=asking) == 1.0
+    assert partial(mail, answer="7", reference=asking) == 0.5
+    assert achieved(0, 0, 0) == 0.0
 
 
 @pytest.mark.parametrize(
