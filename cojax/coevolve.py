@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from cojax import signals
 from cojax.loop import Loop, State
+from cojax.loop.ending import end_step
 from cojax.loop.evolution import Evolution
 from cojax.loop.groups import learnable, sample_ahead, sample_groups
-from cojax.loop.records import save, step_record, with_scores
-from cojax.metrics import plain
+from cojax.loop.records import step_record
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Interrupted
 
@@ -32,7 +32,7 @@ def coevolve(
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     if state.record is not None:
         # The run was stopped during the evolution at the end of this step: it is done again.
-        state = _end_step(evolution, state, state.record, observe)
+        state = end_step(evolution, state, state.record, observe)
     while state.step < loop.steps and not stop():
         # Stage 1: train on D_t. An evolution and the next rollouts may run in parallel with the update.
         groups = state.waiting or sample_groups(loop, state, state.step + 1)
@@ -67,31 +67,5 @@ def coevolve(
         pending = (*state.pending, *found)
         state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
         record = step_record(loop, state, groups, found, figures, evolutions)
-        state = _end_step(evolution, state, record, observe)
-    return state
-
-
-def _end_step(
-    evolution: Evolution,
-    state: State,
-    record: Mapping[str, Any],
-    observe: Callable[[dict[str, Any]], None],
-) -> State:
-    """Ends a step and returns the new state: makes the evolution that is due, writes the record and the checkpoint.
-
-    If the evolution is stopped, the checkpoint keeps the record so far, with the seconds that the step took. The
-    evolution then starts again when the run is resumed.
-    """
-    loop, directory = evolution.loop, evolution.directory
-    try:
-        state, record = evolution.end_step(state, record)
-    except Interrupted:
-        state = dataclasses.replace(state, record=plain({**record, "seconds": loop.clock.lap()}))
-        save(loop, state, directory)
-        return state
-    observe(with_scores(loop, state, record))
-    state = dataclasses.replace(state, record=None)
-    last = state.step == loop.steps
-    if state.step % loop.checkpoint_every == 0 or last or evolution.due_beside(state) or evolution.stop():
-        save(loop, state, directory)
+        state = end_step(evolution, state, record, observe)
     return state

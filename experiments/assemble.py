@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -27,16 +28,17 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
+from cojax.preference.rounds import Rounds
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.synthesis import SELECTIONS, Synthesis, initial_tasks
+from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates
-from experiments import explorers, policies, traits
+from experiments import explorers, methods, policies, traits
 from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
-from experiments.entries import entry, learned_by, made_signals
+from experiments.entries import entry, learned_by, made_signals, reads_initial
 from experiments.initial_policy import InitialPolicy
 from experiments.mesh import mesh_of
 from experiments.parts import Parts
@@ -45,6 +47,8 @@ from experiments.scores import dev_score, sampling
 from experiments.settings import settings
 
 _LOG = logging.getLogger(__name__)
+# Settings of config.learner that are not the learner's keywords as they stand.
+_OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -59,7 +63,7 @@ def parts(config: ConfigDict) -> Parts:
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
     mesh = mesh_of(config)
-    required_route_shape(config.learner.routes, model, config.learner.loss, learned_by(config).loss.routes)
+    required_route_shape(config.learner.routes, model, learned_by(config).loss.name, learned_by(config).loss.routes)
     engine = entry(config, "engine.name").function(config, model)
     check_routes(config, engine)
     held_out = config.evaluation
@@ -85,34 +89,44 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
 def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params) -> Learner:
     """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
-    read = lora is not None or "reference_logprobs" in learned_by(config).loss.uses
+    found = methods.rounds_of(config)
+    optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").given)
+    if found:
+        # The number of updates of a round is not known before: its rate does not fall.
+        optimizer |= {"learning_rate": found[1].learning_rate, "decay_steps": 0}
+        loss = methods.loss_of_rounds(*found)
     return Learner(
         config=model,
-        optimizer=adamw(**settings(config.optimizer)),
+        optimizer=adamw(**optimizer),
         temperature=config.sampling.temperature,
-        reference=params if read else None,
+        reference=params if reads_initial(config) else None,
         lora=lora,
         mesh=mesh,
         seed=config.seed,
-        loss_settings=entry(config, "learner.loss").given,
+        loss=loss[0],
+        loss_settings=loss[1],
+        round_reference=found[1].reference if found else "",
+        hard=methods.hard_negatives(config),
         advantage_settings=entry(config, "learner.advantage").given,
         weighting_settings=entry(config, "learner.weighting").given,
         remat="layers" if config.learner.remat == AUTO else config.learner.remat,
-        **settings(config.learner, "remat", "lora", "loss_settings", "advantage_settings", "weighting_settings"),
+        **settings(config.learner, "remat", "lora", *_OBJECTIVE),
     )
 
 
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
 
-    The engine's copies of the weights must fit as well.
+    The engine's copies of the weights must fit as well, and the state of a second agent.
     """
     if config.learner.remat != AUTO:
         return made
     held, rows = made.reference if made.lora else state.params, parameters(made.config)
     assert held is not None
     weights = sum(leaf_of(held, row).nbytes * copies(row, made.mesh, SAMPLING) for row in rows)
-    chosen = fastest_that_fits(made, state, [config.group_size] * config.batch_size, beside=weights)
+    if methods.has_second_agent(config):
+        weights += sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    chosen = fastest_that_fits(made, state, methods.update_sizes(config), beside=weights)
     _LOG.info("learner.remat=%s: what fits", chosen.remat)
     return chosen
 
@@ -205,7 +219,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **({"played": EpisodeCount()} if config.episodes else {}),
         },
         kinds=made.signals,
-        evolve=entry(config, "evolve").function,
+        evolve=entry(config, "evolve").function if methods.evolves(config) else EVOLUTIONS["none"],
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,
@@ -229,6 +243,13 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         **settings(config.synthesis, "select"),
     )
+
+
+def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
+    """The rounds of a run that learns in rounds; None for one that does not."""
+    found = methods.rounds_of(config)
+    longest = min(config.engine.max_length, config.learner.row_length)
+    return Rounds(loop, *found, longest=longest) if found else None
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:

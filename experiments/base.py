@@ -23,7 +23,7 @@ from cojax.registry.annotations import Range
 from cojax.rollout.collect import Limits
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import SELECTIONS
-from experiments import sections
+from experiments import preference_section, sections
 from experiments.leaf import (
     Above0,
     AtLeast0,
@@ -49,6 +49,11 @@ def loop() -> Section:
     """One training run: its steps, its task set and how it evolves."""
     own = defaults(Loop)
     return {
+        "method": Leaf(
+            "coevolve", one_of(preference_section.METHOD_NAMES),
+            "how the policy learns: coevolve by GRPO; coevolving, eto, rft and sft in rounds (section preference); "
+            "best_of_n not at all",
+        ),
         "steps": Leaf(120, Number, "training steps; a larger number extends a finished run"),
         "batch_size": Leaf(32, Count, "tasks a step"),
         "group_size": Leaf(8, AtLeast2, "episodes of each task, K; an advantage is relative to the group"),
@@ -211,6 +216,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("limits", limits),
     ("synthesis", synthesis),
     *sections.SECTIONS,
+    *preference_section.SECTIONS,
 )
 # Every setting by its dotted name.
 LEAVES: dict[str, Leaf] = {

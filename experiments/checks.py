@@ -14,7 +14,7 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import assemble, engines, entries, explorers, policies
+from experiments import assemble, engines, entries, explorers, methods, policies
 from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
@@ -58,6 +58,7 @@ def check(config: ConfigDict) -> None:
     _check_episodes(config)
     _check_rows_hold(config)
     _check_warm_start(config)
+    methods.check(config)
     if config.evaluation.reflect and config.evaluation.trials == 1:
         raise ValueError(
             "evaluation.reflect is True, but evaluation.trials is 1: nothing is tried again; set "
@@ -159,10 +160,12 @@ def _check_rows_hold(config: ConfigDict) -> None:
             f"learner.row_length is {section.row_length}, engine.max_length {config.engine.max_length}; a row must "
             "hold the longest episode, so make row_length at least max_length"
         )
-    size = 2 if loss.pairs else config.group_size if loss.together else 1
+    what, size = f"loss {loss.name!r}", 2 if loss.pairs else config.group_size if loss.together else 1
+    if size == 1 and methods.hard_negatives(config):
+        what, size = "preference.hard_negatives", 2
     if section.micro_rows * (section.row_length // config.engine.max_length) < size:
         raise ValueError(
-            f"learner.loss={section.loss} compares {size} episodes, which must share a micro-batch, and "
+            f"{what} compares {size} episodes, which must share a micro-batch, and "
             f"learner.micro_rows is {section.micro_rows}; set --config.learner.micro_rows={size}, or make "
             "learner.row_length a multiple of engine.max_length"
         )

@@ -40,6 +40,8 @@ def get_config() -> ConfigDict:
     config.learner.micro_rows = 4
     config.optimizer.learning_rate = 5e-4
     config.optimizer.decay_steps = 120
+    config.preference.learning_rate = 1e-4  # ETO's rate is for 7 billion parameters
+    config.preference.epochs = 1  # a round is a step, of which there are many
     # Rarely used tools; nearly every whole sequence of calls is rare here.
     config.signal_settings.rare = ConfigDict({"pattern": 1, "percent": 2.0})
     config.explorer.stretch = (-1, -1, 0, 1)

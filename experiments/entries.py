@@ -18,12 +18,12 @@ from cojax import registry
 from cojax.curriculum import CURRICULA
 from cojax.learner.advantages import ADVANTAGES
 from cojax.learner.losses import LOSSES
-from cojax.learner.objective import Objective, objective
+from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.signals import SIGNALS, SignalKind, check
 from cojax.synthesis import EVOLUTIONS
-from experiments import base
+from experiments import base, methods
 from experiments.base import LEAVES, OPEN, PAPER, at, put
 from experiments.compatibility import without_old_names
 from experiments.engines import ENGINES
@@ -120,9 +120,19 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
 
 def learned_by(config: ConfigDict) -> Objective:
     """Loss, advantage and weighting. Raises ValueError for those that cannot be combined."""
-    loss, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
+    if found := methods.rounds_of(config):
+        loss, settings = methods.loss_of_rounds(*found)
+        return objective(loss, settings, ADVANTAGE, {}, WEIGHTING, {}, 1)
+    chosen, advantage, weighting = (entry(config, f"learner.{kind}") for kind in ("loss", "advantage", "weighting"))
     parts = config.learner.updates_per_batch if config.learner.each_update == "part" else 1
-    return objective(loss.name, loss.given, advantage.name, advantage.given, weighting.name, weighting.given, parts)
+    return objective(chosen.name, chosen.given, advantage.name, advantage.given, weighting.name, weighting.given, parts)
+
+
+def reads_initial(config: ConfigDict) -> bool:
+    """Whether the learner reads the initial policy: as the base of adapters, or as the reference of its loss."""
+    found = methods.rounds_of(config)
+    changing = found is not None and found[1].reference == "round"
+    return bool(config.learner.lora.rank) or ("reference_logprobs" in learned_by(config).loss.uses and not changing)
 
 
 def signals(config: ConfigDict) -> dict[str, ChosenEntry]:

@@ -22,7 +22,7 @@ from cojax.storage.verify import Verified
 from cojax.synthesis import Synthesis
 from experiments import assemble, cache_memory, origins, policies, trained
 from experiments.cache_memory import CacheTooLarge
-from experiments.entries import learned_by
+from experiments.entries import reads_initial
 from experiments.initial_policy import InitialPolicy, teaches_folder
 from experiments.parts import Parts
 
@@ -78,17 +78,12 @@ def initial_policy(
     if found is not None and teaches_folder(config) and (folder / "model.json").exists():
         origin = origins.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh)
-        if params is None and not _reads_initial(config) and directory.files.has_zero_shot:
+        if params is None and not reads_initial(config) and directory.files.has_zero_shot:
             params = load_params(Path(config.model.path), made.model, made.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
             return InitialPolicy(params, origin)
     return assemble.initial_policy(config, made, initial)
-
-
-def _reads_initial(config: ConfigDict) -> bool:
-    """Whether a learner reads the initial policy: as the base of adapters, or as its loss's reference."""
-    return bool(config.learner.lora.rank) or "reference_logprobs" in learned_by(config).loss.uses
 
 
 def keep_model(
@@ -99,7 +94,7 @@ def keep_model(
     noted = found is not None and (found.checked or bool(config.learner.lora.rank))
     begun = noted and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
-    trained.keep(directory.folder, model, begins.params, plain, begun, begins.origin, _reads_initial(config))
+    trained.keep(directory.folder, model, begins.params, plain, begun, begins.origin, reads_initial(config))
     if found is not None:
         for name in places:
             directory.files.prove(name)

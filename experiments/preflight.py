@@ -31,7 +31,7 @@ from cojax.rollout.export import load_params
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message, Task
-from experiments import assemble, checks, initial_policy, scores
+from experiments import assemble, checks, initial_policy, methods, scores
 from experiments.compile.report import report
 from experiments.compile.shown import in_one_line
 from experiments.compile.targets import attached
@@ -44,7 +44,7 @@ _LOG_BYTES = 200 * 2**20
 def check(config: ConfigDict) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {}
-    config = config.copy_and_resolve_references()
+    config = methods.settled(config).copy_and_resolve_references()
     folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
     existed = folder.exists()
     if scratch is not None:
@@ -244,7 +244,7 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
         raise ValueError("not tried, as there is no policy")
     learner, learned = state["learner"], state.pop("learned")
     state["saved"] = _bytes(learned)
-    rehearse(learner, learned, [config.group_size] * config.batch_size)
+    rehearse(learner, learned, methods.update_sizes(config))
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 

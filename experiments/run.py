@@ -7,14 +7,13 @@ builds and checks every part, and trains nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,30 +26,24 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
-from cojax import signals
 from cojax.coevolve import coevolve
+from cojax.coevolving import coevolving
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.learner.device_memory import DeviceMemoryError
-from cojax.learner.rehearsal import rehearse
-from cojax.learner.train_state import TrainState
 from cojax.learner.update import NonFiniteUpdate
 from cojax.loop import Loop, State
-from cojax.loop.evolution import evolution_record
-from cojax.loop.records import save
 from cojax.metrics import Metrics, Stopwatch, Wandb, redraw
-from cojax.pool import TaskPool
 from cojax.report import write_report
-from cojax.report.console import CONSOLE, explorer_line, seconds_left, show_step, show_summary
+from cojax.report.console import CONSOLE, seconds_left, show_step, show_summary
 from cojax.rollout.collect import RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory, RunDirectoryError
-from cojax.synthesis import Synthesis
 from environments.worker.venv import InstallError
-from experiments import assemble, evaluations, held_out, kept, preflight, traits
+from experiments import assemble, evaluations, held_out, kept, methods, preflight, states, traits
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -99,7 +92,7 @@ class Stop:
 def run(config: ConfigDict) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     check_run(config)
-    config = with_absolute_path(config)
+    config = methods.settled(with_absolute_path(config))
     directory = RunDirectory(
         Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
     )
@@ -137,12 +130,14 @@ def run(config: ConfigDict) -> int:
                 made = initial.evaluated()
             loop = assemble.loop(config, made, learner, clock)
             del begins  # the learner has copied what it needs
-        learned = learned if begun else _rehearsed(config, loop, learned)
+        learned = learned if begun else states.rehearsed(config, loop, learned)
         zero_shot = evaluations.zero_shot(config, made, learner, learned, clock, directory)
         if begun:
             # The restored arrays need their memory.
             learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
-        state = _resume(config, loop, learned, directory) or _begin(loop, learned, directory, initial.training)
+        state = states.resume(config, loop, learned, directory) or states.begin(
+            config, loop, learned, directory, initial.training
+        )
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
             # A running call to a model is already paid for: its reply must reach the journal.
@@ -158,50 +153,6 @@ def run(config: ConfigDict) -> int:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
-
-
-def _begin(loop: Loop, learned: Any, directory: RunDirectory, found: Callable[[], Synthesis]) -> State:
-    """The state at step 0, with D_0 from `found`, after the first checkpoint."""
-    directory.begin()
-    with loop.clock("sync"):
-        # An explorer may sample the policy, whose engine has no weights since the rehearsal.
-        loop.engine.load(loop.learner.weights(learned, 0))
-    with loop.clock("feedback"):
-        initial = found()
-        directory.add_evolution(initial)
-        write_json(directory.folder / "initial.json", evolution_record(initial, 0)["evolution"])
-        directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
-    state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors))
-    save(loop, state, directory)
-    spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
-    return state
-
-
-def _rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
-    """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine."""
-    with loop.clock("sync"):
-        loop.engine.load(loop.learner.weights(learned, int(learned.step)))
-        if not loop.staleness:
-            loop.engine.rest()
-    with loop.clock("update"):
-        return rehearse(loop.learner, learned, [config.group_size] * config.batch_size)
-
-
-def _resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:
-    """The state of the newest checkpoint, or None where there is none; `learned` gives its shapes."""
-    with loop.clock("checkpoint"):
-        found = directory.resume(learned, signals.init(loop.detectors))
-    if found is None:
-        return None
-    loop.clock.restore(found.host["clock"])
-    _LOG.info(message := f"resumed at step {found.step}")
-    CONSOLE.print(message)
-    host, record = found.host, found.host.get("record")
-    state = State(
-        found.step, found.arrays, found.pool, found.memory, found.pending, host["evolved"], found.waiting, record
-    )
-    return dataclasses.replace(state, learner=_rehearsed(config, loop, state.learner))
 
 
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:
@@ -232,6 +183,8 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
 
     stop.looping = True
     try:
+        if rounds := assemble.rounds(config, loop):
+            return coevolving(loop, rounds, state, directory, observe, stop)
         return coevolve(loop, state, directory, observe, stop)
     except NonFiniteUpdate as error:
         error.save(directory.folder / "nonfinite_batch.npz")

@@ -8,6 +8,7 @@ from typing import Any
 
 from cojax import signals
 from cojax.metrics import Stopwatch
+from cojax.preference import KINDS
 from cojax.storage.run_directory import RunDirectory
 from experiments.origins import origin_of
 from experiments.scores import HeldOut
@@ -57,7 +58,20 @@ def summarise(
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
         "logprob_mismatch": mismatch / trained if trained else 0.0,
+        "hard_negatives": _hard_negatives(records),
     }
+
+
+def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Share of the failures of all agents that are hard negatives; None where no failure was compared with anything."""
+    if grpo := [record for record in records if "hard_negatives" in record]:
+        failures = sum(record["failures"] for record in grpo)
+        return sum(record["hard_negatives"] for record in grpo) / failures if failures else None
+    rounds = [record["preference"] for record in records if "preference" in record]
+    if not any(one["examples"].get(kind) for one in rounds for kind in KINDS):
+        return None
+    agents = [one[agent] for one in rounds for agent in ("target", "second") if agent in one]
+    return sum(agent["hard"] for agent in agents) / sum(agent["failures"] for agent in agents)
 
 
 def _signals(records: Sequence[Mapping[str, Any]]) -> dict[str, int]:

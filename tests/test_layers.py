@@ -55,13 +55,20 @@ LEVELS = [
     },
     {
         "cojax.warm_start",
+        "cojax.preference",
         "cojax.storage.run_directory",
         "cojax.storage.run_files",
         "cojax.storage.verify",
     },
     {"cojax.storage.evaluation_directory", "cojax.loop"},
-    {"cojax.loop.groups", "cojax.loop.evolution", "cojax.loop.records"},
-    {"cojax.coevolve"},
+    {
+        "cojax.loop.groups",
+        "cojax.loop.evolution",
+        "cojax.loop.records",
+        "cojax.loop.ending",
+        "cojax.preference.rounds",
+    },
+    {"cojax.coevolve", "cojax.coevolving"},
     {"environments"},
     {"experiments"},
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import shutil
@@ -12,14 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from desk_runs import SMALL, Runs, flags
+from same_runs import assert_same_run, episodes, lines
 
 from cojax.report import read_run
 from cojax.report.page import contents
-from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,51 +45,6 @@ def overlapped(runs, tmp_path_factory) -> Path:
     done = runs(workdir, "staleness=1")
     assert done.returncode == 0, done.stdout + done.stderr
     return workdir
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def untimed(path: Path) -> list[dict]:
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in lines(path)]
-
-
-def episodes(workdir: Path) -> dict[str, list[dict]]:
-    """Every stored episode without its times."""
-
-    def clean(record: dict) -> dict:
-        turns = [{k: v for k, v in turn.items() if not k.endswith("_seconds")} for turn in record["turns"]]
-        return {**record, "turns": turns}
-
-    return {
-        path.name: [clean(json.loads(line)) for line in gzip.open(path)]
-        for path in sorted((workdir / "episodes").iterdir())
-    }
-
-
-def arrays(workdir: Path) -> list[np.ndarray]:
-    """Parameters and optimiser state of the last checkpoint."""
-    last = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    restored = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(last / "arrays")
-    import jax
-
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(restored)]
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    for name in ("metrics.jsonl", "tasks.jsonl", "signals.jsonl", "drafts.jsonl", "memory.jsonl"):
-        assert untimed(one / name) == untimed(other / name), name
-    assert episodes(one) == episodes(other)
-    for name in (ZERO_SHOT_EPISODES, FINAL_EPISODES):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
-    pairs = list(zip(arrays(one), arrays(other), strict=True))
-    assert len(pairs) > 10
-    for left, right in pairs:
-        assert left.tobytes() == right.tobytes()
-    for key in ("zero_shot", "final", "tasks_final", "signals", "verdicts", "outcomes", "tokens", "logprob_mismatch"):
-        summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (one, other)]
-        assert summaries[0][key] == summaries[1][key], key
 
 
 @pytest.mark.real

@@ -17,10 +17,12 @@ import optax
 from jax.sharding import Mesh
 
 from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
+from cojax.learner.conflicts import check_settings
+from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
-from cojax.learner.routing import ROUTES, required_route_shape
+from cojax.learner.routing import required_route_shape
 from cojax.learner.train_state import Params, TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics, micro_batch, train_step
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
@@ -31,12 +33,11 @@ from cojax.policy.parameters import parameters, to_hf
 from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import evaluate
-from cojax.policy.transformer import REMAT
 from cojax.rollout.engine import Weights
 from cojax.types import Group
 
-# Which groups each update of a step learns from: all of the step's, or its own part of them.
-_EACH_UPDATE = ("whole", "part")
+# A prepared batch of pairs, and the number of its live micro-batches.
+PreparedPairs = tuple[TrainBatch, Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,7 +54,9 @@ class Learner:
 
     `reference` is π_ref, stored in the dtype it is computed in; a loss that reads reference log-probs needs it. With
     `lora` it is also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its
-    data and fsdp axes, and the reference is spread like the parameters.
+    data and fsdp axes, and the reference is spread like the parameters. `round_reference` is for learning in rounds
+    (rounds.py): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard` adds a
+    loss of the groups' hard negatives to each update.
     """
 
     config: ModelConfig
@@ -76,30 +79,12 @@ class Learner:
     reference: Params | None = None
     lora: Lora | None = None
     mesh: Mesh | None = None
+    round_reference: str = ""
+    hard: HardNegatives | None = None
     route_shape: RouteShape | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        for kind, known in (("remat", REMAT), ("each_update", _EACH_UPDATE), ("routes", ROUTES)):
-            name = vars(self)[kind]
-            if name not in known:
-                raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(known))}")
-        if self.config.dtype == "float16":
-            raise ValueError(
-                "dtype is float16, in which gradients of single tokens vanish; set model.dtype=bfloat16 or float32"
-            )
-        if self.updates_per_batch < 1:
-            raise ValueError(f"updates_per_batch is {self.updates_per_batch}; expected 1 or more")
-        if self.reads_reference and self.reference is None:
-            raise ValueError(
-                f"loss {self.loss!r} reads reference_logprobs under its settings, but there is no reference; pass "
-                "reference=params, or set the coefficient of that term, such as kl_coefficient, to 0"
-            )
-        if self.lora is not None and self.reference is None:
-            raise ValueError("lora needs a reference, which the adapters are added to; pass reference=params")
-        if self.micro_rows % (shards := self.placement.row_shards):
-            raise ValueError(
-                f"micro_rows is {self.micro_rows}, the mesh splits rows {shards} ways; make it a multiple of {shards}"
-            )
+        check_settings(self)
         shape = required_route_shape(self.routes, self.config, self.loss, self.objective.loss.routes)
         object.__setattr__(self, "route_shape", shape)
         if self.reference is not None:
@@ -110,14 +95,9 @@ class Learner:
     def objective(self) -> Objective:
         """Loss, advantage and weighting. Raises ValueError for an unknown name or setting, and where they conflict."""
         return objective(
-            self.loss,
-            self.loss_settings,
-            self.advantage,
-            self.advantage_settings,
-            self.weighting,
-            self.weighting_settings,
-            parts=self.updates_per_batch if self.each_update == "part" else 1,
-        )
+            self.loss, self.loss_settings, self.advantage, self.advantage_settings, self.weighting,
+            self.weighting_settings, parts=self.updates_per_batch if self.each_update == "part" else 1,
+        )  # fmt: skip
 
     @functools.cached_property
     def placement(self) -> Placement:
@@ -131,12 +111,12 @@ class Learner:
 
     @property
     def reads_reference(self) -> bool:
-        return "reference_logprobs" in self.objective.loss.uses
+        return "reference_logprobs" in self.objective.loss.uses and self.round_reference != "round"
 
     @property
     def on_policy(self) -> bool:
         """Whether every update starts from the policy that π_old is."""
-        return self.updates_per_batch == 1
+        return self.updates_per_batch == 1 and not self.round_reference
 
     def init(self, params: Params, seed: int = 0) -> TrainState:
         """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
@@ -166,8 +146,14 @@ class Learner:
         batches, facts = self.objective.batches(
             groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
         )
-        state, metrics = self._learn(state, batches)
-        return state, {**facts, **metrics}
+        pairs, found = None, dict[str, float]()
+        if self.hard is not None:
+            packed, found = self.hard.pack(
+                groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
+            )
+            pairs = self.prepare_pairs(state, packed, np.int32(-(-live_rows(packed) // self.micro_rows)))
+        state, metrics = self._learn(state, batches, pairs)
+        return state, {**facts, **found, **metrics}
 
     def train(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """One step of learning from a packed batch, whose rows are a multiple of `micro_rows`. `state` is donated.
@@ -177,7 +163,9 @@ class Learner:
         state, metrics = self._learn(state, [batch])
         return state, {**describe(batch), **metrics}
 
-    def _learn(self, state: TrainState, batches: Sequence[TrainBatch]) -> tuple[TrainState, Metrics]:
+    def _learn(
+        self, state: TrainState, batches: Sequence[TrainBatch], pairs: PreparedPairs | None = None
+    ) -> tuple[TrainState, Metrics]:
         """The updates of a step: one from each batch in turn, or all of them from the only batch."""
         counts = [np.int32(-(-live_rows(batch) // self.micro_rows)) for batch in batches]
         # All batches are prepared before the first update: their old log-probs are those of the policy before it.
@@ -191,7 +179,7 @@ class Learner:
             if batch is None:
                 continue
             tokens = float((batches[index].weights > 0).sum())
-            state, raw = self.apply(state, batch, counts[index])
+            state, raw = self.apply(state, batch, counts[index], pairs)
             updates.append(mean_metrics(jax.device_get(raw), tokens))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), jax.device_get(batch))
@@ -201,27 +189,42 @@ class Learner:
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
         placed = self.placement.micro_batches(batch, self.micro_rows)
-        if self.reads_reference:
-            reference = self._forward(self.reference, None, placed, count)
-            placed = dataclasses.replace(placed, reference_logprobs=reference)
         if not self.on_policy:
             old = self._forward(self._frozen, state.params, placed, count)
             placed = dataclasses.replace(placed, old_logprobs=old)
+        if self.reads_reference:
+            reference = self._forward(self.reference, None, placed, count)
+            placed = dataclasses.replace(placed, reference_logprobs=reference)
+        elif self.round_reference == "round":
+            placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
         return placed
 
-    def apply(self, state: TrainState, batch: TrainBatch, count: np.int32) -> tuple[TrainState, dict[str, jax.Array]]:
-        """`train_step` on the first `count` micro-batches of a prepared batch. `state` is donated."""
-        return self._step(state, self._frozen, batch, count, shardings=self.placement.shardings(state))
+    def prepare_pairs(self, state: TrainState, batch: TrainBatch, count: np.int32) -> PreparedPairs:
+        """As `prepare`, of hard negatives: their reference is the policy in `state`."""
+        placed = self.placement.micro_batches(batch, self.micro_rows)
+        reference = self._forward(self._frozen, state.params, placed, count)
+        return dataclasses.replace(placed, reference_logprobs=reference), count
 
-    def programs(self, state: TrainState, batch: TrainBatch) -> list[jax.stages.Compiled]:
+    def apply(
+        self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: PreparedPairs | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+        """`train_step` on the first `count` micro-batches of a prepared batch, and on pairs. `state` is donated."""
+        return self._step(state, self._frozen, batch, count, pairs, shardings=self.placement.shardings(state))
+
+    def programs(
+        self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
+    ) -> list[jax.stages.Compiled]:
         """The programs of `lowered`, compiled. Later calls of `prepare` and `apply` find them compiled."""
-        return [program.compile() for program in self.lowered(state, batch).values()]
+        return [program.compile() for program in self.lowered(state, batch, pairs).values()]
 
-    def lowered(self, state: TrainState, batch: TrainBatch) -> dict[str, jax.stages.Lowered]:
-        """The programs of `apply` (update) and `prepare` (reference, old), lowered for the shape of `batch` [B, T]."""
+    def lowered(
+        self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
+    ) -> dict[str, jax.stages.Lowered]:
+        """The programs of `apply` (update) and `prepare` (reference, old), lowered for `batch` and `pairs` [B, T]."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
+        extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
         shardings = self.placement.shardings(state)
-        lowered = {"update": self._step.lower(state, self._frozen, batch, count, shardings=shardings)}
+        lowered = {"update": self._step.lower(state, self._frozen, batch, count, extra, shardings=shardings)}
         if self.reads_reference:
             lowered["reference"] = self._forward.lower(self.reference, None, batch, count)
         if not self.on_policy:
@@ -243,11 +246,12 @@ class Learner:
 
     @functools.cached_property
     def _step(self) -> jax.stages.Wrapped:
-        """(state, frozen, batch [M, b, T], count, shardings) → (state, metrics); the state is donated."""
+        """(state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics); the state is donated."""
 
         def step(
-            state: TrainState, frozen: Params | None, batch: TrainBatch, count: jax.Array, *, shardings: Shardings
-        ) -> tuple[TrainState, dict[str, jax.Array]]:
+            state: TrainState, frozen: Params | None, batch: TrainBatch, count: jax.Array, pairs: PreparedPairs | None,
+            *, shardings: Shardings,
+        ) -> tuple[TrainState, dict[str, jax.Array]]:  # fmt: skip
             return train_step(
                 state,
                 batch,
@@ -257,6 +261,7 @@ class Learner:
                 optimizer=self.compensated_optimizer,
                 on_policy=self.on_policy,
                 shardings=shardings,
+                extra=None if pairs is None or self.hard is None else (*pairs, self.hard.loss),
             )
 
         return jax.jit(step, donate_argnums=0, static_argnames="shardings")

@@ -205,6 +205,7 @@ def dpo(
     logprobs: jax.Array,
     reference_logprobs: jax.Array,
     advantages: jax.Array,
+    rewards: jax.Array,
     groups: jax.Array,
     weights: jax.Array,
     *,
@@ -218,13 +219,13 @@ def dpo(
         λ_DPO · −log σ(β · [log π_θ/π_ref(better) − log π_θ/π_ref(worse)]) + λ_SFT · −log π_θ(better)
 
     Log-probs are sums over action tokens. A failure of a group is compared with one of its successes, drawn by the
-    seed. Every token of a pair has the pair's loss; the weights of a pair's tokens add up to 1 / pairs, so that the
-    weighted sum is the mean over pairs.
+    seed. Where both are failures the second term is 0: only a success is imitated. Every token of a pair has the pair's
+    loss; the weights of a pair's tokens add up to 1 / pairs, so that the weighted sum is the mean over pairs.
     """
     learned = weights > 0
     moved = where_learned(learned, (logprobs - reference_logprobs) * advantages)
     margin = beta * parts.summed_by(groups, moved)
-    better = where_learned(learned & (advantages > 0), logprobs)
+    better = where_learned(learned & (advantages > 0) & (rewards >= 1.0), logprobs)
     per_token = dpo_coefficient * jax.nn.softplus(-margin) - sft_coefficient * parts.summed_by(groups, better)
     return where_learned(learned, per_token), {"preferred": (margin > 0).astype(jnp.float32), "margin": margin}
 

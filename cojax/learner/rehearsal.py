@@ -30,16 +30,16 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     micro-batch is computed, as all use the same memory in turn. Only programs that the first step needs are compiled.
     `state` is donated. Raises DeviceMemoryError.
     """
-    rows = learner.objective.rows(sizes, learner.micro_rows)
-    full = full_batch(rows, learner.row_length, learner.route_shape)
+    full, pairs = _full_batches(learner, sizes)
     advice, count = _advice(learner), np.int32(1)
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            check_fits(learner.programs(state, full), len(devices), _batch_bytes(full), advice)
+            check_fits(learner.programs(state, full, pairs), len(devices), _batch_bytes(full, pairs), advice)
         batch = learner.prepare(state, full, count)
+        extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
-        state, _ = learner.apply(state, batch, count)
+        state, _ = learner.apply(state, batch, count, extra)
         return jax.block_until_ready(state)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
@@ -56,17 +56,28 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     devices = learner.placement.devices
     available = free_bytes(devices)
     if available is not None:
-        full = full_batch(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
+        full, pairs = _full_batches(learner, sizes)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
-            needed = needed_bytes(candidate.programs(state, full), len(devices), _batch_bytes(full) + beside)
+            needed = needed_bytes(
+                candidate.programs(state, full, pairs), len(devices), _batch_bytes(full, pairs) + beside
+            )
             if needed <= available:
                 return candidate
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
 
 
-def _batch_bytes(full: TrainBatch) -> int:
-    """Bytes of a batch, which is in memory twice: as the host packed it, and on the devices."""
+def _full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
+    """The full batch of a step, and that of its hard negatives, if it learns from these."""
+    counts = [learner.objective.rows(sizes, learner.micro_rows)]
+    if learner.hard is not None:
+        counts.append(learner.hard.rows(sizes, learner.micro_rows))
+    full = [full_batch(rows, learner.row_length, learner.route_shape) for rows in counts]
+    return full[0], full[1] if learner.hard is not None else None
+
+
+def _batch_bytes(*full: TrainBatch | None) -> int:
+    """Bytes of batches, which are in memory twice: as the host packed them, and on the devices."""
     return 2 * sum(array.nbytes for array in jax.tree.leaves(full))
 
 

@@ -60,35 +60,25 @@ def train_step(
     optimizer: optax.GradientTransformation,
     on_policy: bool,
     shardings: tuple[jax.sharding.Sharding, ...] | None = None,
+    extra: tuple[TrainBatch, jax.Array, BatchLoss] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """One optimiser update from the summed gradients of the first `count` of M micro-batches.
 
     batch: arrays [M, b, T]; count: int32[], at most M, so that one compiled program serves any number of live rows.
     `score` gives the policy's log-probs and entropies. With `on_policy` the old log-probs are the current ones without
-    gradient; without it they are read from the batch. `shardings` holds one sharding for each leaf of the state, and
-    the new state keeps them.
+    gradient; without it they are read from the batch. `extra` is another batch, the number of its live micro-batches,
+    and its loss, which is added; its value is the metric `hard_loss`. `shardings` holds one sharding for each leaf of
+    the state, and the new state keeps them.
 
     Returns the new state, or the old one where loss or gradient is not finite; and float32[] metrics: `loss`,
     `grad_norm` before clipping, the sum of each fact of `loss_and_facts` over the learned tokens, and its largest value
     as `…_max` for the facts in PEAKS.
     """
-
-    def micro_loss(params: Params, micro: TrainBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
-        return loss_and_facts(params, micro, score=score, loss=loss, on_policy=on_policy)
-
-    gradient = jax.value_and_grad(micro_loss, has_aux=True)
-
-    def add(index: jax.Array, total: Any) -> Any:
-        (value, facts), gradients = gradient(state.params, micro_batch(batch, index))
-        facts = {
-            name: jnp.maximum(total[1][name], fact) if name.endswith("_max") else total[1][name] + fact
-            for name, fact in facts.items()
-        }
-        return total[0] + value, facts, jax.tree.map(jnp.add, total[2], gradients)
-
-    (value, facts), gradients = jax.eval_shape(gradient, state.params, micro_batch(batch, 0))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, facts, gradients))
-    total, facts, gradients = jax.lax.fori_loop(0, count, add, zeros)
+    total, facts, gradients = _accumulate(state.params, batch, count, score, loss, on_policy)
+    if extra is not None:
+        value, _, further = _accumulate(state.params, *extra[:2], score, extra[2], on_policy=True)
+        total, facts = total + value, {**facts, "hard_loss": value}
+        gradients = jax.tree.map(jnp.add, gradients, further)
 
     norm = optax.tree.norm(gradients)
     updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
@@ -100,6 +90,29 @@ def train_step(
         leaves = [jax.lax.with_sharding_constraint(leaf, s) for leaf, s in zip(leaves, shardings, strict=True)]
         new = jax.tree.unflatten(structure, leaves)
     return new, {"loss": total, "grad_norm": norm, **facts}
+
+
+def _accumulate(
+    params: Params, batch: TrainBatch, count: jax.Array, score: Score, loss: BatchLoss, on_policy: bool
+) -> tuple[jax.Array, dict[str, jax.Array], Params]:
+    """Sums of the loss, the facts and the gradient over the first `count` micro-batches of a batch [M, b, T]."""
+
+    def micro_loss(params: Params, micro: TrainBatch) -> tuple[jax.Array, dict[str, jax.Array]]:
+        return loss_and_facts(params, micro, score=score, loss=loss, on_policy=on_policy)
+
+    gradient = jax.value_and_grad(micro_loss, has_aux=True)
+
+    def add(index: jax.Array, total: Any) -> Any:
+        (value, facts), gradients = gradient(params, micro_batch(batch, index))
+        facts = {
+            name: jnp.maximum(total[1][name], fact) if name.endswith("_max") else total[1][name] + fact
+            for name, fact in facts.items()
+        }
+        return total[0] + value, facts, jax.tree.map(jnp.add, total[2], gradients)
+
+    (value, facts), gradients = jax.eval_shape(gradient, params, micro_batch(batch, 0))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (value, facts, gradients))
+    return jax.lax.fori_loop(0, count, add, zeros)
 
 
 def loss_and_facts(
@@ -144,7 +157,7 @@ def mean_metrics(raw: Mapping[str, np.ndarray], tokens: float) -> Metrics:
 
     Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known.
     """
-    whole = {name for name in raw if name in ("loss", "grad_norm") or name.endswith("_max")}
+    whole = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
     counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0)))}
     return {
         name: float(value) if name in whole else float(value) / counts.get(name, tokens) for name, value in raw.items()

@@ -29,7 +29,8 @@ class State:
 
     `evolved` is the step of the last evolution, and `pending` are the signals since then. `waiting` are the next step's
     groups, if they were sampled ahead. `record` is None, except in a step that was stopped during its evolution: then
-    it is the step's record so far, and the evolution starts again when the run is resumed.
+    it is the step's record so far, and the evolution starts again when the run is resumed. `second` is the second agent
+    of a run of co-evolving agents, None in every other run.
     """
 
     step: int
@@ -40,6 +41,12 @@ class State:
     evolved: int = 0
     waiting: tuple[Group, ...] = ()
     record: Mapping[str, Any] | None = None
+    second: TrainState | None = None
+
+    @property
+    def arrays(self) -> Any:
+        """What a checkpoint holds: the learner's state, and the second agent's under its own name."""
+        return self.learner if self.second is None else {**vars(self.learner), "second": self.second}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -107,12 +107,26 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
     return state.pool.sample(count, seed, loop.fresh_fraction, weight)
 
 
-def _play(loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool]) -> list[Group]:
-    """Plays the groups of these tasks. Their random numbers depend on the seed and the step only."""
+def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> list[Group]:
+    """Plays the episodes of these numbers, of each task, with the weights that the engine holds."""
+    with time_rollout(loop):
+        return _play(loop, tasks, step, lambda: False, samples)
+
+
+def _play(
+    loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool], samples: range | None = None
+) -> list[Group]:
+    """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
+
+    Their random numbers depend on the seed, the step and their number only.
+    """
     if not tasks:
         return []
     actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
-    collector = EpisodeCollector(actors, loop.environment, loop.limits, loop.group_size, loop.quorum)
+    numbers = range(loop.group_size) if samples is None else samples
+    collector = EpisodeCollector(
+        actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
+    )
     return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
 
 

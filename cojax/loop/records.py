@@ -69,4 +69,4 @@ def save(loop: Loop, state: State, directory: RunDirectory) -> None:
             "clock": loop.clock.state(),
             "record": state.record,
         }
-        directory.save(state.step, state.learner, host, state.waiting)
+        directory.save(state.step, state.arrays, host, state.waiting)

@@ -111,6 +111,7 @@ def compact(episode: Json, task: str, step: int, words: Words | None) -> Json:
         "reward": episode["reward"],
         "checks": checks,
         "signals": episode.get("signals", []),
+        "agent": episode.get("agent", ""),
         "opening": _messages(episode["opening"]),
         "turns": [_turn(turn, words) for turn in episode["turns"]],
     }

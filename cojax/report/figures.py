@@ -28,6 +28,28 @@ def curves(metrics: Sequence[Json]) -> Json:
     }
 
 
+def agents(metrics: Sequence[Json]) -> Json:
+    """Columns over steps of a run that learns in rounds: shares of what each agent played, None for gaps; else {}.
+
+    `success` and `hard` (hard negatives) are shares of an agent's episodes, `partial` is their mean partial reward.
+    """
+    rows = [row for row in evenly(metrics, POINTS) if "preference" in row]
+    found = {name: [row["preference"].get(name, {}) for row in rows] for name in ("target", "second")}
+    columns = {
+        name: {
+            "success": [_number(one.get("success")) for one in played],
+            "partial": [_number(one.get("partial")) for one in played],
+            "hard": [one["hard"] / one["episodes"] if one.get("episodes") else None for one in played],
+        }
+        for name, played in found.items()
+        if any(played)
+    }
+    if not columns:
+        return {}
+    distance = [_number(one.get("distance")) for one in found["second"]]
+    return {"step": [row["step"] for row in rows], **columns, "distance": distance}
+
+
 def evolutions(run: Run) -> list[Json]:
     """One record per evolution: the signals since the last one, the verdicts, the new tasks by origin."""
     records: list[Json] = []

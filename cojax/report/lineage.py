@@ -73,8 +73,8 @@ class VisitIndex:
         self._counts: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0, 0, 0.0]))
 
     def add(self, task: str, step: int, episode: Json) -> None:
-        """Counts an episode, given as JSON, unless it was lost to an infrastructure failure."""
-        if episode["outcome"] in INFRASTRUCTURE:
+        """Counts an episode, given as JSON, unless it was lost to the infrastructure or played by a second agent."""
+        if episode["outcome"] in INFRASTRUCTURE or "agent" in episode:
             return
         count = self._counts[task][step]
         count[0] += 1

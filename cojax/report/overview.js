@@ -60,6 +60,19 @@ function curves({curves: c, evolutions}) {
         .map(([name, title, low]) => card(title, null, chart({x: c.step, low, height: 190, width: 360, series: [{name: title, color: "var(--accent)", values: c[name], width: 1.6}]}))))));
 }
 
+function agents({agents: a}) {
+  if (!a || !a.step) return null;
+  const drawn = [["target", "target", "var(--accent)"], ["second", "second agent", "var(--forgetting)"]].filter(([key]) => a[key]);
+  const lines = (name) => drawn.map(([key, title, color]) => ({name: title, color, legend: true, values: a[key][name], width: 1.6}));
+  const shares = {x: a.step, high: 1, format: percent};
+  return section("agents", "Agents", "What the agents of each round played. A hard negative is a failure whose partial reward reaches the threshold preference.hard.",
+    h("div", {class: "grid"},
+      card("Success", "share of an agent's episodes", chart({...shares, series: lines("success")})),
+      card("Hard negatives", "share of an agent's episodes", chart({...shares, series: lines("hard")})),
+      card("Partial reward", "mean over an agent's episodes", chart({...shares, series: lines("partial")})),
+      a.second && card("Distance of the second agent", "mean log-ratio to the target on its own tokens, in nats", chart({x: a.step, series: [{name: "distance", color: "var(--violet)", values: a.distance, width: 1.6}]}))));
+}
+
 function evolution({evolutions, pool, totals, helped}) {
   const steps = evolutions.map((one) => (one.open ? `${one.step}*` : one.step));
   const closed = evolutions.filter((one) => !one.open);

@@ -69,6 +69,7 @@ def contents(run: Run) -> Json:
         "kinds": run.kinds,
         "headline": figures.headline(run),
         "curves": figures.curves(run.metrics),
+        "agents": figures.agents(run.metrics),
         "evolutions": figures.evolutions(run),
         "pool": figures.pool(run),
         "totals": figures.totals(run),

@@ -16,9 +16,9 @@ function follow() {
 }
 
 fill(document.getElementById("top"), {}, top(data));
-fill(document.getElementById("main"), {}, [hero(data), curves(data), evolution(data), taskSet(data), tasks.node, pairSection(data), episodes.node,
+fill(document.getElementById("main"), {}, [hero(data), curves(data), agents(data), evolution(data), taskSet(data), tasks.node, pairSection(data), episodes.node,
   section("settings", "Settings", "As in config.json, so that this page alone says what was run.", h("details", {}, h("summary", {}, "config.json"), h("pre", {}, JSON.stringify(data.config, null, 1))))]);
-fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ["evolution", "Co-evolution"], ["taskset", "Task set"], ["tasks", "Synthesized tasks"], ["pairs", "Before and after"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
+fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ...(data.agents.step ? [["agents", "Agents"]] : []), ["evolution", "Co-evolution"], ["taskset", "Task set"], ["tasks", "Synthesized tasks"], ["pairs", "Before and after"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
 document.getElementById("foot").textContent = "Made from the run directory alone; this file asks nothing of any server.";
 const exchanges = (task) => Number(task.id in data.exchanges.tasks);
 const eventful = [...data.tasks].sort((a, b) => exchanges(b) - exchanges(a) || b.visits.length - a.visits.length)[0];

@@ -27,7 +27,7 @@ function episodeSection(data, go) {
     const found = episodes.filter((one) => matches(one, search.value.trim().toLowerCase()));
     replace(listing, found.slice(0, VIEWER_ROWS).map((one) => pickable(h("li", {class: one.id === chosen ? "chosen" : null, "data-id": one.id},
       h("div", {class: "small faint"}, `${unit} ${one.step} · ${one.turns.length} turns · `, h("span", {class: one.reward >= 1 ? "yes" : "no"}, `reward ${short(one.reward)}`), one.outcome === "finished" ? "" : ` · ${one.outcome.replace("_", " ")}`),
-      h("div", {}, one.query), one.signals.map(([kind]) => badge(kind))), () => go("episode", one.id))));
+      h("div", {}, one.query), one.agent && badge("second agent"), one.signals.map(([kind]) => badge(kind))), () => go("episode", one.id))));
     shown.textContent = `${whole(found.length)} found${found.length > VIEWER_ROWS ? `, the first ${VIEWER_ROWS} listed` : ""}`;
   }
   function show(id) {

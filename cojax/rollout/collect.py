@@ -26,8 +26,8 @@ class RolloutError(RuntimeError):
 class EpisodeCollector:
     """Plays `group_size` episodes of each task in `environment` with `actors`, within `limits`.
 
-    Once the share `quorum` of every group is played, the other episodes are abandoned: their outcome is `cut`, and no
-    advantage counts them. Which episodes are cut depends on timing.
+    They are numbered from `first_sample` on. Once the share `quorum` of every group is played, the other episodes are
+    abandoned: their outcome is `cut`, and no advantage counts them. Which episodes are cut depends on timing.
     """
 
     actors: Actors
@@ -35,6 +35,7 @@ class EpisodeCollector:
     limits: Limits
     group_size: int = 1
     quorum: float = 1.0
+    first_sample: int = 0
 
     def collect(
         self,
@@ -56,10 +57,13 @@ class EpisodeCollector:
         size = self.group_size
         jobs = [
             EpisodeRequest(
-                place * size + sample, task, f"{label}-{task.id}-{sample}", (*seed, int(task.id, 16), sample)
+                place * size + sample - self.first_sample,
+                task,
+                f"{label}-{task.id}-{sample}",
+                (*seed, int(task.id, 16), sample),
             )
             for place, task in enumerate(tasks)
-            for sample in range(size)
+            for sample in range(self.first_sample, self.first_sample + size)
         ]
         played = {job.index: known[job.episode] for job in jobs if job.episode in known}
         threads = EpisodeThreads(self.actors, self.environment, self.limits, on_episode)

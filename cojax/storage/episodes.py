@@ -137,7 +137,10 @@ class PastTrajectories:
 
 
 def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajectories:
-    """The trajectories of these steps. Raises StorageError where the episodes of one are missing."""
+    """The policy's trajectories of these steps, without those of a second agent.
+
+    Raises StorageError where the episodes of a step are missing.
+    """
     steps = list(steps)
     for step in steps:
         if not episodes.path(step).exists():
@@ -145,4 +148,5 @@ def read_trajectories(episodes: Episodes, steps: Iterable[int]) -> PastTrajector
                 f"{episodes.path(step)} is missing; signals that are still to be explored point to its "
                 "episodes. Restore it from a copy, then run the same command again."
             )
-    return PastTrajectories({record["episode"]: record for step in steps for record in episodes.read(step)})
+    records = (record for step in steps for record in episodes.read(step))
+    return PastTrajectories({record["episode"]: record for record in records if "agent" not in record})

@@ -202,15 +202,21 @@ class RunDirectory:
         self.expeditions.append(evolution.expeditions)
         self.quarantine.append(evolution.quarantined)
 
-    def add_episodes(self, step: int, groups: Sequence[Group], signals: Iterable[Signal]) -> None:
-        """Stores the signals of a step, and its episodes, each with the kinds of its signals."""
+    def add_episodes(
+        self, step: int, groups: Sequence[Group], signals: Iterable[Signal], second: Sequence[Group] = ()
+    ) -> None:
+        """Stores the signals of a step, and its episodes, each with the kinds of its signals.
+
+        Those of the groups of a `second` agent are marked as such.
+        """
         kinds: dict[str, list[str]] = {}
         signals = list(signals)
         for signal in signals:
             kinds.setdefault(signal.episode, []).append(signal.kind)
         records = (
-            {**record_of(trajectory), "signals": kinds.get(trajectory.episode, [])}
-            for group in groups
+            {**record_of(trajectory), "signals": kinds.get(trajectory.episode, []), **mark}
+            for some, mark in ((groups, {}), (second, {"agent": "second"}))
+            for group in some
             for trajectory in group.trajectories
         )
         self.files.checksums.add_file(self.episodes.path(step), self.episodes.write(step, records))

@@ -133,7 +133,8 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
     for row in metrics:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         episodes += sum(row["outcomes"].values())
-        turns += round(row["turns"] * valid)
+        agents = [one for name, one in row.get("preference", {}).items() if name != "examples" and one["episodes"]]
+        turns += round(sum(one["turns"] * one["episodes"] for one in agents) or row.get("turns", 0.0) * valid)
         evolution = row.get("evolution", {})
         explored += evolution.get("triplets", 0)
         drafts += evolution.get("drafts", 0)

@@ -14,6 +14,7 @@ from experiments.study.runs import Settings, StudyRun, changes
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
 PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
+PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the table `coevolving` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
@@ -131,6 +132,17 @@ ARMS: Mapping[str, Arm] = {
     "pretrained-feedback": Arm("feedback (CoEvolve)", {**_PRETRAINED, "evolve": "feedback"}),
     # Each step plays until 8 groups are live. So the episodes of the other arms, 60 · 16 · 8, make fewer steps.
     "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
+    # As many episodes as `feedback`, those of both agents together; SFT plays none.
+    "sft": Arm("SFT on the solutions of D_0", {"method": "sft"}),
+    "rft": Arm("RFT", {"method": "rft"}),
+    "eto": Arm("ETO", {"method": "eto"}),
+    "coevolving": Arm("co-evolving agents", {"method": "coevolving"}),
+    "one-agent": Arm("co-evolving, all episodes the target's", {"method": "coevolving", "preference.agent": "none"}),
+    "positive-agent": Arm("co-evolving, two targets", {"method": "coevolving", "preference.agent": "positive"}),
+    "coevolving-growing": Arm(
+        "co-evolving agents and task set", {"method": "coevolving", "preference.tasks": "growing", "evolve": "feedback"}
+    ),
+    "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }
 
 
@@ -243,7 +255,20 @@ TABLES: Mapping[str, Table] = {
         seeds=PRETRAINED_SEEDS,
         count=2,
     ),
-}
+    "coevolving": Table(
+        "Learning from preferences against GRPO, in as many episodes",
+        (
+            "sft", "rft", "eto", "coevolving", "one-agent", "positive-agent", "coevolving-growing", "feedback",
+            "hard-negatives",
+        ),
+        (
+            ("coevolving", "sft"), ("coevolving", "rft"), ("coevolving", "eto"), ("coevolving", "one-agent"),
+            ("coevolving", "positive-agent"), ("coevolving-growing", "coevolving"), ("coevolving", "feedback"),
+            ("coevolving-growing", "feedback"), ("hard-negatives", "feedback"),
+        ),
+        seeds=PREFERENCE_SEEDS,
+    ),
+}  # fmt: skip
 
 
 def jobs(

@@ -25,6 +25,7 @@ from experiments.study.tables import (
     EVALUATION_SEEDS,
     LOSS_SEEDS,
     ON_DEVELOPMENT_TASKS,
+    PREFERENCE_SEEDS,
     PRETRAINED_SEEDS,
     TABLES,
     jobs,
@@ -99,7 +100,7 @@ def test_arms_of_a_table_are_told_apart_by_colour():
 
 
 def test_seeds_and_tables_are_sound():
-    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS, *PRETRAINED_SEEDS}) == 6 + 12 + 4 + 6
+    assert len({*DEVELOPMENT_SEEDS, *EVALUATION_SEEDS, *LOSS_SEEDS, *PRETRAINED_SEEDS, *PREFERENCE_SEEDS}) == 34
     for table in TABLES.values():
         assert set(table.arms) <= set(ARMS)
         assert {arm for pair in table.differences for arm in pair} <= set(table.arms)

@@ -15,7 +15,7 @@ from cojax.learner.reading import bind
 from cojax.policy.logprobs import TokenScores
 
 
-def _batch(*, advantages, old, sampler, reference=None, weights=None):
+def _batch(*, advantages, old, sampler, reference=None, weights=None, reward=0.0):
     """One row, which is one sequence."""
     count = len(advantages)
     given = {
@@ -26,6 +26,7 @@ def _batch(*, advantages, old, sampler, reference=None, weights=None):
         "weights": weights or [1.0] * count,
         "segment_ids": [1] * count,
         "positions": range(count),
+        "rewards": [reward * (advantage > 0) for advantage in advantages],
     }
     return TrainBatch(
         **{name: jnp.array([list(given.get(name, [0] * count))], dtype) for name, dtype in DTYPES.items()}
@@ -210,7 +211,8 @@ def test_the_entropy_bonus_is_taken_off():
 
 def test_preferences_hold_the_loss_of_their_pair_at_every_token():
     """β = 0.5; log π − log π_ref: better 0.2 + 0.1, worse −0.3: margin 0.5 · 0.6; log(1 + e^−0.3) = 0.55435524."""
-    batch = _batch(advantages=[1.0, 1.0, -1.0], old=[0.0] * 3, sampler=[0.0] * 3, reference=[-1.0, -2.0, -1.0])
+    given = {"advantages": [1.0, 1.0, -1.0], "old": [0.0] * 3, "sampler": [0.0] * 3, "reference": [-1.0, -2.0, -1.0]}
+    batch = _batch(**given, reward=1.0)
     logprobs = jnp.array([[-0.8, -1.9, -1.3]])
     loss, facts = _loss("dpo", logprobs, batch, beta=0.5)
     assert loss[0] == pytest.approx([0.55435524] * 3, rel=1e-6)
@@ -218,6 +220,9 @@ def test_preferences_hold_the_loss_of_their_pair_at_every_token():
     # −log π(better) = 2.7, half of each.
     loss, _ = _loss("dpo", logprobs, batch, beta=0.5, dpo_coefficient=0.5, sft_coefficient=0.5)
     assert loss[0] == pytest.approx([0.5 * 0.55435524 + 1.35] * 3, rel=1e-6)
+    # Of two failures the better one is preferred, but not imitated.
+    loss, _ = _loss("dpo", logprobs, _batch(**given, reward=0.75), beta=0.5, dpo_coefficient=0.5, sft_coefficient=0.5)
+    assert loss[0] == pytest.approx([0.5 * 0.55435524] * 3, rel=1e-6)
 
 
 # Parts ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,61 @@
+"""The loop of co-evolving agents (arXiv 2511.22254), and of its baselines ETO, RFT and SFT: one step is one round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from cojax import signals
+from cojax.loop import Loop, State
+from cojax.loop.ending import end_step
+from cojax.loop.evolution import Evolution
+from cojax.loop.groups import draw_tasks
+from cojax.preference.rounds import Rounds
+from cojax.storage.run_directory import RunDirectory
+
+
+def coevolving(
+    loop: Loop,
+    rounds: Rounds,
+    state: State,
+    directory: RunDirectory,
+    observe: Callable[[dict[str, Any]], None],
+    stop: Callable[[], bool] = lambda: False,
+) -> State:
+    """Trains to step `loop.steps`, or to the end of the step in which `stop` turns true, and returns the last state.
+
+    The last state is checkpointed, and the engine holds the target. `observe` is called with every record of
+    metrics.jsonl before it is written.
+    """
+    evolution = Evolution(loop, directory, stop)
+    rounds.load(state.learner, state.step)
+    if state.record is not None:
+        # The run was stopped during the evolution at the end of this step: it is done again.
+        state = end_step(evolution, state, state.record, observe)
+    while state.step < loop.steps and not stop():
+        step = state.step + 1
+        tasks = draw_tasks(loop, state, step)
+        # Both agents play the same tasks; experts have solved them.
+        solutions = rounds.solutions(tasks)
+        played = rounds.play(state, tasks, step)
+
+        # The target learns from experts and failures, the failure agent from failures alone.
+        learned, figures, examples = rounds.learn_target(state, solutions, played, step)
+        second, second_figures = rounds.learn_second(state, solutions, played, step)
+        rounds.load(learned, step)
+
+        # Signals: where is the target weak?
+        with loop.clock("feedback"):
+            changes, found = signals.detect(loop.detectors, state.memory, played.target)
+            signals.apply(state.memory, changes)
+        with loop.clock("checkpoint"):
+            directory.memory.append([{"step": step, "changes": changes}])
+            directory.add_episodes(step, played.target, found, played.second)
+
+        # Keep validated tasks, if the task set grows. Then record and checkpoint.
+        pending = (*state.pending, *found)
+        state = dataclasses.replace(state, step=step, learner=learned, second=second, pending=pending)
+        record = rounds.record(state, played, found, figures, examples, second_figures)
+        state = end_step(evolution, state, record, observe)
+    return state

@@ -1,0 +1,73 @@
+"""What the failure agent learns from: pairs of failures alone. Nothing here can hold an expert or a success."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterable, Sequence
+
+from cojax.learner.batch import sampled_mask
+from cojax.learner.pairs import Pair
+from cojax.types import Group, Trajectory
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A valid trajectory of reward below 1, every action of which was sampled from a policy.
+
+    Raises ValueError for a success, for an episode that says nothing about the policy, and for actions that no policy
+    sampled, such as an expert's.
+    """
+
+    trajectory: Trajectory
+
+    def __post_init__(self) -> None:
+        found = self.trajectory
+        if found.reward >= 1.0:
+            raise ValueError(f"episode {found.episode!r} is a success (reward {found.reward:g}); expected a failure")
+        if not found.valid:
+            raise ValueError(f"episode {found.episode!r} was lost ({found.outcome}); expected a failure of the policy")
+        if not found.turns or any(turn.weights_version < 0 for turn in found.turns):
+            raise ValueError(f"episode {found.episode!r} was not sampled from a policy; expected a failure of one")
+
+    @property
+    def partial(self) -> float:
+        return self.trajectory.partial
+
+
+def failures_of(groups: Iterable[Group]) -> list[Failure]:
+    """The failures of these groups from which something can be learned, in order."""
+    return [Failure(t) for group in groups for t in group.valid if t.turns and t.reward < 1.0 and sampled_mask(t).any()]
+
+
+def failure_pairs(
+    failures: Sequence[Failure],
+    margin: float,
+    seed: tuple[int | str, ...],
+    weight: float = 1.0,
+    *,
+    foreign: Callable[[Trajectory], bool] = lambda trajectory: False,
+) -> list[Pair]:
+    """(better, worse) for each failure than which one of the same task has more than `margin` more partial reward.
+
+    Which one it is depends on `seed`, the task and the episode. `foreign` says which episodes the learning policy did
+    not sample.
+    """
+    by_task: dict[str, list[Failure]] = {}
+    for failure in failures:
+        by_task.setdefault(failure.trajectory.task.id, []).append(failure)
+    pairs = []
+    for worse in failures:
+        task = worse.trajectory.task.id
+        better = [one for one in by_task[task] if one.partial > worse.partial + margin]
+        if better:
+            drawn = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(better)
+            sides = [unsampled(t) if foreign(t) else t for t in (drawn.trajectory, worse.trajectory)]
+            pairs.append(Pair(sides[0], sides[1], weight))
+    return pairs
+
+
+def unsampled(trajectory: Trajectory) -> Trajectory:
+    """The same trajectory as one that the learning policy did not sample: its log-probs are not compared."""
+    turns = (dataclasses.replace(turn, weights_version=-1, spans=()) for turn in trajectory.turns)
+    return dataclasses.replace(trajectory, turns=tuple(turns))

@@ -1,0 +1,150 @@
+"""The parts of a round: both agents play on one engine, each learns, and what happened is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.learner.batch import count_groups
+from cojax.learner.rounds import Example, learn_round, mean_log_ratio
+from cojax.learner.train_state import TrainState
+from cojax.learner.update import Metrics
+from cojax.loop import Loop, State
+from cojax.loop.groups import play_tasks
+from cojax.loop.records import step_record
+from cojax.preference import Method, Preference, measures
+from cojax.preference.agents import agent_pairs, experts_by_task, learn_failures
+from cojax.preference.experts import distinct_successes, expert_trajectories
+from cojax.preference.failures import failures_of
+from cojax.rollout.collect import count_outcomes
+from cojax.types import Group, Signal, Task, Trajectory
+
+# Metrics of the second agent's learning that are recorded.
+_LEARNED = ("loss", "grad_norm", "updates", "pairs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """The groups of a round by agent, and how far the second agent's policy was from the target's, in nats a token."""
+
+    target: Sequence[Group] = ()
+    second: Sequence[Group] = ()
+    distance: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """The rounds of a run by `method`. An expert has at most `longest` tokens."""
+
+    loop: Loop
+    method: Method
+    settings: Preference
+    longest: int
+
+    def load(self, agent: TrainState, step: int, *, second: bool = False) -> None:
+        """Puts an agent's weights on the engine. Versions are even for the target and odd for the second agent."""
+        with self.loop.clock("sync"):
+            self.loop.engine.load(self.loop.learner.weights(agent, 2 * step + second))
+
+    def solutions(self, tasks: Sequence[Task]) -> dict[str, Trajectory]:
+        """Task id → the trajectory of its solution, where experts are solutions."""
+        if self.settings.experts == "successes":
+            return {}
+        loop = self.loop
+        with loop.clock("environment"):
+            return expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
+
+    def play(self, state: State, tasks: Sequence[Task], step: int) -> Played:
+        """The target's groups, whose weights the engine holds, then those of the second agent on the same tasks.
+
+        The engine then rests until the next `load`.
+        """
+        loop, size = self.loop, self.loop.group_size
+        own = size - self.settings.others(size)
+        target: Sequence[Group] = ()
+        second: Sequence[Group] = ()
+        if self.method.plays:
+            target = play_tasks(loop, tasks, step, range(own))
+        if state.second is not None:
+            self.load(state.second, step, second=True)
+            second = play_tasks(loop, tasks, step, range(own, size))
+        with loop.clock("sync"):
+            loop.engine.rest()
+        if state.second is None:
+            return Played(target)
+        with loop.clock("update"):
+            valid = [trajectory for group in second for trajectory in group.valid if trajectory.turns]
+            distance = mean_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size)
+        return Played(target, second, distance)
+
+    def learn_target(
+        self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
+    ) -> tuple[TrainState, Metrics, dict[str, int]]:
+        """The target's part of a round: its new state, metrics, and the examples of each kind. Its state is donated."""
+        examples = self.target_examples(solutions, played, step)
+        with self.loop.clock("update"):
+            every = [example for some in examples.values() for example in some]
+            learned, metrics = learn_round(
+                self.loop.learner, state.learner, every, self.settings.passes, self._seed(step)
+            )
+        return learned, {**metrics, **count_groups(played.target)}, {kind: len(some) for kind, some in examples.items()}
+
+    def target_examples(
+        self, solutions: Mapping[str, Trajectory], played: Played, step: int
+    ) -> Mapping[str, Sequence[Example]]:
+        """By kind, the pairs that the target learns from, or the trajectories that it imitates."""
+        if self.method.loss == "sft":
+            return {"experts": list(solutions.values()), "successes": distinct_successes(played.target)}
+        experts = experts_by_task(self.settings, solutions, played.target, played.second)
+        return agent_pairs(self.settings, experts, played.target, played.second, self._seed(step))
+
+    def learn_second(
+        self, state: State, solutions: Mapping[str, Trajectory], played: Played, step: int
+    ) -> tuple[TrainState | None, Metrics]:
+        """The second agent's part of a round, with its metrics; its state is donated."""
+        if state.second is None:
+            return None, {}
+        learner, settings, seed = self.loop.learner, self.settings, self._seed(step)
+        with self.loop.clock("update"):
+            if settings.agent == "failure":
+                own, other = failures_of(played.second), failures_of(played.target)
+                return learn_failures(learner, state.second, own, other, settings, seed)
+            experts = experts_by_task(settings, solutions, played.second, played.target)
+            pairs = agent_pairs(settings, experts, played.second, played.target, seed)
+            every = [pair for some in pairs.values() for pair in some]
+            second, metrics = learn_round(learner, state.second, every, settings.passes, (*seed, "second"))
+            return second, {**metrics, "pairs": float(len(every))}
+
+    def record(
+        self,
+        state: State,
+        played: Played,
+        found: Sequence[Signal],
+        figures: Metrics,
+        examples: Mapping[str, int],
+        second: Metrics,
+    ) -> dict[str, Any]:
+        """The record of the state's step: figures of the target, and under `preference` the measures of all agents."""
+        groups = [*played.target, *played.second]
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        record = step_record(self.loop, state, played.target, found, figures, ())
+        if not self.method.plays:
+            for name in ("success", "reward", "partial", "turns", "live_groups"):
+                del record[name]
+        hard = self.settings.hard
+        agents = {"target": measures.played(played.target, hard)} if self.method.plays else {}
+        if state.second is not None:
+            learned = {name: value for name, value in second.items() if name in _LEARNED}
+            distance = {} if played.distance is None else {"distance": played.distance}
+            agents["second"] = {**measures.played(played.second, hard), **distance, **learned}
+        return {
+            **record,
+            "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
+            "tokens_trained": figures["tokens_trained"] + second.get("tokens_trained", 0.0),
+            "outcomes": count_outcomes(trajectories),
+            "preference": {"examples": dict(examples), **agents},
+        }
+
+    def _seed(self, step: int) -> tuple[int | str, ...]:
+        return self.loop.seed, step - 1

@@ -1,0 +1,123 @@
+"""What a method decides and what it refuses, in the first second."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from ml_collections import ConfigDict
+
+from cojax.learner.hard_negatives import HardNegatives
+from cojax.preference import Preference
+from experiments import desk, methods
+from experiments.checks import check
+from experiments.entries import learned_by, reads_initial
+
+
+def config(**settings: object) -> ConfigDict:
+    """The desk with these settings, "__" for each dot."""
+    made = desk.get_config()
+    with made.ignore_type():
+        made.update_from_flattened_dict({name.replace("__", "."): value for name, value in settings.items()})
+    return made
+
+
+def test_a_methods_own_settings_come_before_the_defaults():
+    def chosen(**settings: object) -> Preference:
+        found = methods.rounds_of(config(**settings))
+        assert found is not None
+        return found[1]
+
+    ours = chosen(method="coevolving")
+    assert (ours.dpo, ours.sft, ours.agent, ours.experts) == (0.5, 0.5, "failure", "solutions")
+    eto = chosen(method="eto")
+    assert (eto.dpo, eto.sft, eto.agent, eto.kinds) == (1.0, 0.0, "none", {"own": 1.0, "other": 0.0, "failures": 0.0})
+    assert chosen(method="eto", preference__sft=0.25).sft == 0.25
+    assert chosen(method="rft").experts == "both"
+    assert chosen(method="coevolving", preference__agent="none").agent == "none"
+    assert methods.rounds_of(config()) is None
+    assert methods.rounds_of(config(method="best_of_n")) is None
+
+
+def test_the_loss_is_that_of_the_method():
+    assert learned_by(config(method="eto")).loss.settings == {"beta": 0.1, "sft_coefficient": 0.0}
+    assert learned_by(config(method="coevolving", preference__sft=0.25)).loss.settings["sft_coefficient"] == 0.5
+    assert [learned_by(config(method=name)).loss.name for name in ("rft", "sft", "coevolve")] == ["sft", "sft", "grpo"]
+
+
+def test_the_initial_policy_is_kept_only_where_it_is_the_reference():
+    assert not reads_initial(config(method="coevolving"))
+    assert reads_initial(config(method="coevolving", preference__reference="initial"))
+    assert not reads_initial(config(method="sft"))
+    assert reads_initial(config(method="sft", learner__lora__rank=4))
+
+
+def test_the_task_set_grows_where_the_method_lets_it():
+    assert methods.evolves(config())
+    assert not methods.evolves(config(method="eto"))
+    assert methods.evolves(config(method="eto", preference__tasks="growing"))
+
+
+def test_best_of_n_takes_no_step_and_tries_ten_times_or_as_often_as_it_is_told():
+    ours = methods.settled(config(method="best_of_n"))
+    assert (ours.steps, ours.evaluation.trials) == (0, 10)
+    assert methods.settled(config(method="best_of_n", evaluation__trials=4)).evaluation.trials == 4
+    assert methods.settled(ours).to_dict() == ours.to_dict()
+    assert methods.settled(config()).steps == 120
+
+
+def test_hard_negatives_go_with_grpo():
+    made = config(preference__hard_negatives=0.5, preference__beta=0.3, preference__hard=0.7)
+    check(made)
+    assert methods.hard_negatives(made) == HardNegatives(0.5, beta=0.3, least=0.7)
+    assert methods.hard_negatives(config()) is None
+
+
+@pytest.mark.parametrize("method", ["coevolve", "coevolving", "eto", "rft", "sft", "best_of_n"])
+def test_every_method_runs_in_the_desk(method):
+    check(config(method=method))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": "coevolvin"}, "method 'coevolvin' not found; available: coevolve, coevolving, eto, rft, sft"),
+        (
+            {"preference__beta": 0.5},
+            "preference.beta is 0.5, but method is 'coevolve', which does not learn in rounds; set --config.method",
+        ),
+        (
+            {"method": "eto", "preference__agent": "positive"},
+            "preference.agent is 'positive', but method 'eto' does not read it; take it back",
+        ),
+        ({"method": "rft", "preference__beta": 0.5}, "preference.beta is 0.5, but method 'rft' does not read it"),
+        ({"method": "sft", "preference__dpo": 0.5}, "preference.dpo is 0.5, but method 'sft' does not read it"),
+        (
+            {"method": "coevolving", "staleness": 1},
+            "staleness is 1, but method 'coevolving' learns in rounds, which do not have it; set --config.staleness=0",
+        ),
+        (
+            {"method": "eto", "preference__hard_negatives": 0.5},
+            "preference.hard_negatives is 0.5, but method 'eto' does not read it",
+        ),
+        (
+            {"preference__hard_negatives": 0.5, "learner__micro_rows": 1},
+            "preference.hard_negatives compares 2 episodes, which must share a micro-batch",
+        ),
+        ({"method": "eto", "learner__loss": "cispo"}, "learner.loss is 'cispo', but method 'eto' learns in rounds"),
+        (
+            {"method": "coevolving", "preference__own": 0.0, "preference__other": 0.0, "preference__failures": 0.0},
+            "preference.own, other and failures are all 0, so there is nothing to learn from",
+        ),
+        (
+            {"method": "sft", "preference__tasks": "growing"},
+            "preference.tasks is 'growing', but method 'sft' plays no episodes around which tasks could be found",
+        ),
+        ({"method": "eto", "preference__dpo": 0.0}, "preference.dpo is 0.0; expected a number above 0 or None"),
+        ({"method": "coevolving", "preference__share": 0.0}, "preference.share is 0.0; expected a share above 0"),
+        ({"method": "coevolving", "preference__hard": 1.5}, "preference.hard is 1.5; expected a share from 0 to 1"),
+    ],
+)
+def test_what_a_method_does_not_read_and_what_is_out_of_range_is_refused(settings, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(config(**settings))

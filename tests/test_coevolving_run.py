@@ -1,0 +1,125 @@
+"""Runs that learn in rounds, by the command itself: what they record, and that they resume after a kill."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from desk_runs import Runs
+from same_runs import assert_same_run, episodes, lines
+
+from cojax.storage.checkpoint import Checkpointer
+
+SETTINGS = (
+    "steps=3", "checkpoint_every=1", "initial_tasks=6", "batch_size=3", "evaluation.every=0", "evaluation.tasks=8",
+    "warm_start.steps=60", "warm_start.demonstrations=400", "warm_start.check_tasks=4", "preference.epochs=1",
+    "preference.learning_rate=0.001", "explorer.stretch=(1, 2)",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(commands, tmp_path_factory) -> Runs:
+    return Runs(commands, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def reference(runs, tmp_path_factory) -> Path:
+    workdir = tmp_path_factory.mktemp("reference") / "run"
+    done = runs(workdir, *SETTINGS, "method=coevolving")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return workdir
+
+
+def summary(workdir: Path) -> dict:
+    return json.loads((workdir / "summary.json").read_text())
+
+
+def test_both_agents_play_half_of_each_group_and_learn(reference):
+    records = lines(reference / "metrics.jsonl")
+    for record, played in zip(records, episodes(reference).values(), strict=True):
+        found = record["preference"]
+        assert [sum(episode.get("agent") == agent for episode in played) for agent in (None, "second")] == [6, 6]
+        assert sum(record["outcomes"].values()) == 12
+        for agent in ("target", "second"):
+            mine = [episode for episode in played if (episode.get("agent") == "second") == (agent == "second")]
+            failed = [episode for episode in mine if episode["reward"] < 1]
+            assert found[agent]["failures"] == len(failed)
+            assert found[agent]["hard"] == sum(episode["partial"] >= 0.6 for episode in failed)
+        assert found["examples"]["own"] == found["target"]["failures"]
+        assert found["examples"]["other"] == found["second"]["failures"]
+    assert any(record["updates"] for record in records)
+    # Before it has learned, the second agent is the target.
+    assert records[0]["preference"]["second"]["distance"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_the_agents_are_told_apart_by_the_weights_that_sampled(reference):
+    for step, played in enumerate(episodes(reference).values(), 1):
+        versions = {(episode.get("agent"), turn["weights_version"]) for episode in played for turn in episode["turns"]}
+        assert versions == {(None, 2 * (step - 1)), ("second", 2 * step + 1)}
+
+
+def test_the_summary_has_the_share_of_hard_negatives_and_the_report_shows_the_agents(reference):
+    played = [
+        record["preference"][agent] for record in lines(reference / "metrics.jsonl") for agent in ("target", "second")
+    ]
+    share = sum(one["hard"] for one in played) / sum(one["failures"] for one in played)
+    assert summary(reference)["hard_negatives"] == share
+    assert summary(reference)["tasks_final"] == summary(reference)["tasks_initial"] == 6
+    assert '"agents":{"step":[1,2,3],"target":{' in (reference / "report.html").read_text()
+
+
+def test_a_killed_run_goes_on_with_both_agents_to_the_identical_result(reference, runs, tmp_path):
+    workdir = tmp_path / "run"
+    moment = workdir / "episodes/000002.jsonl.gz"
+    status, _ = runs.signalled(workdir, moment.exists, signal.SIGKILL, *SETTINGS, "method=coevolving")
+    assert status == -signal.SIGKILL
+    assert not (workdir / "summary.json").exists()
+    done = runs.continued(workdir)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed at step 1" in done.stdout or "resumed at step 2" in done.stdout
+    assert_same_run(workdir, reference)
+
+
+def test_a_checkpoint_holds_both_agents(reference):
+    saved = Checkpointer(reference / "checkpoints")
+    target, second = saved.part("params").arrays, saved.part("second").arrays["params"]
+    assert jax.tree.structure(target) == jax.tree.structure(second)
+    assert not np.array_equal(jax.tree.leaves(target)[0], jax.tree.leaves(second)[0])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("method", ["eto", "rft", "sft"])
+def test_every_baseline_runs_and_resumes_to_the_identical_result(method, runs, tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    done = runs(straight, *SETTINGS, f"method={method}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    moment = killed / "episodes/000002.jsonl.gz"
+    runs.signalled(killed, moment.exists, signal.SIGKILL, *SETTINGS, f"method={method}")
+    assert runs.continued(killed).returncode == 0
+    assert_same_run(killed, straight)
+    examples = [record["preference"]["examples"] for record in lines(straight / "metrics.jsonl")]
+    kinds = {"own", "other", "failures"} if method == "eto" else {"experts", "successes"}
+    assert {kind for found in examples for kind in found} == kinds
+    assert (summary(straight)["hard_negatives"] is None) is (method != "eto")
+    assert all("second" not in record["preference"] for record in lines(straight / "metrics.jsonl"))
+
+
+@pytest.mark.real
+def test_best_of_n_trains_nothing_and_reports_its_trials(runs, tmp_path):
+    done = runs(tmp_path / "run", *SETTINGS, "method=best_of_n", "evaluation.trials=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = summary(tmp_path / "run")
+    assert (found["steps"], len(found["trials"])) == (0, 3)
+    assert found["final"] == found["zero_shot"] == found["trials"][0] <= found["trials"][-1]
+    assert found["hard_negatives"] is None
+
+
+@pytest.mark.real
+def test_the_task_set_grows_where_it_may(runs, tmp_path):
+    done = runs(tmp_path / "run", *SETTINGS, "method=coevolving", "preference.tasks=growing", "evolve=trajectory")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert summary(tmp_path / "run")["tasks_final"] > 6
