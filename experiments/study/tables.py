@@ -14,7 +14,7 @@ from experiments.study.runs import Settings, StudyRun, changes
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
 PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
-PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the table `coevolving` alone
+PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the tables `coevolving` and `second-agent` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
 DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 
@@ -257,18 +257,24 @@ TABLES: Mapping[str, Table] = {
     ),
     "coevolving": Table(
         "Learning from preferences against GRPO, in as many episodes",
+        ("sft", "rft", "eto", "coevolving", "one-agent", "feedback", "hard-negatives"),
         (
-            "sft", "rft", "eto", "coevolving", "one-agent", "positive-agent", "coevolving-growing", "feedback",
-            "hard-negatives",
-        ),
-        (
-            ("coevolving", "sft"), ("coevolving", "rft"), ("coevolving", "eto"), ("coevolving", "one-agent"),
-            ("coevolving", "positive-agent"), ("coevolving-growing", "coevolving"), ("coevolving", "feedback"),
-            ("coevolving-growing", "feedback"), ("hard-negatives", "feedback"),
+            ("coevolving", "sft"),
+            ("coevolving", "rft"),
+            ("coevolving", "eto"),
+            ("coevolving", "one-agent"),
+            ("coevolving", "feedback"),
+            ("hard-negatives", "feedback"),
         ),
         seeds=PREFERENCE_SEEDS,
     ),
-}  # fmt: skip
+    "second-agent": Table(
+        "What the failure agent adds, and a task set that grows",
+        ("coevolving", "positive-agent", "coevolving-growing", "feedback"),
+        (("coevolving", "positive-agent"), ("coevolving-growing", "coevolving"), ("coevolving-growing", "feedback")),
+        seeds=PREFERENCE_SEEDS,
+    ),
+}
 
 
 def jobs(
