@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,10 +63,14 @@ def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: 
 
 
 def _judge(wheel: Domain, known: Mapping[str, str], task: Task, world: World, finished: bool) -> Evaluation | None:
-    """The official verdict on an official task; None, and so a replay of its solution, for any other."""
+    """The official verdict on an official task; None, and so a replay of its solution, for any other.
+
+    The partial reward of an episode that its agent did not end is that of what was done.
+    """
     if task.id not in known:
         return None
-    if not finished or world.failed >= official.MOST_ERRORS:
-        return Evaluation(0.0, (Check("ended by its agent", False),))
-    reward, checks = wheel.judge(wheel.tasks[known[task.id]], world.messages)
-    return Evaluation(reward, tuple(Check(name, passed) for name, passed in checks))
+    stopped = Evaluation(0.0, (Check("ended by its agent", False),))
+    if world.failed >= official.MOST_ERRORS:
+        return stopped
+    verdict = wheel.judge(wheel.tasks[known[task.id]], world.messages)
+    return verdict if finished else dataclasses.replace(stopped, partial=verdict.partial)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.types import Check, Evaluation
 from environments.tau2.tables import Table
 
 DOMAINS = ("telecom", "retail", "airline")
@@ -58,11 +59,12 @@ class Domain:
         made.sync_tools()
         return made
 
-    def judge(self, official: Any, messages: Sequence[Any]) -> tuple[float, list[tuple[str, bool]]]:
-        """(reward, (check, whether it holds), …) of an ended episode, by the official evaluators.
+    def judge(self, official: Any, messages: Sequence[Any]) -> Evaluation:
+        """The verdict of the official evaluators on an ended episode.
 
         They are combined as in `evaluate_simulation`, which cannot be imported without the packages of model clients:
-        the product of the rewards that the task's reward basis names. Raises ValueError for a basis that needs a model.
+        the product of the rewards that the task's reward basis names. The checks are the assertions, reference actions,
+        database and information that it names. Raises ValueError for a basis that needs a model.
         """
         criteria, trajectory = official.evaluation_criteria, list(messages)
         kinds = _module("tau2.data_model.tasks").RewardType
@@ -87,7 +89,7 @@ class Domain:
             checks += [(f"communicates {one.info}", one.met) for one in found.communicate_checks or ()]
         if kinds.NL_ASSERTION in basis:
             raise ValueError(f"task {official.id} is judged by a model, which this environment has not")
-        return float(reward), checks
+        return Evaluation(float(reward), tuple(Check(name, held) for name, held in checks))
 
 
 def load(name: str) -> Domain:

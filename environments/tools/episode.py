@@ -160,7 +160,9 @@ class ToolEpisode:
 
         There is a check for each part of the state that the solution changes, one that the rest is as the solution
         leaves it, one for the answer if the solution gives one, and one that the episode is finished. The reward is 1.0
-        if all hold, else 0.0. A task without a solution gets 0.0 and no checks.
+        if all hold, else 0.0. A task without a solution gets 0.0 and no checks. The partial reward is the number of
+        parts that the solution changes and that are as it leaves them, over the number of these and of other parts that
+        differ; an answer counts as such a part.
         """
         rules = self._rules
         if rules.judge is not None:
@@ -173,13 +175,16 @@ class ToolEpisode:
         start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, state_of(self._world)))
         changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
         others = (start.keys() | goal.keys() | now.keys()) - set(changed)
-        checks = [Check("/".join(path) or "state", now.get(path) == goal.get(path)) for path in changed[:_CHECKS]]
-        rest = [*others, *changed[_CHECKS:]]
-        checks.append(Check("all else as expected", all(now.get(path) == goal.get(path) for path in rest)))
+        holds = [now.get(path) == goal.get(path) for path in changed]
+        wrong = sum(now.get(path) != goal.get(path) for path in others)
+        checks = [Check("/".join(path) or "state", held) for path, held in zip(changed[:_CHECKS], holds, strict=False)]
+        checks.append(Check("all else as expected", not wrong and all(holds[_CHECKS:])))
         if end.answer is not None:
-            checks.append(Check("answer", same_answer(self.answer, end.answer)))
+            holds.append(same_answer(self.answer, end.answer))
+            checks.append(Check("answer", holds[-1]))
         checks.append(Check("finished", self._finished))
-        return Evaluation(float(all(check.passed for check in checks)), tuple(checks))
+        partial = sum(holds) / max(1, len(holds) + wrong)
+        return Evaluation(float(all(check.passed for check in checks)), tuple(checks), partial)
 
     def close(self) -> None:
         if self._opened and isinstance(self._world, Closes):

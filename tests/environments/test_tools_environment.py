@@ -87,6 +87,21 @@ def test_success_is_the_end_that_the_solution_reaches_in_a_second_world(actions,
 
 
 @pytest.mark.parametrize(
+    ("actions", "partial"),
+    [
+        ((call("finish"),), 0.0),
+        ((call("move", title="milk", day="tuesday"),), 0.5),
+        ((call("move", title="milk", day="tuesday"), call("add", title="soap")), 1 / 3),
+        ((call("move", title="milk", day="tuesday"), call("finish", answer="tuesday")), 1.0),
+        ((call("finish", answer="tuesday"),), 0.5),
+    ],
+)
+def test_the_partial_reward_is_the_changes_made_over_those_wanted_and_those_wrong(actions, partial):
+    told = task(call("move", title="milk", day="tuesday"), call("finish", answer="tuesday"))
+    assert played(todo(), told, *actions).partial == pytest.approx(partial)
+
+
+@pytest.mark.parametrize(
     ("answer", "reward"),
     [('{"day": "tuesday"}', 1.0), ('{ "day":"tuesday" }', 1.0), ('{"day": "monday"}', 0.0), ("", 0.0), (None, 0.0)],
 )

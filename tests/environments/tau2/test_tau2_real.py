@@ -144,6 +144,24 @@ def test_an_episode_earns_nothing_after_ten_failed_calls_or_without_its_end(tau2
     assert run(tau2, task, *task.solution[:-1]).reward == 0.0
 
 
+@pytest.mark.parametrize(
+    ("number", "partial"),
+    [(90, [0.0] * 6 + [1 / 3, 1.0, 1.0]), (27, [0.0] * 4 + [1.0] * 2), (63, [0.5, 1.0, 1.0])],
+)
+def test_the_partial_reward_grows_along_an_official_solution_also_before_the_episode_is_ended(tau2, number, partial):
+    task = tau2.tasks("base", 114)[number]
+    played = [run(tau2, task, *task.solution[:length]) for length in range(len(task.solution) + 1)]
+    assert [one.partial for one in played] == partial
+    assert [one.reward for one in played] == [0.0] * len(task.solution) + [1.0]
+
+
+def test_the_partial_reward_is_0_once_ten_calls_have_failed(tau2):
+    task = tau2.tasks("base", 1)[0]
+    wrong = call("get_customer_by_id", customer_id="C9")
+    assert run(tau2, task, *[wrong] * 9, *task.solution[:-1]).partial == 1.0
+    assert run(tau2, task, *[wrong] * 10, *task.solution[:-1]).partial == 0.0
+
+
 def test_an_explorer_is_offered_calls_that_work(tau2):
     task = tau2.tasks("seed", 1)[0]
     episode = tau2.start(task)
