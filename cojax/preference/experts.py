@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from cojax.environment import Actor, Environment, Episode, OutOfContext, ask, runs_policy_code
+from cojax.environment import Actor, Environment, Episode, OutOfContext, ask
 from cojax.learner.batch import sampled_mask
 from cojax.rollout.chat import Chat
 from cojax.rollout.collect import EpisodeCollector, Limits
@@ -23,7 +23,7 @@ def expert_trajectories(
     """
     solved = [task for task in tasks if task.solution]
     most = max((len(task.solution) for task in solved), default=1)
-    actors = SolutionActors(chat, {task.id: task.solution for task in solved}, runs_policy_code(environment))
+    actors = SolutionActors(chat, {task.id: task.solution for task in solved})
     collector = EpisodeCollector(actors, environment, dataclasses.replace(limits, max_turns=most))
     played = collector.collect(solved, seed=(), label="expert")
     return {
@@ -45,11 +45,10 @@ def distinct_successes(groups: Iterable[Group]) -> list[Trajectory]:
 
 @dataclasses.dataclass(frozen=True)
 class SolutionActors:
-    """Actors that carry out the solutions of tasks, by task id; `code`: an action is its text, and not its calls."""
+    """Actors that carry out the solutions of tasks, by task id. The text of an action with calls is these calls."""
 
     chat: Chat
     solutions: Mapping[str, Sequence[Action]]
-    code: bool
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
         """The actor of a session LABEL-TASK-SAMPLE-ATTEMPT."""
@@ -61,7 +60,7 @@ class SolutionActors:
                 raise OutOfContext
             prompt = self.chat.extend(messages, True) if number else self.chat.open(messages, ask(episode.tools))
             action = actions[number]
-            if action.calls and not self.code:
+            if action.calls:
                 action = dataclasses.replace(action, text=self.chat.write(action.calls))
             tokens = self.chat.encode_action(action)
             return Turn(action, prompt_tokens=prompt, action_tokens=tokens, action_logprobs=(0.0,) * len(tokens))

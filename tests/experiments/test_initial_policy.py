@@ -27,9 +27,9 @@ from cojax.rollout.export import load_params, save_model
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.run_files import RunFiles
 from experiments import assemble, initial_policy, kept, policies, trained
+from experiments.entries import learned_by
 from experiments.initial_policy import InitialPolicy, demonstrations, weights_hash
 from experiments.initial_policy import initial_policy as begin
-from experiments.kept import learned_by
 
 DESK = environments.load("desk")
 FEW = {

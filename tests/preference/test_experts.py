@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import environments
-from cojax.preference.experts import expert_trajectories
+from cojax.environment.wrapping import Wrapped
+from cojax.preference.experts import SolutionActors, expert_trajectories
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.vocabulary import word_tokenizer
-from cojax.types import Action, Call
+from cojax.types import Action, Call, Message
 
 DESK = environments.load("desk")
 CHAT = Chat(word_tokenizer(*DESK.lexicon(), DESK.tools()), no_document)
@@ -29,6 +30,20 @@ def test_an_expert_is_a_solution_that_succeeds_rendered_as_the_policy_acts():
         assert CHAT.read(turn.action_tokens).calls == action.calls
         assert turn.action_tokens[-1] == CHAT.end
         assert (turn.weights_version, set(turn.action_logprobs)) == (-1, {0.0})
+
+
+def test_calls_are_written_also_where_an_action_has_other_text_and_a_policys_code_runs():
+    desk = Wrapped(DESK, DESK.start)
+    desk.runs_policy_code = True
+    thinking = tuple(dataclasses.replace(action, text="I should look first.") for action in SOLVED.solution)
+    solved = dataclasses.replace(SOLVED, solution=thinking)
+    found = expert_trajectories(desk, CHAT, LIMITS, [solved], 10_000)[solved.id]
+    assert [CHAT.read(turn.action_tokens).calls for turn in found.turns] == [one.calls for one in SOLVED.solution]
+
+
+def test_code_without_calls_is_written_as_it_is():
+    act = SolutionActors(CHAT, {"0": (Action("print(1)"),)})("expert-0-0-0", ())
+    assert act(DESK.start(SOLVED), (Message("user", "go"),)).action == Action("print(1)")
 
 
 def test_an_expert_longer_than_a_row_is_left_out():
