@@ -26,7 +26,8 @@ def test_the_reference_is_used_where_the_result_depends_on_it():
     assert "reference_logprobs" in bind("grpo", LOSSES, {"kl_coefficient": 1e-3}).uses
     assert "reference_logprobs" not in bind("grpo", LOSSES, {"kl_coefficient": 1e-3, "kl_towards": "sampler"}).uses
     assert bind("sft", LOSSES, {}).uses == {"logprobs", "weights"}
-    assert bind("dpo", LOSSES, {}).uses == {"logprobs", "reference_logprobs", "advantages", "groups", "weights"}
+    uses = {"logprobs", "reference_logprobs", "advantages", "rewards", "groups", "weights"}
+    assert bind("dpo", LOSSES, {}).uses == uses
 
 
 def test_what_is_computed_and_thrown_away_is_not_used():
