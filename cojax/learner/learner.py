@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jax.stages import Compiled, Lowered
 
 from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.conflicts import check_settings
@@ -211,15 +212,11 @@ class Learner:
         """`train_step` on the first `count` micro-batches of a prepared batch, and on pairs. `state` is donated."""
         return self._step(state, self._frozen, batch, count, pairs, shardings=self.placement.shardings(state))
 
-    def programs(
-        self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
-    ) -> list[jax.stages.Compiled]:
+    def programs(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> list[Compiled]:
         """The programs of `lowered`, compiled. Later calls of `prepare` and `apply` find them compiled."""
         return [program.compile() for program in self.lowered(state, batch, pairs).values()]
 
-    def lowered(
-        self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None
-    ) -> dict[str, jax.stages.Lowered]:
+    def lowered(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> dict[str, Lowered]:
         """The programs of `apply` (update) and `prepare` (reference, old), lowered for `batch` and `pairs` [B, T]."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
