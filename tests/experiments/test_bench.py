@@ -80,7 +80,13 @@ def test_bytes_of_a_decode_step():
 
 @pytest.mark.parametrize(
     ("shape", "count"),
-    [("0.6b", 596_049_920), ("1.7b", 1_720_574_976), ("4b", 4_022_468_096), ("30b-a3b", 30_532_122_624)],
+    [
+        ("0.6b", 596_049_920),
+        ("1.7b", 1_720_574_976),
+        ("4b", 4_022_468_096),
+        ("7b", 7_615_616_512),
+        ("30b-a3b", 30_532_122_624),
+    ],
 )
 def test_shapes_are_the_published_ones(shape: str, count: int):
     assert parameter_count(SHAPES[shape]) == count
@@ -293,7 +299,7 @@ def test_says_what_to_do_where_memory_ends(capsys: pytest.CaptureFixture[str]):
     assert not shown.out
 
 
-@pytest.mark.parametrize("argument", ["--steps=0", "--gigabytes=nan", "--depths=2,0", "--dtype=int8", "--shape=7b"])
+@pytest.mark.parametrize("argument", ["--steps=0", "--gigabytes=nan", "--depths=2,0", "--dtype=int8", "--shape=70b"])
 def test_refuses_values_out_of_range(argument: str):
     with pytest.raises(SystemExit) as stopped:
         bench.main([argument])
