@@ -48,6 +48,11 @@ def has_second_agent(config: ConfigDict) -> bool:
     return found is not None and found[1].agent != "none"
 
 
+def agents(config: ConfigDict) -> int:
+    """Number of policies that a run trains."""
+    return 1 + has_second_agent(config)
+
+
 def evolves(config: ConfigDict) -> bool:
     """Whether the task set grows beyond D_0, if `evolve` says so."""
     return rounds_of(config) is None or config.preference.tasks == "growing"

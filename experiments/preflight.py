@@ -236,7 +236,8 @@ def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     learner = state["learner"]
     if (chip := attached(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
-    return in_one_line(report(learner, state["learned"], [config.group_size] * config.batch_size, chip))
+    sizes, agents = methods.update_sizes(config), methods.agents(config)
+    return in_one_line(report(learner, state["learned"], sizes, chip, agents=agents))
 
 
 def _memory(config: ConfigDict, state: dict[str, Any]) -> str:

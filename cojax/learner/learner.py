@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jax.stages import Compiled, Lowered
+from jax.stages import Compiled, Lowered, Wrapped
 
 from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.conflicts import check_settings
@@ -217,7 +217,7 @@ class Learner:
         return [program.compile() for program in self.lowered(state, batch, pairs).values()]
 
     def lowered(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> dict[str, Lowered]:
-        """The programs of `apply` (update) and `prepare` (reference, old), lowered for `batch` and `pairs` [B, T]."""
+        """Programs of `apply` (update), `prepare` (reference, old) and `prepare_pairs` (pairs), for these shapes."""
         batch, count = self.placement.abstract(batch, self.micro_rows), np.int32(1)
         extra = None if pairs is None else (self.placement.abstract(pairs, self.micro_rows), count)
         shardings = self.placement.shardings(state)
@@ -242,7 +242,7 @@ class Learner:
         return Weights(version, lambda: to_hf(self.config, self.policy(state)), None, lambda: fingerprint(learned))
 
     @functools.cached_property
-    def _step(self) -> jax.stages.Wrapped:
+    def _step(self) -> Wrapped:
         """(state, frozen, batch [M, b, T], count, pairs, shardings) → (state, metrics); the state is donated."""
 
         def step(
@@ -264,7 +264,7 @@ class Learner:
         return jax.jit(step, donate_argnums=0, static_argnames="shardings")
 
     @functools.cached_property
-    def _forward(self) -> jax.stages.Wrapped:
+    def _forward(self) -> Wrapped:
         """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond `count`."""
 
         def forward(frozen: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:

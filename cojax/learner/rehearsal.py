@@ -30,7 +30,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     micro-batch is computed, as all use the same memory in turn. Only programs that the first step needs are compiled.
     `state` is donated. Raises DeviceMemoryError.
     """
-    full, pairs = _full_batches(learner, sizes)
+    full, pairs = full_batches(learner, sizes)
     advice, count = _advice(learner), np.int32(1)
     try:
         devices = learner.placement.devices
@@ -56,7 +56,7 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     devices = learner.placement.devices
     available = free_bytes(devices)
     if available is not None:
-        full, pairs = _full_batches(learner, sizes)
+        full, pairs = full_batches(learner, sizes)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
             needed = needed_bytes(
@@ -67,7 +67,7 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     return dataclasses.replace(learner, remat=_FASTEST_FIRST[-1])
 
 
-def _full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
+def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, TrainBatch | None]:
     """The full batch of a step, and that of its hard negatives, if it learns from these."""
     counts = [learner.objective.rows(sizes, learner.micro_rows)]
     if learner.hard is not None:

@@ -15,7 +15,7 @@ from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import check_divides, make_mesh
 from cojax.policy.transformer import initialize
-from experiments import assemble, checks, policies
+from experiments import assemble, checks, methods, policies
 from experiments.compile import targets
 from experiments.compile.report import report
 from experiments.compile.suggestions import suggestion
@@ -40,8 +40,7 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     check_rows(config, mesh)
     check_divides(model, mesh)
     learner, outline = outlined(config, model, mesh)
-    sizes = [config.group_size] * config.batch_size
-    found = report(learner, outline, sizes, target.chip)
+    found = report(learner, outline, methods.update_sizes(config), target.chip, agents=methods.agents(config))
     if not found["fits"]:
         found["suggestion"] = suggestion(
             config, found, target.chip, lambda changed: outlined(changed, shape(changed), mesh_like(changed, mesh))

@@ -12,7 +12,7 @@ import jax
 
 from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
-from cojax.learner.rehearsal import full_batch
+from cojax.learner.rehearsal import full_batches
 from cojax.learner.train_state import TrainState
 from experiments.bench.arithmetic import forward_flops, parameter_count
 from experiments.compile import program_text
@@ -30,29 +30,32 @@ _FAMILIES = {
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip) -> dict[str, Any]:
+def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip, *, agents: int = 1) -> dict[str, Any]:
     """The report of all programs of a step, compiled for the batch of the memory rehearsal.
 
-    `state` is a state or its outline; `sizes` are as in `rehearse`. Bytes are those of one device, collectives, FLOPs
-    and the bound those of a step. Where a program does not fit, the compiler may refuse it: then `bytes_peak` is what
-    the compiler says, and there are no collectives of that program.
+    `state` is a state or its outline; `sizes` are as in `rehearse`. The states of as many `agents` are in memory. Bytes
+    are those of one device, collectives, FLOPs and the bound those of a step, or of an update where a step is a round.
+    Where a program does not fit, the compiler may refuse it: then `bytes_peak` is what the compiler says, and there are
+    no collectives of that program.
     """
-    full = full_batch(learner.objective.rows(sizes, learner.micro_rows), learner.row_length, learner.route_shape)
+    full, pairs = full_batches(learner, sizes)
     frozen = None if learner.lora is None else learner.reference
     # What each program takes; the rest of what a step holds stays in memory beside it.
     taken = {"update": (state, frozen), "reference": (learner.reference,), "old": (frozen, state.params)}
-    held = device_bytes((state, learner.reference))
-    batch = device_bytes(learner.placement.abstract(full, learner.micro_rows))
+    taken["pairs"] = taken["old"]
+    held = device_bytes((state, learner.reference)) + (agents - 1) * device_bytes(state)
+    batches = [learner.placement.abstract(one, learner.micro_rows) for one in (full, pairs) if one is not None]
+    batch = device_bytes(batches)
     count = len(learner.placement.devices)
     programs = {}
-    for name, lowered in learner.lowered(state, full).items():
+    for name, lowered in learner.lowered(state, full, pairs).items():
         own = device_bytes(taken[name])
         programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
     peak = max(one["bytes_peak"] + one["bytes_beside"] for one in programs.values())
     refused = [one["refused"] for one in programs.values() if one["refused"]]
     moved = _moved(programs, learner)
     arguments = programs["update"]["bytes_argument"] + programs["update"]["bytes_beside"]
-    flops = step_flops(learner, full)
+    flops = step_flops(learner, full, pairs)
     bounds = {
         "compute": flops / (count * chip.flops),
         "memory": learner.updates_per_batch * arguments / chip.bandwidth,
@@ -76,15 +79,19 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     }
 
 
-def step_flops(learner: Learner, full: TrainBatch) -> int:
+def step_flops(learner: Learner, full: TrainBatch, pairs: TrainBatch | None = None) -> int:
     """Operations of a step on full rows, each one text: of an update three forwards, and the forwards of `prepare`.
 
     What the backward pass computes a second time does not count.
     """
-    rows, length = full.tokens.shape
-    forward = forward_flops(learner.config, [length] * rows, rows * (length - 1))
-    prepared = learner.reads_reference + (not learner.on_policy)
-    return forward * (3 * learner.updates_per_batch + prepared * learner.objective.parts)
+
+    def forward(batch: TrainBatch) -> int:
+        rows, length = batch.tokens.shape
+        return forward_flops(learner.config, [length] * rows, rows * (length - 1))
+
+    learned, prepared = 3 * learner.updates_per_batch, learner.reads_reference + (not learner.on_policy)
+    beside = 0 if pairs is None else forward(pairs) * (learned + 1)
+    return forward(full) * (learned + prepared * learner.objective.parts) + beside
 
 
 def device_bytes(tree: Any) -> int:

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from cojax.learner.learner import Learner
 from cojax.learner.train_state import TrainState
+from experiments import methods
 from experiments.base import put
 from experiments.compile.report import device_bytes
 from experiments.compile.targets import Chip
@@ -83,7 +84,7 @@ def estimated_peak(
     tokens = [learner.micro_rows // learner.placement.row_shards * learner.row_length for learner, _ in (before, after)]
     gradients = [device_bytes(state.params) for _, state in (before, after)]
     activations = max(0, update["bytes_peak"] - update["bytes_argument"] - gradients[0])
-    held = device_bytes((after[1], after[0].reference))
+    held = methods.agents(config) * device_bytes(after[1]) + device_bytes(after[0].reference)
     return held + gradients[1] + activations * tokens[1] // tokens[0]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import full_batch
@@ -136,6 +137,21 @@ def test_several_updates_have_a_program_for_the_policy_before_them():
     assert list(made.lowered(outline, batch)) == ["update", "reference", "old"]
     once, _ = learner()
     assert step_flops(made, batch) == 8 * step_flops(once, batch) // 4
+
+
+def test_hard_negatives_have_a_program_and_a_second_agent_stays_in_memory():
+    made, outline = learner(micro_rows=2, hard=HardNegatives(0.5))
+    alone, both = (report(made, outline, [2, 2], CHIP, agents=agents) for agents in (1, 2))
+    assert list(alone["programs"]) == ["update", "reference", "pairs"]
+    state = 3 * 4 * 1_592 + 3 * 4
+    assert both["bytes_peak"] - alone["bytes_peak"] == both["bytes_argument"] - alone["bytes_argument"] == state
+    # Four rows of groups in four forwards each, and eight rows of pairs: as many again, twice.
+    assert alone["flops"] == 3 * step_flops(learner()[0], full_batch(4, 200, None))
+
+
+def test_a_round_has_a_program_for_the_policy_at_its_beginning():
+    made, outline = learner(micro_rows=2, loss="dpo", loss_settings={}, round_reference="round", reference=None)
+    assert list(made.lowered(outline, full_batch(4, 200, None))) == ["update", "old"]
 
 
 def test_the_scoring_matrix_in_an_inner_loop_and_logits_of_whole_rows_are_found():
