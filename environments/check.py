@@ -218,25 +218,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if settings:
                 raise ValueError(f"the check of {options.name!r} is its own, and takes no --set")
             return int(module["check"](options.count, every=options.mutations == "all", **settings))
-        environment = environments.load(options.name, **settings)
-        drawn = _drawn(environment, module.get("SPLITS"), options.category, options.count)
+        wrong = 0
+        for server, case in ({} if settings else module.get("CASES", {})).items() or [("", settings)]:
+            environment = environments.load(options.name, **case)
+            drawn = _drawn(environment, module.get("SPLITS"), options.category, options.count)
+            wrong += _report(environment, options.name, drawn, module, options.mutations == "all", server)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))
-    every, wrong = options.mutations == "all", 0
+    return 1 if wrong else 0
+
+
+def _report(
+    environment: Environment,
+    name: str,
+    drawn: Mapping[str, tuple[Task, ...]],
+    module: Mapping[str, Any],
+    every: bool,
+    server: str,
+) -> int:
+    """Prints the line of each split; returns the number of faults."""
+    wrong = 0
     for split, tasks in drawn.items():
         began = time.monotonic()
         solved = [task for task in tasks if task.solution]
         if not solved:
-            line = _bare(environment, options.name, split, tasks, began)
+            line = _bare(environment, name, split, tasks, began)
         else:
             report = check(environment, solved, every)
-            for task, name, action in trials(environment, module.get("TRIALS", {}), solved):
-                report.throw(environment, task, name, action, endless=name not in GARBAGE)
-            line = report.line(options.name, split, time.monotonic() - began, every=every)
+            for task, thrown, action in trials(environment, module.get("TRIALS", {}), solved):
+                report.throw(environment, task, thrown, action, endless=thrown not in GARBAGE)
+            line = report.line(name, split, time.monotonic() - began, every=every)
             line["unsolved"] = len(tasks) - len(solved)
         wrong += line["fault_count"]
-        print(json.dumps(to_json(line)), flush=True)
-    return 1 if wrong else 0
+        print(json.dumps(to_json({"server": server, **line} if server else line)), flush=True)
+    return wrong
 
 
 def _settings(name: str, given: Sequence[str]) -> dict[str, Any]:

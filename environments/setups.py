@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
-from cojax.types import Action, Task, canonical, content_hash, signature, to_json
+from cojax.types import Action, Observation, Task, canonical, content_hash, signature, to_json
 from environments import check
 
-# Actions of a walk.
-_STEPS = 6
+# Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
+_STEPS, _TRIED = 6, 24
 UNNOTICED = "dropping this call goes unnoticed"
 
 
@@ -73,31 +73,34 @@ class SetupReport:
             ask(episode.reset)
             *offered, ending = ask(episode.affordances) or (Action(),)
             self.endings |= _tools(ending)
-            for _ in range(_STEPS):
+            for _ in range(_TRIED):
                 offered = [action for action in offered if _tools(action) != _tools(ending)]
-                if not offered:
+                if not offered or len(taken) == _STEPS:
                     break
                 action = rng.choice(offered)
-                if not self._step(episode, action):
+                observation = self._step(episode, action)
+                if observation.ok and not observation.done:
+                    taken.append(action)
+                if observation.done:
                     break
-                taken.append(action)
                 *offered, ending = ask(episode.affordances) or (Action(),)
         finally:
             episode.close()
         query = "; ".join(map(signature, taken))
         return Task(setup.environment, query, setup.setup, (*taken, ending)) if taken else None
 
-    def _step(self, episode: Episode, action: Action) -> bool:
-        """Takes one action of a walk; whether the walk can go on after it."""
+    def _step(self, episode: Episode, action: Action) -> Observation:
+        """Takes one action of a walk, which must leave the world as it was if it is refused."""
         before = ask(_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
-        if not observation.ok:
-            return False
-        self.worked |= _tools(action)
-        if ask(_state, episode) != before:
-            self.changed |= _tools(action)
-        return not observation.done
+        changed = ask(_state, episode) != before
+        if observation.ok:
+            self.worked |= _tools(action)
+            self.changed |= _tools(action) if changed else set()
+        elif changed:
+            self.plays.faults.append(f"{signature(action)} is refused and changes the state")
+        return observation
 
 
 def _name(setup: Task) -> str:

@@ -25,7 +25,7 @@ _FINISH = Tool(
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
 _SETUPS, _ENDS, _TRIED, _CALLS = 100_000, 10_000, 3, 4
-# Seconds in which these calls must be done.
+# Seconds in which these calls must be done, unless one call may take longer.
 _PATIENCE = 10.0
 
 Judge = Callable[[Task, Any, str | None, bool], Evaluation | float | None]
@@ -104,7 +104,8 @@ class ToolEnvironment:
 
     def is_lookup(self, tool: str) -> bool:
         """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
-        left every state as it was. Raises EnvironmentFailure for one whose trial does not end within ten seconds."""
+        left every state as it was. Raises EnvironmentFailure where ten seconds do not tell, or the deadline of its traits
+        where that is longer."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
         with self._trying:  # one trial at a time: side by side they would slow one another down
@@ -112,13 +113,13 @@ class ToolEnvironment:
                 found: list[bool] = []
                 trial = threading.Thread(target=lambda: found.append(self._changes_nothing(tool)), daemon=True)
                 trial.start()
-                trial.join(_PATIENCE)
+                trial.join(max(_PATIENCE, self.traits.deadline or 0.0))
                 self._lookups[tool] = None if trial.is_alive() else found == [True]
             known = self._lookups[tool]
         if known is None:
             raise EnvironmentFailure(
-                f"whether {tool!r} is a look-up was not known after {_PATIENCE:g} seconds of trying it; name all "
-                f"look-ups of {self.name!r}: ToolEnvironment(…, lookups=[…])"
+                f"whether {tool!r} is a look-up is not known, as trying it takes too long; name all look-ups of "
+                f"{self.name!r}: ToolEnvironment(…, lookups=[…])"
             )
         return known
 

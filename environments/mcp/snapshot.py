@@ -1,0 +1,123 @@
+"""A folder as JSON: texts, JSON, databases of SQLite and git repositories by what they hold, other files by a hash."""
+
+from __future__ import annotations
+
+import base64
+import fnmatch
+import hashlib
+import json
+import os
+import sqlite3
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+# The most files of a folder, and the most bytes of one that is kept as it is.
+_FILES, _KEPT = 2_000, 65_536
+_SQLITE = b"SQLite format 3\0"
+_GIT = ".git"
+
+
+class TooLarge(ValueError):
+    """A folder with more files than can be compared."""
+
+
+def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
+    """{"files": path → what it holds}, and "repositories" where there are any; both by paths within the folder.
+
+    A file is {"path", "content"}, its content text, or JSON if it is JSON; {"path", "tables"} for a database; {"path",
+    "sha256"} for other bytes and long texts; {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files
+    and folders whose name matches a pattern of `ignore` are left out. Raises TooLarge for more than 2,000 files.
+    """
+    found: dict[str, Any] = {"files": {}}
+    for path in _walk(folder, ignore):
+        name = str(path.relative_to(folder))
+        if path.name == _GIT:
+            place = str(path.parent.relative_to(folder))
+            found.setdefault("repositories", {})[place] = _repository(path.parent)
+            continue
+        found["files"][name] = {"path": name, **_held(path)}
+        if len(found["files"]) > _FILES:
+            raise TooLarge(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
+    return found
+
+
+def _walk(folder: Path, ignore: Sequence[str]) -> Iterator[Path]:
+    """The files, links, repositories and empty folders below a folder, by name."""
+    for path in sorted(folder.iterdir()):
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in ignore):
+            continue
+        if path.is_dir() and not path.is_symlink() and path.name != _GIT and any(path.iterdir()):
+            yield from _walk(path, ignore)
+        else:
+            yield path
+
+
+def _held(path: Path) -> dict[str, Any]:
+    if path.is_symlink():
+        return {"link": os.readlink(path)}
+    if path.is_dir():
+        return {}
+    if not path.is_file():
+        return {"kind": "special"}
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) == _SQLITE:
+            return {"tables": _tables(path)}
+    if path.stat().st_size > _KEPT:
+        with path.open("rb") as file:
+            return {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    content = path.read_bytes()
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return {"sha256": hashlib.sha256(content).hexdigest()}
+    if path.suffix == ".json":
+        try:
+            return {"content": json.loads(text, parse_constant=_refused)}
+        except (ValueError, RecursionError):
+            pass
+    return {"content": text}
+
+
+def _refused(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _tables(path: Path) -> dict[str, Any]:
+    """The tables of a database: how each was made, its columns, and its rows in their order."""
+    with sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True) as database:
+        made = database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+        tables = {}
+        for name, sql in made:
+            quoted = '"' + name.replace('"', '""') + '"'
+            rows = database.execute(f"SELECT * FROM {quoted}")
+            columns = [column[0] for column in rows.description]
+            tables[name] = {"made": sql, "columns": columns, "rows": [list(map(_value, row)) for row in rows]}
+    database.close()
+    return tables
+
+
+def _value(value: Any) -> Any:
+    """A value of a database as JSON."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return value if not isinstance(value, float) or value - value == 0 else str(value)
+
+
+def _repository(folder: Path) -> dict[str, Any]:
+    """The branches and tags with their commits, the branch that is checked out, and what is staged."""
+    refs = (line.split(" ") for line in _git(folder, "for-each-ref", "--format=%(refname:short) %(objectname)"))
+    staged = (line.split("\t", 1) for line in _git(folder, "ls-files", "--stage"))
+    head = (folder / _GIT / "HEAD").read_text().strip().removeprefix("ref: refs/heads/")
+    return {
+        "head": head,
+        "branches": {name: {"commit": commit} for name, commit in refs},
+        "staged": {path: blob for blob, path in staged},
+    }
+
+
+def _git(folder: Path, *arguments: str) -> list[str]:
+    command = ["git", "-c", "core.quotePath=false", "-C", str(folder), *arguments]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
+    return told.stdout.splitlines()
