@@ -24,6 +24,7 @@ class SetupReport:
         self.worked: set[str] = set()
         self.changed: set[str] = set()
         self.endings: set[str] = set()
+        self.unclean: list[str] = []
 
     def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
         """Checks one setup: it opens twice alike, a walk replays alike, and each of its calls counts.
@@ -57,6 +58,7 @@ class SetupReport:
         tools = {tool["function"]["name"] for tool in environment.tools()}
         found = {"setups": self.setups, "actions": self.actions, **record}
         found["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
+        found["unclean"] = self.unclean
         return found | {"untried": sorted(tools - self.worked - self.endings)}
 
     def _play(self, environment: Environment, task: Task) -> None:
@@ -78,10 +80,10 @@ class SetupReport:
                 if not offered or len(taken) == _STEPS:
                     break
                 action = rng.choice(offered)
-                observation = self._step(episode, action)
+                observation, clean = self._step(episode, action)
                 if observation.ok and not observation.done:
                     taken.append(action)
-                if observation.done:
+                if observation.done or not clean:
                     break
                 *offered, ending = ask(episode.affordances) or (Action(),)
         finally:
@@ -89,8 +91,8 @@ class SetupReport:
         query = "; ".join(map(signature, taken))
         return Task(setup.environment, query, setup.setup, (*taken, ending)) if taken else None
 
-    def _step(self, episode: Episode, action: Action) -> Observation:
-        """Takes one action of a walk, which must leave the world as it was if it is refused."""
+    def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
+        """Takes one action of a walk; false where it is refused, and has changed the state all the same."""
         before = ask(_state, episode)
         observation = ask(episode.step, action)
         self.actions += 1
@@ -99,8 +101,8 @@ class SetupReport:
             self.worked |= _tools(action)
             self.changed |= _tools(action) if changed else set()
         elif changed:
-            self.plays.faults.append(f"{signature(action)} is refused and changes the state")
-        return observation
+            self.unclean.append(f"{signature(action):.200} is refused and changes the state")
+        return observation, observation.ok or not changed
 
 
 def _name(setup: Task) -> str:

@@ -44,7 +44,7 @@ _PROCESSES = 128
 def make(
     *,
     command: str = "",
-    server: str = "",
+    server: str = "sqlite",
     folders: str = "",
     setups: str = "",
     state: str = "",
@@ -59,16 +59,14 @@ def make(
     memory: float = 2.0,
     concurrency: int = 8,
 ) -> ToolEnvironment:
-    """The environment `mcp`: the server that `command` starts, or a public `server` of the table.
+    """The environment `mcp`: the server that `command` starts, or without one a public `server` of the table.
 
     Raises ValueError for settings that make no environment, InstallError where `python -m environments.install mcp` was
     not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
     """
-    if bool(command) == bool(server):
-        raise ValueError("give either `command`, which starts an MCP server, or `server`, one of " + ", ".join(SERVERS))
-    if server:
+    if not command:
         if server not in SERVERS:
-            raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}")
+            raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
         known = SERVERS[server]
         command, folders = known.started(), folders or str(known.folder)
         setups, affordances, variables = setups or known.setups, affordances or known.affordances, known.variables

@@ -81,7 +81,7 @@ SERVERS = {
             _recipe("filesystem_mcp", "filesystem-mcp==1.0.2", "mcp==2.3.0"),
             "filesystem-mcp .",
             starts.notes,
-            known=(("encoding", "utf-8"),),
+            known=(("path", "."), ("encoding", "utf-8")),
         ),
     )
 }

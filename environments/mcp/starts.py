@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 # Folders of each server.
-COUNT = 40
+COUNT = 24
 _FRUITS = ("apple", "cherry", "date", "fig", "grape", "lemon", "mango", "olive", "peach", "plum", "quince", "rhubarb")
 _CITIES = ("Bergen", "Cork", "Delft", "Essen", "Ghent", "Leeds", "Lyon", "Malmo", "Porto", "Turin")
 _DAY = "2026-01-01T00:00:00+0000"

@@ -1,0 +1,135 @@
+"""A server that hangs, floods, lies, changes its tools, dies, or asks for what is the client's: nothing else breaks."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import environments
+from cojax.environment import EnvironmentFailure, play
+from cojax.environment.replay import follow
+from cojax.types import Action, Call, Task, Trajectory
+from environments.mcp import RECIPE, make
+from environments.mcp.world import NAME, Opener
+from environments.tools import ToolEnvironment
+from environments.worker import kernel
+from environments.worker.venv import interpreter
+
+pytestmark = pytest.mark.real
+SERVER = Path(__file__).with_name("hostile.py")
+FINISH = Action(calls=(Call("finish"),))
+WRITE = Action(calls=(Call("write", {"text": "a"}),))
+
+
+def command() -> str:
+    return f"{interpreter(NAME, RECIPE)} {SERVER}"
+
+
+@pytest.fixture(scope="module")
+def hostile() -> ToolEnvironment:
+    os.environ.update(MCP_TEST_TOKEN="a secret", MCP_TEST_OTHER="another")
+    return environments.load("mcp", command=command(), deadline=8.0, variables="MCP_TEST_TOKEN MODE=strict")
+
+
+def played(environment: ToolEnvironment, *actions: Action, setup: int = 0) -> Trajectory:
+    begun = environment.tasks("seed", 2)[setup].setup
+    return play(environment, Task(NAME, "", begun, (WRITE, FINISH)), follow(actions), max_turns=len(actions))
+
+
+def call(tool: str, **arguments: str) -> Action:
+    return Action(calls=(Call(tool, arguments),))
+
+
+def processes(environment: ToolEnvironment) -> set[int]:
+    opener = environment._rules.open
+    assert isinstance(opener, Opener)
+    return set(kernel.descendants_of(opener.worker.supervisor))
+
+
+def test_the_file_that_a_tool_writes_is_the_state(hostile: ToolEnvironment) -> None:
+    assert played(hostile, WRITE, FINISH).reward == 1.0
+    assert played(hostile, call("write", text="b"), FINISH).reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"),
+    [
+        ("hang", "step: TIMEOUT: step took longer than 8 s"),
+        ("flood", "step: TIMEOUT: step took longer than 8 s"),
+        ("long", "step: the server has sent a message of more than 16777216 bytes"),
+        ("die", "step: the server has ended"),
+    ],
+)
+def test_a_server_that_hangs_floods_or_dies_is_the_action_s_doing_and_leaves_no_process(
+    hostile: ToolEnvironment, tool: str, why: str
+) -> None:
+    before = processes(hostile)
+    found = played(hostile, call(tool))
+    assert (found.outcome, found.error) == ("timeout", why)
+    until = time.monotonic() + 30
+    while processes(hostile) - before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes(hostile) <= before
+    assert played(hostile, WRITE, FINISH).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        ("lie", "error: Error: nothing is there"),
+        ("ask_model", "error: Sampling not supported"),
+        ("ask_roots", "error: List roots not supported"),
+        ("ask_user", "error: Elicitation not supported"),
+    ],
+)
+def test_what_is_refused_is_an_error_and_the_episode_goes_on(hostile: ToolEnvironment, tool: str, says: str) -> None:
+    found = played(hostile, call(tool), WRITE, FINISH)
+    assert (found.turns[0].observation.ok, found.turns[0].observation.text) == (False, says)
+    assert (found.outcome, found.reward) == ("finished", 1.0)
+
+
+def test_what_is_printed_between_messages_is_left_out(hostile: ToolEnvironment) -> None:
+    assert played(hostile, call("babble")).turns[0].observation.text == "done"
+
+
+def test_an_episode_keeps_the_list_of_tools_that_it_opened_with(hostile: ToolEnvironment) -> None:
+    found = played(hostile, call("grow"), call("grown", text="b"), call("lie"), WRITE, FINISH)
+    assert [turn.observation.text for turn in found.turns] == [
+        "grown",
+        "error: there is no tool 'grown'",
+        "error: Unknown tool: lie",
+        "written",
+        "ok",
+    ]
+    assert found.reward == 1.0
+
+
+def test_a_server_sees_the_named_variables_and_no_other(hostile: ToolEnvironment) -> None:
+    names = ("MCP_TEST_TOKEN", "MODE", "MCP_TEST_OTHER", "/etc/shadow")
+    found = played(hostile, *(call("look", name=name) for name in names))
+    assert [(turn.observation.ok, turn.observation.text) for turn in found.turns] == [
+        (True, "a secret"),
+        (True, "strict"),
+        (False, "error: Error executing tool look"),
+        (False, "error: Error executing tool look"),
+    ]
+
+
+def test_a_start_whose_server_offers_other_tools_is_no_episode(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "two" / "extra.txt").write_text("")
+    environment = make(command=command(), folders=str(tmp_path))
+    found = [played(environment, WRITE, FINISH, setup=number) for number in (0, 1)]
+    assert sorted(one.outcome for one in found) == ["environment_error", "finished"]
+    (error,) = (one.error for one in found if one.error)
+    assert "the server offers now extra; expected the tools that it offered when the environment was made" in error
+
+
+def test_a_program_that_is_no_server_is_refused_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise SystemExit('no licence found')")
+    with pytest.raises(EnvironmentFailure, match=r"does not start: .*its last words: no licence found"):
+        make(command=f"{interpreter(NAME, RECIPE)} {tmp_path / 'broken.py'}", deadline=8.0)
