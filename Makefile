@@ -48,6 +48,7 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install bfcl
 	$(BIN)/python -m environments.install appworld --data=tiny
 	$(BIN)/python -m environments.install tau2
+	$(BIN)/python -m environments.install mcp
 
 test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)
