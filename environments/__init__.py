@@ -66,6 +66,13 @@ def load(name: str, **settings: Any) -> Environment:
     return maker(name)(**settings)
 
 
+def function(setting: str, name: str) -> Callable[..., Any]:
+    """The function that a setting names as package.module:function. Raises RegistryError."""
+    if ":" not in name:
+        raise registry.RegistryError(f"{setting} is {name!r}; expected package.module:function")
+    return registry.find(setting, name, {})
+
+
 def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Settings of the environment of that name, as flags give them. Raises RegistryError for one it does not take."""
     declared = registry.settings(maker(name))

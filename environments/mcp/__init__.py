@@ -19,9 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax import registry
 from cojax.environment import EnvironmentFailure, Traits
 from cojax.types import Task
+from environments import function
 from environments.mcp.command import files_of, variables_of, words_of
 from environments.mcp.servers import RECIPE, SERVERS
 from environments.mcp.world import NAME, Opener, files, listing
@@ -95,9 +95,9 @@ def make(
         return ToolEnvironment(
             NAME,
             tools=documents,
-            open=Opener(worker, documents, _named(state, "reader of the state") if state else files),
+            open=Opener(worker, documents, function("state", state) if state else files),
             setups=begun,
-            affordances=_named(affordances, "source of actions") if affordances else None,
+            affordances=function("affordances", affordances) if affordances else None,
             lookups=lookups.split(",") if lookups else declared or None,
             instructions=instructions,
             traits=Traits(concurrency=concurrency, deadline=_VERDICT * deadline, worded_alike=True),
@@ -105,10 +105,6 @@ def make(
     except (ValueError, EnvironmentFailure):
         worker.close()
         raise
-
-
-def _named(name: str, what: str) -> Any:
-    return registry.find(what, name, {})
 
 
 def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:
