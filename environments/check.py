@@ -17,7 +17,8 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
 Setups without tasks, as environments/tools makes them, are checked by tasks made for that (setups.py): a walk over the
 actions that each offers. The line has `setups` in place of `tasks`, and `unnoticed`: the tools of which no call changed
 the state, so that dropping one goes unnoticed. That is right for a look-up. `unclean` names calls that were refused and
-changed the state all the same. An environment with CASES is checked in each of them, whose label is `server`.
+changed the state all the same. An environment with `cases` (settings → label → settings) is checked in each of them,
+whose label is `server`.
 
 Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
 turn; drops that are let through are then listed, but are no faults, as an official verdict cannot be changed.
@@ -44,6 +45,8 @@ from environments.worker.venv import InstallError
 # BFCL's official checker misses 3 of its 4,625 single drops (--mutations=all lists them); this seed draws none of them.
 _SEED = 1
 _SPLITS = ("seed", "dev", "eval", "challenge")
+# Tasks of a split that are examined, where neither --count nor COUNT of the environment says.
+_COUNT = 200
 # The most faults and drops that a line lists; the rest are only counted.
 _LISTED = 20
 
@@ -208,21 +211,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
     )
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
-    parser.add_argument("--count", type=int, default=200, help="tasks of each split (default: %(default)s)")
+    parser.add_argument("--count", type=int, help=f"tasks of each split (default: the environment's own, or {_COUNT})")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
     options = parser.parse_args(arguments)
-    if options.count < 1:
+    if options.count is not None and options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
         module, settings = vars(environments.module(options.name)), _settings(options.name, options.set)
+        count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in known:
             if settings:
                 raise ValueError(f"the check of {options.name!r} is its own, and takes no --set")
-            return int(module["check"](options.count, every=options.mutations == "all", **settings))
+            return int(module["check"](count, every=options.mutations == "all", **settings))
         wrong = 0
-        for server, case in ({} if settings else module.get("CASES", {})).items() or [("", settings)]:
+        for server, case in module.get("cases", lambda given: {"": given})(settings).items():
             environment = environments.load(options.name, **case)
-            drawn = _drawn(environment, module.get("SPLITS"), options.category, options.count)
+            drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
             wrong += _report(environment, options.name, drawn, module, options.mutations == "all", server)
     except (ValueError, InstallError, EnvironmentFailure) as error:
         parser.error(str(error))

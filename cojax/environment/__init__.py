@@ -17,6 +17,7 @@ from cojax.environment.progress import PLAYING, Progress
 from cojax.environment.progress import Abandoned as Abandoned
 from cojax.environment.progress import counted_seconds as counted_seconds
 from cojax.environment.progress import excuse as excuse
+from cojax.environment.progress import waiting as waiting
 from cojax.host.clock import running as running  # environments take it from here
 from cojax.types import Action, Evaluation, Message, Observation, Outcome, Task, Trajectory, Triplet, Turn
 

@@ -1,10 +1,15 @@
-"""Any MCP server as an environment: its tools, on a folder that every episode has for itself; see docs/mcp.md.
+"""Any MCP server as an environment; see docs/mcp.md.
 
+launch.py       settings → the worker: of a command, confined, or of an address
 command.py      a command as text → its words, and the files that it reads
-connection.py   in a worker: starts a server and calls its tools, by the official SDK
+inside.py       in a worker: one server, or one session, an episode
+connection.py   in a worker: a session with a server, by the official SDK
+process.py      in a worker: a server as a process, over stdio
+address.py      in a worker: a server over streamable HTTP
 snapshot.py     in a worker: a folder → JSON
-inside.py       in a worker: one server an episode
+resources.py    a server's resources as two tools
 world.py        an episode's server, as environments/tools acts on it
+opening.py      setup → a world; servers that serve several episodes
 servers.py      ONE table of public servers that this is proved with
 starts.py       the folders in which their episodes start
 sql.py          statements worth trying on the tables of a database
@@ -19,34 +24,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Traits
-from cojax.types import Task
+from cojax.environment import EnvironmentFailure, Traits, ask
 from environments import function
-from environments.mcp.command import files_of, variables_of, words_of
+from environments.mcp import launch
+from environments.mcp.opening import Opener
 from environments.mcp.servers import RECIPE, SERVERS
-from environments.mcp.world import NAME, Opener, files, listing
+from environments.mcp.world import NAME, Answers, Offer, Reader, calls_of, folder_alone, offer
 from environments.tools import ToolEnvironment
-from environments.worker import Bounds, isolate
-from environments.worker.venv import interpreter
+from environments.worker import IsolatedEnvironment
 
-__all__ = ["CASES", "RECIPE", "make"]
+__all__ = ["COUNT", "RECIPE", "cases", "make"]
 
-# What `environments.check mcp` checks by itself: label → settings.
-CASES = {name: {"server": name} for name in SERVERS}
+# Setups that `environments.check mcp` examines of each server unless it is told.
+COUNT = 6
 # An error that a server returns as a success.
 _ERRORS = r"(?i)\s*(\w+ )?error\b"
 # Deadlines of one call that a verdict may take: it opens a second server and makes the solution's calls.
 _VERDICT = 6
-# Processes and threads of an episode: servers with thread pools have dozens.
-_PROCESSES = 128
+# Episodes at a time: of servers of a command, and of a server at an address.
+_MANY, _ONE = 8, 1
+# A function of the user's, as against a tool or JSON.
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+# Calls that are tried to find one that changes the state.
+_TRIED = 24
+
+
+def cases(settings: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What `environments.check mcp` checks: each public server by its name, unless the settings name a server."""
+    if settings.keys() & {"command", "url", "server"}:
+        return {str(settings.get("server", "")): settings}
+    return {name: {"server": name, **settings} for name in SERVERS}
 
 
 def make(
     *,
     command: str = "",
+    url: str = "",
+    unconfined: bool = False,
+    headers: str = "",
     server: str = "sqlite",
     folders: str = "",
     setups: str = "",
+    reset: str = "",
     state: str = "",
     errors: str = _ERRORS,
     ignore: str = "*.pyc,*.log,*-journal,*-wal,*-shm",
@@ -57,54 +76,131 @@ def make(
     instructions: str = "",
     deadline: float = 30.0,
     memory: float = 2.0,
-    concurrency: int = 8,
+    concurrency: int = 0,
 ) -> ToolEnvironment:
-    """The environment `mcp`: the server that `command` starts, or without one a public `server` of the table.
+    """The environment `mcp`: the server that `command` starts, the one at `url`, or a public `server` of the table.
 
     Raises ValueError for settings that make no environment, InstallError where `python -m environments.install mcp` was
     not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
     """
-    if not command:
+    if not command and not url:
         if server not in SERVERS:
             raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
         known = SERVERS[server]
-        command, folders = known.started(), folders or str(known.folder)
+        command, folders, state = known.started(), folders or str(known.folder), state or known.state
         setups, affordances, variables = setups or known.setups, affordances or known.affordances, known.variables
-    words = words_of(command)
+    _check(command, url, unconfined, headers, folders, variables, visible, errors)
+    starts = Path(folders).expanduser().absolute() if folders else None
+    begun, limits = _setups(setups, starts), launch.bounds(deadline, memory)
+    source = function("affordances", affordances) if affordances else None
+    if url:
+        worker = launch.unconfined(url, headers, errors, limits)
+    else:
+        worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
+    most = concurrency or (_ONE if url else _MANY)
+    try:
+        offered = offer(worker, begun[0])
+        for setup in begun:
+            calls_of("setups", setup.get("calls", ()), offered.names)
+        opener = _opener(worker, offered, url, reset, state, most)
+        environment = ToolEnvironment(
+            NAME,
+            # A policy that resets the server would undo what it has done.
+            tools=[tool for tool in offered.all_documents() if tool["function"]["name"] != opener.reset_by],
+            open=opener,
+            setups=begun,
+            affordances=source,
+            lookups=lookups.split(",") if lookups else offered.lookups or None,
+            instructions=instructions or offered.instructions,
+            traits=Traits(concurrency=most, deadline=_VERDICT * deadline, worded_alike=True),
+        )
+        if url:
+            _prove(environment, most)
+        return environment
+    except (ValueError, EnvironmentFailure):
+        worker.close()
+        raise
+
+
+def _check(
+    command: str, url: str, unconfined: bool, headers: str, folders: str, variables: str, visible: str, errors: str
+) -> None:
+    """Raises ValueError for settings that contradict each other, or cannot be read."""
     try:
         re.compile(errors)
     except re.error as error:
         raise ValueError(f"errors is {errors!r}, which is no regular expression: {error}") from error
-    starts = Path(folders).expanduser().absolute() if folders else None
-    worker = isolate(
-        "environments.mcp.inside",
-        python=interpreter(NAME, RECIPE),
-        bounds=Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES),
-        visible=tuple(
-            dict.fromkeys([*files_of(words), *filter(None, visible.split(":")), *([str(starts)] if starts else [])])
-        ),
-        command=words,
-        variables=variables_of(variables),
-        folders=str(starts) if starts else "",
-        errors=errors,
-        ignore=[pattern for pattern in ignore.split(",") if pattern],
-    )
-    try:
-        begun = _setups(setups, starts)
-        documents, declared = listing(worker, Task(NAME, "", begun[0]))
-        return ToolEnvironment(
-            NAME,
-            tools=documents,
-            open=Opener(worker, documents, function("state", state) if state else files),
-            setups=begun,
-            affordances=function("affordances", affordances) if affordances else None,
-            lookups=lookups.split(",") if lookups else declared or None,
-            instructions=instructions,
-            traits=Traits(concurrency=concurrency, deadline=_VERDICT * deadline, worded_alike=True),
+    if command and url:
+        raise ValueError("command and url name two servers; expected one of them")
+    given = {"folders": folders, "variables": variables, "visible": visible} if url else {"headers": headers}
+    if strange := [name for name, value in given.items() if value]:
+        meant = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
+        raise ValueError(f"{strange[0]} is given, but {meant}; leave it out")
+    if url and not unconfined:
+        raise ValueError(
+            "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"
         )
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
+
+
+def _opener(worker: IsolatedEnvironment, offered: Offer, url: str, reset: str, state: str, concurrency: int) -> Opener:
+    """The source of worlds. Raises ValueError for a server at a url whose episodes cannot be compared."""
+    if url and not (reset and state):
+        lacks = " and ".join(name for name, given in (("reset", reset), ("state", state)) if not given)
+        raise ValueError(
+            f"the server at {url} has no {lacks}: without both, no two episodes can be compared, so nothing is trained "
+            "on and no task is synthesized. Name the call that leads it back to its start in `reset`, and in `state` "
+            f"calls that show all that counts, or a function of your own. It offers {', '.join(offered.names)}"
+        )
+    resets = calls_of("reset", reset, offered.names) if reset else ()
+    if len(resets) > 1:
+        raise ValueError(f"reset names {len(resets)} calls; expected one")
+    return Opener(
+        worker,
+        offered,
+        _reader(state, offered.names),
+        reset=resets[0] if resets else None,
+        kept=concurrency,
+        lasting=bool(url),
+        alone=bool(url) and concurrency == 1,
+    )
+
+
+def _reader(state: str, names: tuple[str, ...]) -> Reader:
+    """How the state is read: the folder alone, by a function of the user's, or by calls."""
+    if not state:
+        return folder_alone
+    return function("state", state) if _FUNCTION.fullmatch(state) else Answers(calls_of("state", state, names))
+
+
+def _prove(environment: ToolEnvironment, concurrency: int) -> None:
+    """Proves that episodes of a server at a url have states of their own, where several are to be played at a time.
+
+    Of a server with one state, finds the look-ups, which later would wait for episodes that wait for them. Raises
+    ValueError, and EnvironmentFailure where the server fails.
+    """
+    (setup,) = environment.tasks("seed", 1)
+    first, second = environment.start(setup), environment.start(setup)
+    try:
+        ask(first.reset)
+        before = ask(first.state)
+        if concurrency == 1:
+            first.close()
+            for tool in environment.tools():
+                environment.is_lookup(tool["function"]["name"])
+            return
+        for action in ask(first.affordances)[:_TRIED]:
+            ask(first.step, action)
+            if (changed := ask(first.state)) != before:
+                ask(second.reset)
+                if ask(first.state) != changed:
+                    raise ValueError(
+                        f"concurrency is {concurrency}, but another session resets the state of the first: the server "
+                        "has one state for all of them; expected concurrency=1"
+                    )
+                return
+    finally:
+        first.close()
+        second.close()
 
 
 def _setups(given: str, starts: Path | None) -> list[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def words_of(command: str) -> list[str]:
@@ -45,7 +45,7 @@ def variables_of(given: str) -> Mapping[str, str]:
     found = {}
     for word in shlex.split(given):
         name, named, value = word.partition("=")
-        if not _VARIABLE.fullmatch(name):
+        if not NAMED.fullmatch(name):
             raise ValueError(f"variables names {name!r}; expected NAME=VALUE, or NAME for one that is set here")
         if not named and name not in os.environ:
             raise ValueError(f"variables names {name!r}, which is not set here; set it, or give {name}=VALUE")

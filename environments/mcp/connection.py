@@ -1,26 +1,25 @@
-"""One MCP server over stdio, by the official SDK, as its caller needs it: calls that block.
-
-The server's messages are read during a call alone. One that floods in between waits, as its pipe is full.
-"""
+"""In a worker: a session with one MCP server by the official SDK, as its caller needs it: calls that block."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple, Protocol
 
-import anyio
 from mcp import Client, MCPError
-from mcp.shared.message import SessionMessage
-from mcp_types import jsonrpc_message_adapter
+from mcp_types import CONNECTION_CLOSED
 
-from environments.mcp.world import READS
+from environments.mcp import resources
 
-# The longest message of a server, in bytes; the characters of its last words on stderr; pages of a list of tools.
-_MESSAGE, _WORDS, _PAGES = 16 * 2**20, 500, 100
+# The most characters of what a server says of its use.
+_INSTRUCTIONS = 4_000
+# The SDK's message where the server has forgotten the session.
+_FORGOTTEN = "Session terminated"
+# Of what the SDK reports, all that counts is an answer too.
+logging.getLogger("mcp").setLevel(logging.CRITICAL + 1)
 
 
 class ServerEnded(Exception):
@@ -34,130 +33,129 @@ class Reply(NamedTuple):
     ok: bool
 
 
-class Connection:
-    """A server, started by `open` in its folder with these variables alone. It ends with this process.
+class Transport(Protocol):
+    """A way to a server. `ended` says why it can be used no more, "" while it can."""
 
-    The SDK's client answers every request for sampling, roots and elicitation with an error, and does not offer them.
+    name: str
+    ended: str
+
+    def last_words(self) -> str:
+        """What the server said, beside its messages, when it did not start."""
+
+    def refusal(self) -> str:
+        """Why the transport refused the last message, "" where it did not."""
+
+    def streams(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """The stream of the server's messages, and the one of messages to it."""
+
+
+class Connection:
+    """A session with a server, from `open` on. It ends with this process.
+
+    `tools` is the documentation of its tools in OpenAI function format, `reads` the names of those that it declares to
+    change nothing; `has_resources` whether it offers resources; `instructions` what it says of its use. The SDK's
+    client answers every request for sampling, roots and elicitation with an error, and does not offer them.
     """
 
-    def __init__(self, command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> None:
-        self._command, self._folder, self._variables = command, folder, variables
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._loop = asyncio.new_event_loop()
-        self._ended, self._words = "", ""
         self._client: Any = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._serving: asyncio.Task[None] | None = None
         self.tools: tuple[Mapping[str, Any], ...] = ()
+        self.reads: tuple[str, ...] = ()
+        self.has_resources, self.instructions = False, ""
 
     def open(self) -> None:
-        """Starts the server and lists its tools. Raises RuntimeError where that fails."""
+        """Starts the session, and asks what the server offers. Raises RuntimeError where that fails."""
         try:
-            self._run(self._open())
-        except (OSError, MCPError, ServerEnded, ValueError, TimeoutError) as error:
-            said = self._words.strip()[-_WORDS:]
-            raise RuntimeError(
-                f"the server {' '.join(self._command)!r:.300} does not start: {error}; {self._ended}"
-                + (f"; its last words: {said}" if said else "")
-            ) from error
+            self._loop.run_until_complete(self._open())
+        except Exception as error:
+            why = (str(error) or type(error).__name__, self._transport.ended, self._transport.last_words())
+            said = "; ".join(filter(None, why))
+            raise RuntimeError(f"the server {self._transport.name!r:.300} does not start: {said}") from None
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Reply:
-        """The server's reply. Raises ServerEnded."""
-        if self._ended:
-            raise ServerEnded(self._ended)
+        """The reply to a call, also of the two tools for resources. Raises ServerEnded."""
+        if all(tool["function"]["name"] != name for tool in self.tools):
+            if name == resources.LIST:
+                return self._reply(self._resources())
+            if name == resources.READ:
+                return self._reply(resources.read(self._client, str(arguments.get("uri", ""))))
+        return self._reply(self._result(name, arguments))
+
+    def offers_the_same(self) -> bool:
+        """Whether the server still offers the tools that it offered at first."""
         try:
-            result = self._run(self._client.call_tool(name, dict(arguments)))
+            tools = self._loop.run_until_complete(resources.pages(self._client.list_tools, "tools"))
+        except (MCPError, RuntimeError, ValueError):
+            return False
+        return tuple(map(_document, tools)) == self.tools
+
+    def _reply(self, work: Coroutine[Any, Any, Reply | str]) -> Reply:
+        if self._transport.ended:
+            work.close()
+            raise ServerEnded(self._transport.ended)
+        try:
+            found = self._loop.run_until_complete(work)
+            return found if isinstance(found, Reply) else Reply(found, True)
         except (MCPError, RuntimeError, ValueError) as error:
-            if self._ended:
-                raise ServerEnded(self._ended) from error
-            return Reply(str(error), False)
+            closed = isinstance(error, MCPError) and (error.code == CONNECTION_CLOSED or str(error) == _FORGOTTEN)
+            if self._transport.ended or closed:
+                raise ServerEnded(self._transport.ended or f"the connection to the server is lost: {error}") from error
+            return Reply("; ".join(filter(None, (str(error), self._transport.refusal()))), False)
+
+    async def _result(self, name: str, arguments: Mapping[str, Any]) -> Reply:
+        result = await self._client.call_tool(name, dict(arguments))
         parts = [_text(block) for block in result.content]
-        if not parts and result.structured_content is not None:
+        # A tool that returns nothing has {"result": null} where results are structured.
+        if not parts and result.structured_content not in (None, {"result": None}):
             parts = [json.dumps(result.structured_content, ensure_ascii=False)]
         return Reply("\n".join(parts) or "ok", not result.is_error)
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._loop.run_until_complete(work)
+    async def _resources(self) -> str:
+        return json.dumps(await resources.listed(self._client), ensure_ascii=False)
 
     async def _open(self) -> None:
         opened: asyncio.Future[Any] = self._loop.create_future()
-        self._tasks.append(self._loop.create_task(self._serve(opened)))
-        self._client = await opened
-        found, cursor = [], None
-        for _ in range(_PAGES):
-            page = await self._client.list_tools(cursor=cursor)
-            found += page.tools
-            if not (cursor := page.next_cursor):
-                break
-        self.tools = tuple(_document(tool) for tool in found)
+        self._serving = self._loop.create_task(self._serve(opened))
+        self._client = client = await opened
+        found = await resources.pages(client.list_tools, "tools")
+        self.tools = tuple(map(_document, found))
+        self.reads = tuple(tool.name for tool in found if tool.annotations and tool.annotations.read_only_hint)
+        self.instructions = (client.instructions or "")[:_INSTRUCTIONS]
+        if client.server_capabilities.resources is not None:
+            with contextlib.suppress(MCPError, ValueError):
+                self.has_resources = any((await resources.listed(client)).values())
 
     async def _serve(self, opened: asyncio.Future[Any]) -> None:
-        """Keeps the connection open. The session must be left by the task that entered it."""
+        """Keeps the session open. It must be left by the task that entered it."""
         try:
             # By the handshake that servers of every version of the protocol know.
-            async with Client(self._transport(), mode="legacy", cache=None) as client:
+            async with Client(self._transport.streams(), mode="legacy", cache=None) as client:
                 opened.set_result(client)
                 await self._loop.create_future()
         except BaseException as error:
-            if opened.done():
-                raise
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
-            opened.set_exception(error)
-
-    @contextlib.asynccontextmanager
-    async def _transport(self) -> AsyncIterator[Any]:
-        process = await asyncio.create_subprocess_exec(
-            *self._command, cwd=self._folder, env=dict(self._variables), limit=_MESSAGE,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        into, received = anyio.create_memory_object_stream[Any](0)
-        sent, out = anyio.create_memory_object_stream[SessionMessage](0)
-        self._tasks += map(
-            self._loop.create_task,
-            (self._read(process, into), self._write(process, out), self._listen(process)),
-        )
-        yield received, sent
-
-    async def _read(self, process: asyncio.subprocess.Process, into: Any) -> None:
-        """Passes the server's messages on. What it prints that is no message is left out."""
-        stdout: Any = process.stdout
-        async with into:
-            try:
-                while line := await stdout.readline():
-                    with contextlib.suppress(ValueError):
-                        await into.send(SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False)))
-                self._ended = "the server has ended"
-            except ValueError:
-                self._ended = f"the server has sent a message of more than {_MESSAGE} bytes"
-
-    async def _write(self, process: asyncio.subprocess.Process, out: Any) -> None:
-        stdin: Any = process.stdin
-        async for message in out:
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            # One that has ended is noticed by the reader.
-            with contextlib.suppress(OSError):
-                stdin.write(line.encode() + b"\n")
-                await stdin.drain()
-
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        """Keeps the end of what the server writes to stderr."""
-        stderr: Any = process.stderr
-        while part := await stderr.read(65_536):
-            self._words = (self._words + part.decode(errors="replace"))[-4 * _WORDS :]
+            if not opened.done():
+                opened.set_exception(error)
+            else:
+                self._transport.ended = self._transport.ended or f"the connection to the server is lost: {error}"
 
 
 def _document(tool: Any) -> Mapping[str, Any]:
     """The tool in OpenAI function format."""
     function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-    reads = bool(tool.annotations and tool.annotations.read_only_hint)
-    return {"type": "function", "function": function, **({READS: True} if reads else {})}
+    return {"type": "function", "function": function}
 
 
 def _text(block: Any) -> str:
     """A part of a result as text; of what is no text, its kind."""
     if block.type == "text":
         return block.text
-    if block.type == "resource" and (text := vars(block.resource).get("text")) is not None:
-        return text
+    if block.type == "resource":
+        return resources.text_of(block.resource)
     if block.type == "resource_link":
         return f"[resource {block.uri}]"
     return f"[{block.type}]"

@@ -1,17 +1,21 @@
-"""The environment in its worker: every episode has a folder and a server of its own."""
+"""The environment in its worker: every episode has a server of its own, in a folder of its own, or a session."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
-from environments.mcp.connection import Connection, Reply, ServerEnded
+from environments.mcp.address import Address, prepare
+from environments.mcp.connection import Connection, ServerEnded
+from environments.mcp.process import Process
 from environments.mcp.snapshot import snapshot
 
 # The most characters of an answer.
@@ -24,10 +28,19 @@ class Servers:
     name = "mcp"
 
     def __init__(
-        self, command: Sequence[str], variables: Mapping[str, str], folders: str, errors: str, ignore: Sequence[str]
+        self,
+        errors: str,
+        ignore: Sequence[str] = (),
+        command: Sequence[str] = (),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        folders: str = "",
+        address: Mapping[str, Any] | None = None,
     ):
         self.command, self.variables, self.ignore = tuple(command), dict(variables), tuple(ignore)
         self.folders = Path(folders) if folders else None
+        self.address = address
+        if address:
+            prepare()
         self.errors = re.compile(errors) if errors else None
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -47,31 +60,28 @@ make = Servers
 
 
 class ServerEpisode:
-    """The server of one episode in the folder `world` of this process's scratch files."""
+    """A server: a process of its own in the folder `world` of this process's scratch files, or one at an address."""
 
     def __init__(self, servers: Servers, setup: Mapping[str, Any]) -> None:
         self._servers, self._setup = servers, setup
         self._folder = Path(tempfile.gettempdir()).absolute() / "world"
-        home = self._folder.with_name("home")
-        command = [word.replace("{folder}", str(self._folder)) for word in servers.command]
-        self._server = Connection(command, self._folder, _variables(command[0], home, servers.variables))
+        self._home = self._folder.with_name("home")
+        self._server = Connection(Address(**servers.address) if servers.address else self._process())
 
     def reset(self) -> tuple[Message, ...]:
-        """Copies the start folder, starts the server, and makes the setup's calls.
+        """Copies the start folder and starts the server, or a session; what the server tells, as JSON.
 
-        Raises RuntimeError where the server does not start, or one of these calls fails.
+        Raises RuntimeError where the server does not start.
         """
-        self._folder.with_name("home").mkdir()
+        self._home.mkdir()
         if name := self._setup.get("folder"):
             shutil.copytree((self._servers.folders or Path()) / name, self._folder, symlinks=True)
         else:
             self._folder.mkdir()
-        self._server.open()
-        for call in self._setup.get("calls", ()):
-            text, ok = self._answer(self._server.call(call["name"], call.get("arguments", {})))
-            if not ok:
-                raise RuntimeError(f"the call of {call['name']!r} in the setup failed: {text:.500}")
-        return ()
+        server = self._server
+        server.open()
+        told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
+        return (Message("system", json.dumps(told)),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._server.tools
@@ -80,29 +90,31 @@ class ServerEpisode:
         """Makes the action's one call. `done` means that the server has ended."""
         (call,) = action.calls
         try:
-            text, ok = self._answer(self._server.call(call.name, call.arguments))
-            return Observation((Message("tool", text),), ok=ok)
+            text, ok = self._server.call(call.name, call.arguments)
         except ServerEnded as ended:
             return Observation((Message("tool", str(ended)),), ok=False, done=True)
+        # A server may tell an error as a success.
+        lied = self._servers.errors is not None and self._servers.errors.match(text[:1_000])
+        cut = len(text) - _ANSWER
+        text = text if cut <= 0 else f"{text[:_ANSWER]}\n[{cut} characters cut]"
+        return Observation((Message("tool", text),), ok=ok and not lied)
 
     def state(self) -> Mapping[str, Any]:
-        return snapshot(self._folder, self._servers.ignore)
+        return {} if self._servers.address else snapshot(self._folder, self._servers.ignore)
 
     def affordances(self) -> tuple[Action, ...]:
         return ()
 
     def evaluate(self) -> Evaluation:
-        return Evaluation(0.0)
+        """1.0 where the server can be used again, as it offers the tools that it offered at first."""
+        return Evaluation(float(self._server.offers_the_same()))
 
     def close(self) -> None:
-        """Nothing: the server ends with this process."""
+        """Nothing: the server, or the session, ends with this process."""
 
-    def _answer(self, reply: Reply) -> tuple[str, bool]:
-        """A reply's text, and whether the call worked: a server may tell an error as a success."""
-        lied = self._servers.errors is not None and self._servers.errors.match(reply.text[:1_000])
-        cut = len(reply.text) - _ANSWER
-        text = reply.text if cut <= 0 else f"{reply.text[:_ANSWER]}\n[{cut} characters cut]"
-        return text, reply.ok and not lied
+    def _process(self) -> Process:
+        command = [word.replace("{folder}", str(self._folder)) for word in self._servers.command]
+        return Process(command, self._folder, _variables(command[0], self._home, self._servers.variables))
 
 
 def _variables(program: str, home: Path, own: Mapping[str, str]) -> dict[str, str]:

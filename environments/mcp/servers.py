@@ -18,16 +18,16 @@ RECIPE = Recipe(requirements=("mcp==2.3.0",), proof="from mcp import Client", py
 class Server:
     """A public server.
 
-    `recipe` is its virtual environment, `command` what starts it, a program that
-    comes with it, `fill` makes the folder of number n in which
-    an episode starts. `affordances` and `variables` are settings of `environments.mcp.make`; `known` are values of
-    arguments that the folder does not show.
+    `recipe` is its virtual environment, `command` what starts it, a program that comes with it; `fill` makes the folder
+    of number n in which an episode starts. `state`, `affordances` and `variables` are settings of
+    `environments.mcp.make`; `known` are values of arguments that the folder does not show.
     """
 
     name: str
     recipe: Recipe
     command: str
     fill: Callable[[Path, int], None]
+    state: str = ""
     affordances: str = ""
     variables: str = ""
     known: tuple[tuple[str, str], ...] = ()
@@ -65,6 +65,8 @@ SERVERS = {
             _recipe("mcp_server_sqlite", "mcp-server-sqlite==2025.4.25", "mcp<2"),
             "mcp-server-sqlite --db-path shop.db",
             starts.database,
+            # Its notes are no file, but a resource.
+            state='{"name": "read_resource", "arguments": {"uri": "memo://insights"}}',
             affordances="environments.mcp.sql:offers",
         ),
         Server(

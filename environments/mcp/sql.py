@@ -27,6 +27,7 @@ def offers(world: ServerWorld) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield "write_query", {"query": _insert(name, table["columns"], table["rows"], word)}
         for row in rng.sample(table["rows"], min(_ROWS, len(table["rows"]))):
             yield from _of_row(name, table["columns"], row, rng.choice(_WORDS))
+    yield "append_insight", {"insight": f"{word} sells"}
     if word not in dict(tables):
         yield "create_table", {"query": f"CREATE TABLE {word} (id INTEGER PRIMARY KEY, name TEXT)"}
 

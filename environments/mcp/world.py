@@ -1,99 +1,168 @@
-"""An episode's server as environments/tools acts on it: calls, state, and the tools that it must offer."""
+"""An episode's server as environments/tools acts on it: calls and a state. The verdict is made here, away from it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, LimitExceeded
-from cojax.types import Action, Call, Task
+from cojax.types import Action, Call, Task, signature
+from environments.mcp import resources
 from environments.tools.toolset import Refused
 from environments.worker import IsolatedEnvironment
 from environments.worker.isolated import IsolatedEpisode
 
 NAME = "mcp"
-# The mark, in a worker's documentation of a tool, that the server declares it to change nothing.
-READS = "reads"
 
 Documents = tuple[Mapping[str, Any], ...]
 Caller = Callable[[str, Mapping[str, Any]], str]
 Reader = Callable[[Mapping[str, Any], Caller], Any]
 
 
-def files(state: Mapping[str, Any], call: Caller) -> Any:
-    """The state of a world whose user gives no reader: the snapshot of its folder."""
-    return state
+def folder_alone(folder: Mapping[str, Any], call: Caller) -> Any:
+    """The state of a world whose user names none: the snapshot of its folder."""
+    return folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Answers:
+    """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls."""
+
+    calls: tuple[Call, ...]
+
+    def __call__(self, folder: Mapping[str, Any], call: Caller) -> Any:
+        answers = {}
+        for one in self.calls:
+            try:
+                text = call(one.name, one.arguments)
+            except Refused as refusal:
+                raise EnvironmentFailure(f"the state cannot be read by {signature_of(one)}: {refusal}") from refusal
+            answers[signature_of(one)] = _read(text)
+        return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
+
+
+def signature_of(call: Call) -> str:
+    """A call in one line."""
+    return signature(Action(calls=(call,)))
+
+
+@dataclasses.dataclass
+class Turn:
+    """The right to use a server, until it is passed on to another world."""
+
+    passed_on: bool = False
 
 
 class ServerWorld:
-    """A world behind a server. The verdict on it is made here, away from the server."""
+    """A world behind a server. `leave` is called once, with whether the server still works, when it is closed."""
 
-    def __init__(self, episode: IsolatedEpisode, read: Reader) -> None:
-        self._episode, self._read = episode, read
+    def __init__(self, episode: IsolatedEpisode, read: Reader, turn: Turn, leave: Callable[[bool], None]) -> None:
+        self._episode, self._read, self._turn, self._leave = episode, read, turn, leave
+        self._works, self._closed = True, False
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
-        seen = self._episode.step(Action(calls=(Call(name, arguments),)))
+        seen = self._asked(self._episode.step, Action(calls=(Call(name, arguments),)))
         if seen.done:
+            self._works = False
             raise LimitExceeded(seen.text)
         if not seen.ok:
             raise Refused(seen.text)
         return seen.text
 
     def state(self) -> Any:
-        return self._read(self._episode.state(), self.call)
+        return self._read(self._asked(self._episode.state), self.call)
 
     def close(self) -> None:
-        """Ends the server and every process of its episode."""
-        self._episode.close()
+        """Gives the server back, or ends it with every process of its episode."""
+        if not self._closed:
+            self._closed = True
+            self._leave(self._works)
+
+    def _asked(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        if self._turn.passed_on:
+            raise EnvironmentFailure("the world has passed its server on to another; expected one world at a time")
+        try:
+            return question(*arguments)
+        except EnvironmentFailure:
+            self._works = False
+            raise
 
 
 @dataclasses.dataclass(frozen=True)
-class Opener:
-    """setup → a world. Raises EnvironmentFailure where the server does not start, or offers other tools."""
+class Offer:
+    """What a server tells of itself: the documentation of its tools, the names of those that it declares to change
+    nothing, whether it has resources, and what it says of its use."""
 
-    worker: IsolatedEnvironment
     documents: Documents
-    read: Reader
+    reads: tuple[str, ...]
+    has_resources: bool
+    instructions: str
 
-    def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
-        episode = self.worker.start(Task(NAME, "", setup))
-        try:
-            episode.reset()
-            offered, _ = _told(episode.tools())
-            if offered != self.documents:
-                raise EnvironmentFailure(_difference(self.documents, offered))
-        except BaseException:
-            episode.close()
-            raise
-        return ServerWorld(episode, self.read)
+    @property
+    def lookups(self) -> tuple[str, ...]:
+        """The tools that change nothing, where the server declares such ones at all."""
+        return (*self.reads, *(resources.NAMES if self.has_resources else ())) if self.reads else ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tools, also of those for resources."""
+        return tuple(tool["function"]["name"] for tool in self.all_documents())
+
+    def all_documents(self) -> Documents:
+        """The tools, and those for resources where there are any, and no tool of the server has such a name."""
+        own = {tool["function"]["name"] for tool in self.documents}
+        more = resources.DOCUMENTS if self.has_resources else ()
+        return (*self.documents, *(tool for tool in more if tool["function"]["name"] not in own))
 
 
-def listing(worker: IsolatedEnvironment, task: Task) -> tuple[Documents, tuple[str, ...]]:
-    """The documentation of a server's tools, and the names of those that it declares to change nothing.
-
-    The server that tells them is the one of an episode of `task`. Raises EnvironmentFailure where it does not start.
-    """
-    episode = worker.start(task)
+def offer(worker: IsolatedEnvironment, setup: Mapping[str, Any]) -> Offer:
+    """The offer of the server of an episode in that setup. Raises EnvironmentFailure where it does not start."""
+    episode = worker.start(Task(NAME, "", setup))
     try:
-        episode.reset()
-        return _told(episode.tools())
+        (message,) = episode.reset()
+        told = json.loads(message.content)
+        return Offer(episode.tools(), tuple(told["reads"]), told["resources"], told["instructions"])
     finally:
         episode.close()
 
 
-def _told(tools: Documents) -> tuple[Documents, tuple[str, ...]]:
-    reading = tuple(tool["function"]["name"] for tool in tools if tool.get(READS))
-    return tuple({name: part for name, part in tool.items() if name != READS} for tool in tools), reading
-
-
-def _difference(expected: Documents, offered: Documents) -> str:
+def difference(expected: Documents, offered: Documents) -> str:
     """What a list of tools has that the other has not, in words."""
-    before, now = ({tool["function"]["name"] for tool in tools} for tools in (expected, offered))
-    said = [f"no longer {', '.join(sorted(before - now))}"] if before - now else []
-    said += [f"now {', '.join(sorted(now - before))}"] if now - before else []
+    before, after = ({tool["function"]["name"] for tool in tools} for tools in (expected, offered))
+    said = [f"no longer {', '.join(sorted(before - after))}"] if before - after else []
+    said += [f"now {', '.join(sorted(after - before))}"] if after - before else []
     return (
         f"the server offers {' and '.join(said) or 'the same tools with other documentation, or in another order'}; "
         "expected the tools that it offered when the environment was made"
     )
+
+
+def calls_of(setting: str, given: str | Sequence[Any], known: Sequence[str]) -> tuple[Call, ...]:
+    """The calls that a setting names: a tool, JSON of a call, or JSON of several. Raises ValueError."""
+    try:
+        found = json.loads(given) if isinstance(given, str) and given.lstrip()[:1] in ("[", "{") else given
+    except ValueError as error:
+        raise ValueError(f"{setting} is {given!r:.200}, which is no JSON: {error}") from error
+    calls = [found] if isinstance(found, (str, Mapping)) else list(found)
+    made = []
+    for one in calls:
+        call = {"name": one} if isinstance(one, str) else one
+        if not (isinstance(call, Mapping) and isinstance(call.get("name"), str)):
+            raise ValueError(f'{setting} names the call {one!r:.200}; expected {{"name": TOOL, "arguments": {{…}}}}')
+        if call["name"] not in known:
+            raise ValueError(f"{setting} names {call['name']!r}; the server offers {', '.join(known)}")
+        if not isinstance(arguments := call.get("arguments", {}), Mapping):
+            raise ValueError(f"{setting} calls {call['name']!r} with {arguments!r:.200}; expected an object")
+        made.append(Call(call["name"], arguments))
+    return tuple(made)
+
+
+def _read(text: str) -> Any:
+    """The JSON that a text is, else the text itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text

@@ -171,8 +171,9 @@ class ToolEpisode:
                 return verdict if isinstance(verdict, Evaluation) else Evaluation(float(verdict))
         if not self._task.solution:
             return Evaluation(0.0)
+        reached = state_of(self._world)  # before the solution is played: some worlds allow no second one beside them
         end = self._reference(self._task)
-        start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, state_of(self._world)))
+        start, goal, now = (dict(_leaves(state)) for state in (end.start, end.goal, reached))
         changed = [path for path in sorted(start.keys() | goal.keys()) if start.get(path) != goal.get(path)]
         others = (start.keys() | goal.keys() | now.keys()) - set(changed)
         holds = [now.get(path) == goal.get(path) for path in changed]

@@ -6,47 +6,31 @@ import os
 import time
 from pathlib import Path
 
+import mcp_plays
 import pytest
+from mcp_plays import FINISH, call, command, processes
 
 import environments
-from cojax.environment import EnvironmentFailure, play
-from cojax.environment.replay import follow
-from cojax.types import Action, Call, Task, Trajectory
+from cojax.environment import EnvironmentFailure
+from cojax.types import Action, Trajectory
 from environments.mcp import RECIPE, make
-from environments.mcp.world import NAME, Opener
+from environments.mcp.world import NAME
 from environments.tools import ToolEnvironment
-from environments.worker import kernel
 from environments.worker.venv import interpreter
 
 pytestmark = pytest.mark.real
-SERVER = Path(__file__).with_name("hostile.py")
-FINISH = Action(calls=(Call("finish"),))
-WRITE = Action(calls=(Call("write", {"text": "a"}),))
-
-
-def command() -> str:
-    return f"{interpreter(NAME, RECIPE)} {SERVER}"
+WRITE = call("write", text="a")
 
 
 @pytest.fixture(scope="module")
 def hostile() -> ToolEnvironment:
     os.environ.update(MCP_TEST_TOKEN="a secret", MCP_TEST_OTHER="another")
-    return environments.load("mcp", command=command(), deadline=8.0, variables="MCP_TEST_TOKEN MODE=strict")
+    settings = {"command": command("hostile_server.py"), "variables": "MCP_TEST_TOKEN MODE=strict"}
+    return environments.load("mcp", deadline=8.0, **settings)
 
 
 def played(environment: ToolEnvironment, *actions: Action, setup: int = 0) -> Trajectory:
-    begun = environment.tasks("seed", 2)[setup].setup
-    return play(environment, Task(NAME, "", begun, (WRITE, FINISH)), follow(actions), max_turns=len(actions))
-
-
-def call(tool: str, **arguments: str) -> Action:
-    return Action(calls=(Call(tool, arguments),))
-
-
-def processes(environment: ToolEnvironment) -> set[int]:
-    opener = environment._rules.open
-    assert isinstance(opener, Opener)
-    return set(kernel.descendants_of(opener.worker.supervisor))
+    return mcp_plays.played(environment, (WRITE, FINISH), *actions, setup=setup)
 
 
 def test_the_file_that_a_tool_writes_is_the_state(hostile: ToolEnvironment) -> None:
@@ -122,7 +106,7 @@ def test_a_start_whose_server_offers_other_tools_is_no_episode(tmp_path: Path) -
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     (tmp_path / "two" / "extra.txt").write_text("")
-    environment = make(command=command(), folders=str(tmp_path))
+    environment = make(command=command("hostile_server.py"), folders=str(tmp_path))
     found = [played(environment, WRITE, FINISH, setup=number) for number in (0, 1)]
     assert sorted(one.outcome for one in found) == ["environment_error", "finished"]
     (error,) = (one.error for one in found if one.error)

@@ -9,6 +9,7 @@ from pathlib import Path
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.types import SamplingMessage, TextContent
 from pydantic import BaseModel
+from serve_mcp import serve
 
 server = MCPServer("hostile")
 
@@ -94,6 +95,18 @@ async def ask_user(context: Context) -> str:
 
 
 @server.tool()
+def clear() -> None:
+    """Remove the file."""
+    Path("file.txt").unlink(missing_ok=True)
+
+
+@server.tool()
+def text() -> str:
+    """The file's text."""
+    return Path("file.txt").read_text() if Path("file.txt").exists() else "nothing"
+
+
+@server.tool()
 def look(name: str) -> str:
     """A variable of the environment, or a file's text."""
     if name in os.environ:
@@ -103,4 +116,4 @@ def look(name: str) -> str:
 
 if Path("extra.txt").exists():
     server.add_tool(write, name="extra")
-server.run("stdio")
+serve(server)

@@ -1,0 +1,55 @@
+"""A server's resources as two tools, which are the same whatever the resources are, so that these may come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+NAMES = LIST, READ = "list_resources", "read_resource"
+DOCUMENTS: tuple[Mapping[str, Any], ...] = tuple(
+    {"type": "function", "function": {"name": name, "description": said, "parameters": parameters}}
+    for name, said, parameters in (
+        (LIST, "List the resources that can be read.", {"type": "object", "properties": {}}),
+        (
+            READ,
+            "Read a resource.",
+            {"type": "object", "properties": {"uri": {"type": "string"}}, "required": ["uri"]},
+        ),
+    )
+)
+# Pages of a list.
+_PAGES = 100
+
+
+async def listed(client: Any) -> dict[str, Any]:
+    """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
+    found = [_entry(one, uri=str(one.uri)) for one in await pages(client.list_resources, "resources")]
+    templates = await pages(client.list_resource_templates, "resource_templates")
+    patterns = {"templates": [_entry(one, uri_template=one.uri_template) for one in templates]} if templates else {}
+    return {"resources": found, **patterns}
+
+
+async def read(client: Any, uri: str) -> str:
+    """The text of a resource. Raises MCPError."""
+    return "\n".join(map(text_of, (await client.read_resource(uri)).contents))
+
+
+async def pages(listing: Callable[..., Awaitable[Any]], part: str) -> list[Any]:
+    """All entries of a list that a server gives page by page."""
+    found, cursor = [], None
+    for _ in range(_PAGES):
+        page = await listing(cursor=cursor)
+        found += vars(page)[part]
+        if not (cursor := page.next_cursor):
+            break
+    return found
+
+
+def text_of(content: Any) -> str:
+    """The text of a resource's content; of other content its kind."""
+    text = vars(content).get("text")
+    return text if text is not None else f"[{content.mime_type or 'bytes'}]"
+
+
+def _entry(one: Any, **place: str) -> dict[str, str]:
+    return place | {"name": one.name} | ({"description": one.description} if one.description else {})
