@@ -104,8 +104,8 @@ class ToolEnvironment:
 
     def is_lookup(self, tool: str) -> bool:
         """Whether a tool never changes the world: as the environment says, or else if it worked on the first setups and
-        left every state as it was. Raises EnvironmentFailure where ten seconds do not tell, or the deadline of its traits
-        where that is longer."""
+        left every state as it was. Raises EnvironmentFailure where trying does not end within ten seconds, or within
+        the deadline of its traits if that is longer."""
         if self._given_lookups is not None:
             return tool in self._given_lookups
         with self._trying:  # one trial at a time: side by side they would slow one another down
