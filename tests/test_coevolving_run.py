@@ -14,10 +14,10 @@ from same_runs import assert_same_run, episodes, lines
 
 from cojax.storage.checkpoint import Checkpointer
 
+# A policy that solves some tasks and parts of others, so that failures differ in partial reward.
 SETTINGS = (
-    "steps=3", "checkpoint_every=1", "initial_tasks=6", "batch_size=3", "evaluation.every=0", "evaluation.tasks=8",
-    "warm_start.steps=60", "warm_start.demonstrations=400", "warm_start.check_tasks=4", "preference.epochs=1",
-    "preference.learning_rate=0.001", "explorer.stretch=(1, 2)",
+    "steps=4", "checkpoint_every=1", "initial_tasks=12", "batch_size=6", "evaluation.every=0", "evaluation.tasks=8",
+    "warm_start.check_tasks=4", "preference.epochs=1", "preference.learning_rate=0.001",
 )  # fmt: skip
 
 
@@ -42,8 +42,8 @@ def test_both_agents_play_half_of_each_group_and_learn(reference):
     records = lines(reference / "metrics.jsonl")
     for record, played in zip(records, episodes(reference).values(), strict=True):
         found = record["preference"]
-        assert [sum(episode.get("agent") == agent for episode in played) for agent in (None, "second")] == [6, 6]
-        assert sum(record["outcomes"].values()) == 12
+        assert [sum(episode.get("agent") == agent for episode in played) for agent in (None, "second")] == [12, 12]
+        assert sum(record["outcomes"].values()) == 24
         for agent in ("target", "second"):
             mine = [episode for episode in played if (episode.get("agent") == "second") == (agent == "second")]
             failed = [episode for episode in mine if episode["reward"] < 1]
@@ -52,8 +52,11 @@ def test_both_agents_play_half_of_each_group_and_learn(reference):
         assert found["examples"]["own"] == found["target"]["failures"]
         assert found["examples"]["other"] == found["second"]["failures"]
     assert any(record["updates"] for record in records)
+    second = [record["preference"]["second"] for record in records]
+    assert [one["pairs"] for one in second] == [record["preference"]["examples"]["failures"] for record in records]
+    assert any(one["updates"] for one in second[:-1])
     # Before it has learned, the second agent is the target.
-    assert records[0]["preference"]["second"]["distance"] == pytest.approx(0.0, abs=1e-5)
+    assert second[0]["distance"] == pytest.approx(0.0, abs=1e-5)
 
 
 def test_the_agents_are_told_apart_by_the_weights_that_sampled(reference):
@@ -68,19 +71,19 @@ def test_the_summary_has_the_share_of_hard_negatives_and_the_report_shows_the_ag
     ]
     share = sum(one["hard"] for one in played) / sum(one["failures"] for one in played)
     assert summary(reference)["hard_negatives"] == share
-    assert summary(reference)["tasks_final"] == summary(reference)["tasks_initial"] == 6
-    assert '"agents":{"step":[1,2,3],"target":{' in (reference / "report.html").read_text()
+    assert summary(reference)["tasks_final"] == summary(reference)["tasks_initial"] == 12
+    assert '"agents":{"step":[1,2,3,4],"target":{' in (reference / "report.html").read_text()
 
 
 def test_a_killed_run_goes_on_with_both_agents_to_the_identical_result(reference, runs, tmp_path):
     workdir = tmp_path / "run"
-    moment = workdir / "episodes/000002.jsonl.gz"
+    moment = workdir / "episodes/000004.jsonl.gz"
     status, _ = runs.signalled(workdir, moment.exists, signal.SIGKILL, *SETTINGS, "method=coevolving")
     assert status == -signal.SIGKILL
     assert not (workdir / "summary.json").exists()
     done = runs.continued(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "resumed at step 1" in done.stdout or "resumed at step 2" in done.stdout
+    assert "resumed at step 3" in done.stdout or "resumed at step 4" in done.stdout
     assert_same_run(workdir, reference)
 
 
@@ -122,4 +125,4 @@ def test_best_of_n_trains_nothing_and_reports_its_trials(runs, tmp_path):
 def test_the_task_set_grows_where_it_may(runs, tmp_path):
     done = runs(tmp_path / "run", *SETTINGS, "method=coevolving", "preference.tasks=growing", "evolve=trajectory")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert summary(tmp_path / "run")["tasks_final"] > 6
+    assert summary(tmp_path / "run")["tasks_final"] > 12
