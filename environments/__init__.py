@@ -83,6 +83,14 @@ def settings_from_text(name: str, given: Mapping[str, str]) -> dict[str, Any]:
     return registry.check_settings("environment", name, maker(name), values)
 
 
+def examine(name: str, given: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings of an environment that nothing may be made of, and which must not be stored.
+
+    It is the function `examine` of the environment's module that knows them, if there is one.
+    """
+    vars(module(name)).get("examine", lambda **settings: None)(**given)
+
+
 def _is_module(name: str) -> bool:
     """Whether a module of that name can be imported, also from the current folder."""
     try:

@@ -17,8 +17,7 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
 Setups without tasks, as environments/tools makes them, are checked by tasks made for that (setups.py): a walk over the
 actions that each offers. The line has `setups` in place of `tasks`, and `unnoticed`: the tools of which no call changed
 the state, so that dropping one goes unnoticed. That is right for a look-up. `unclean` names calls that were refused and
-changed the state all the same. An environment with `cases` (settings → label → settings) is checked in each of them,
-whose label is `server`.
+changed the state all the same. An environment with `cases` is checked in each of them; its label is `server`.
 
 Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
 turn; drops that are let through are then listed, but are no faults, as an official verdict cannot be changed.

@@ -114,6 +114,8 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
         given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
         registry.check_call(choice.kind, name, function, choice.takes, given)
+    if leaf == "environment.name":
+        environments.examine(name, given)
     full = environments.full_name(name) if leaf == "environment.name" else name
     return ChosenEntry(choice.kind, full, function, given)
 

@@ -18,22 +18,24 @@ data.py         installs the public servers
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
 from environments import function
 from environments.mcp import launch
+from environments.mcp.command import variables_of, words_of
 from environments.mcp.opening import Opener
-from environments.mcp.servers import RECIPE, SERVERS
+from environments.mcp.servers import RECIPE, SERVERS, Server
 from environments.mcp.world import NAME, Answers, Offer, Reader, calls_of, folder_alone, offer
 from environments.tools import ToolEnvironment
 from environments.worker import IsolatedEnvironment
 
-__all__ = ["COUNT", "RECIPE", "cases", "make"]
+__all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
 
 # Setups that `environments.check mcp` examines of each server unless it is told.
 COUNT = 6
@@ -84,25 +86,23 @@ def make(
     not run, and EnvironmentFailure where the server does not start. docs/mcp.md describes the settings.
     """
     if not command and not url:
-        if server not in SERVERS:
-            raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
-        known = SERVERS[server]
+        known = _public(server)
         command, folders, state = known.started(), folders or str(known.folder), state or known.state
-        setups, affordances, variables = setups or known.setups, affordances or known.affordances, known.variables
-    _check(command, url, unconfined, headers, folders, variables, visible, errors)
+        setups, affordances = setups or known.setups, affordances or known.affordances
+        variables = f"{known.variables} {variables}"
+    given = {"folders": folders, "variables": variables, "visible": visible, "errors": errors}
+    examine(command=command, url=url, unconfined=unconfined, headers=headers, **given)
     starts = Path(folders).expanduser().absolute() if folders else None
     begun, limits = _setups(setups, starts), launch.bounds(deadline, memory)
     source = function("affordances", affordances) if affordances else None
+    most = concurrency or (_ONE if url else _MANY)
     if url:
         worker = launch.unconfined(url, headers, errors, limits)
     else:
         worker = launch.confined(command, starts, variables, visible, errors, ignore, limits)
-    most = concurrency or (_ONE if url else _MANY)
-    try:
+    with _closed_on_failure(worker):
         offered = offer(worker, begun[0])
-        for setup in begun:
-            calls_of("setups", setup.get("calls", ()), offered.names)
-        opener = _opener(worker, offered, url, reset, state, most)
+        opener = _opener(worker, offered, begun, url, reset, state, most)
         environment = ToolEnvironment(
             NAME,
             # A policy that resets the server would undo what it has done.
@@ -116,16 +116,22 @@ def make(
         )
         if url:
             _prove(environment, most)
-        return environment
-    except (ValueError, EnvironmentFailure):
-        worker.close()
-        raise
+    return environment
 
 
-def _check(
-    command: str, url: str, unconfined: bool, headers: str, folders: str, variables: str, visible: str, errors: str
+def examine(
+    *,
+    command: str = "",
+    url: str = "",
+    unconfined: bool = False,
+    headers: str = "",
+    folders: str = "",
+    variables: str = "",
+    visible: str = "",
+    errors: str = _ERRORS,
+    **others: Any,
 ) -> None:
-    """Raises ValueError for settings that contradict each other, or cannot be read."""
+    """Raises ValueError for settings that contradict each other, that cannot be read, or that may hold a secret."""
     try:
         re.compile(errors)
     except re.error as error:
@@ -140,10 +146,45 @@ def _check(
         raise ValueError(
             "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"
         )
+    if url:
+        launch.address_of(url)
+        launch.headers_of(headers)
+    elif command:
+        words_of(command)
+        variables_of(variables)
 
 
-def _opener(worker: IsolatedEnvironment, offered: Offer, url: str, reset: str, state: str, concurrency: int) -> Opener:
-    """The source of worlds. Raises ValueError for a server at a url whose episodes cannot be compared."""
+def _public(server: str) -> Server:
+    if server not in SERVERS:
+        raise ValueError(f"server {server!r} not found; available: {', '.join(SERVERS)}; or give a `command`")
+    return SERVERS[server]
+
+
+@contextlib.contextmanager
+def _closed_on_failure(worker: IsolatedEnvironment) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, EnvironmentFailure):
+        worker.close()
+        raise
+
+
+def _opener(
+    worker: IsolatedEnvironment,
+    offered: Offer,
+    setups: Sequence[Mapping[str, Any]],
+    url: str,
+    reset: str,
+    state: str,
+    concurrency: int,
+) -> Opener:
+    """The source of worlds.
+
+    Raises ValueError for calls that the server does not offer, and for a server at a url whose episodes cannot be
+    compared.
+    """
+    for setup in setups:
+        calls_of("setups", setup.get("calls", ()), offered.names)
     if url and not (reset and state):
         lacks = " and ".join(name for name, given in (("reset", reset), ("state", state)) if not given)
         raise ValueError(

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 import environments
-from environments.mcp import _setups, make
+from environments.mcp import _setups, cases, make
 from environments.mcp.command import files_of, variables_of, words_of
+from environments.mcp.launch import address_of, headers_of
 
 
 def test_a_command_s_files_become_absolute_and_its_other_words_stay(tmp_path: Path, monkeypatch) -> None:
@@ -64,6 +65,10 @@ def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
     [
         ({"server": "gti"}, "server 'gti' not found; available: sqlite, git, filesystem; or give a `command`"),
         ({"command": "true", "errors": "("}, "which is no regular expression"),
+        ({"url": "http://localhost/mcp"}, "a server at a url is not confined: .* set unconfined=True"),
+        ({"url": "http://localhost/mcp", "command": "true"}, "command and url name two servers"),
+        ({"url": "http://localhost/mcp", "folders": "starts"}, "folders is given, but a server at a url starts"),
+        ({"command": "true", "headers": "X=Y"}, "headers is given, but a command takes `variables`"),
     ],
 )
 def test_settings_that_make_no_environment_are_refused(settings: dict[str, str], why: str) -> None:
@@ -71,6 +76,43 @@ def test_settings_that_make_no_environment_are_refused(settings: dict[str, str],
         make(**settings)
 
 
+def test_an_address_that_may_hold_a_secret_is_a_variable_s(monkeypatch) -> None:
+    assert address_of("http://127.0.0.1:8000/mcp") == "http://127.0.0.1:8000/mcp"
+    monkeypatch.setenv("MY_ADDRESS", "https://ada:secret@example.org/mcp?key=1")
+    assert address_of("$MY_ADDRESS") == "https://ada:secret@example.org/mcp?key=1"
+    for url in ("https://ada:secret@example.org/mcp", "https://example.org/mcp?key=1"):
+        with pytest.raises(ValueError, match="url holds a user or a query"):
+            address_of(url)
+    with pytest.raises(ValueError, match=r"expected http://HOST/PATH, https://HOST/PATH, or \$NAME of a variable"):
+        address_of("localhost:8000/mcp")
+    monkeypatch.delenv("MY_ADDRESS")
+    with pytest.raises(ValueError, match="url names the variable 'MY_ADDRESS', which is not set here"):
+        address_of("$MY_ADDRESS")
+
+
+def test_headers_name_variables_and_no_values(monkeypatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "Bearer of a secret")
+    assert headers_of("Authorization=A_TOKEN X-Key=A_TOKEN") == {
+        "Authorization": "Bearer of a secret",
+        "X-Key": "Bearer of a secret",
+    }
+    with pytest.raises(ValueError, match="expected HEADER=NAME of a variable"):
+        headers_of("Authorization='Bearer of a secret'")
+    monkeypatch.delenv("A_TOKEN")
+    with pytest.raises(ValueError, match="names a variable for 'Authorization' which is not set here"):
+        headers_of("Authorization=A_TOKEN")
+
+
+def test_the_check_goes_through_the_public_servers_unless_one_is_named() -> None:
+    assert cases({"deadline": 60.0}) == {
+        name: {"server": name, "deadline": 60.0} for name in ("sqlite", "git", "filesystem")
+    }
+    assert cases({"server": "git"}) == {"git": {"server": "git"}}
+    assert cases({"command": "my-server"}) == {"": {"command": "my-server"}}
+
+
 def test_settings_from_flags_have_their_types() -> None:
-    given = {"command": "true", "deadline": "5", "concurrency": "2"}
-    assert environments.settings_from_text("mcp", given) == {"command": "true", "deadline": 5.0, "concurrency": 2}
+    given = {"command": "true", "deadline": "5", "concurrency": "2", "unconfined": "True"}
+    assert environments.settings_from_text("mcp", given) == {
+        "command": "true", "deadline": 5.0, "concurrency": 2, "unconfined": True,
+    }  # fmt: skip
