@@ -224,7 +224,7 @@ def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder
     assert found["share_of_bound"] * found["decode_seconds"] == pytest.approx(max(seconds))
     found = run(capsys, "prefill", *size)
     # Computing takes longer than reading 10,000 parameters once, unless this machine is a strange one.
-    assert found["share_of_bound"] >= found["mfu"] > 0
+    assert found["share_of_bound"] >= found["mfu"] * (1 - 1e-9) > 0
 
 
 def test_update_of_a_folder(capsys: pytest.CaptureFixture[str], folder: str):

@@ -120,7 +120,8 @@ def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
     assert changes(static, feedback) == {"evolve": "none"}
     # What all tables share and the preset does not say.
     assert changes(feedback, desk_smollm2.get_config()) == {
-        "seed": 301, "engine.lanes": 1, "explorer.width": 1, "evaluation.seed": 2026,
+        "seed": 301, "engine.lanes": 1, "engine.slots": 16, "limits.concurrency": 16, "explorer.width": 1,
+        "evaluation.seed": 2026,
     }  # fmt: skip
 
 
