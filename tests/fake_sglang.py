@@ -203,10 +203,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 given = dict(zip(sys.argv, sys.argv[1:]))
+# Read before the start is logged, upon which the test may change it.
+delay = float(Path("{delay}").read_text()) if Path("{delay}").exists() else 0.0
 with open("{starts}", "a") as log:
     log.write(given["--port"] + " " + given["--weight-version"] + " " + given["--model-path"] + "\\n")
-if Path("{delay}").exists():
-    time.sleep(float(Path("{delay}").read_text()))
+time.sleep(delay)
 if not (Path(given["--model-path"]) / "config.json").exists():
     sys.exit("no model there")
 label = given["--weight-version"]

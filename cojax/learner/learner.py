@@ -226,6 +226,8 @@ class Learner:
             lowered["reference"] = self._forward.lower(self.reference, None, batch, count)
         if not self.on_policy:
             lowered["old"] = self._forward.lower(self._frozen, state.params, batch, count)
+        if extra is not None:
+            lowered["pairs"] = self._forward.lower(self._frozen, state.params, *extra)
         return lowered
 
     def policy(self, state: TrainState) -> Params:

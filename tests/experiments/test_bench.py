@@ -230,7 +230,7 @@ def test_a_folder_in_place_of_a_shape(capsys: pytest.CaptureFixture[str], folder
 def test_update_of_a_folder(capsys: pytest.CaptureFixture[str], folder: str):
     found = run(capsys, "update", f"--folder={folder}", "--rows=2", "--row-length=16", "--repeats=1", "--reference")
     assert (found["shape"], found["dtype"], found["param_dtype"]) == ("small", "bfloat16", "float32")
-    assert found["share_of_bound"] >= found["mfu"] > 0
+    assert found["share_of_bound"] >= found["mfu"] * (1 - 1e-9) > 0
 
 
 def test_load_and_export(capsys: pytest.CaptureFixture[str]):

@@ -128,8 +128,8 @@ def test_programs_are_examined_for_devices_that_have_published_figures(config, m
     config.batch_size, config.group_size = 2, 4
     seen: list[tuple] = []
 
-    def report(*given: object) -> dict:
-        seen.append(given)
+    def report(*given: object, agents: int) -> dict:
+        seen.append((*given, agents))
         kinds = {"all-gather": {"count": 3, "bytes": 5 * 2**30}}
         sizes = {"bytes_peak": 3 * 2**29, "bytes_limit": 2**34}
         return {"collectives": kinds, "kernels": ["splash attention"], "bound_seconds": 2.5, **sizes}
@@ -142,7 +142,7 @@ def test_programs_are_examined_for_devices_that_have_published_figures(config, m
     assert preflight._programs(config, {"learner": tpu, "learned": "state"}) == (
         "1.5 of 16.0 GiB a device, each sends 5 GiB a step, kernels: splash attention; a step takes at least 2.5 s"
     )
-    assert seen == [(tpu, "state", [4, 4], targets.V5E)]
+    assert seen == [(tpu, "state", [4, 4], targets.V5E, 1)]
     assert preflight._programs(config, {"learner": cpu, "learned": "state"}) == (
         "not examined: experiments.compile knows no such device"
     )
