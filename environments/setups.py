@@ -12,6 +12,8 @@ from environments import check
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
+# Walks that are begun, as one ends at an action that is refused and changes the state.
+_WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
 
 
@@ -70,6 +72,13 @@ class SetupReport:
     def _walk(self, environment: Environment, setup: Task) -> Task | None:
         """The task of a walk over actions that worked, and then the last action offered, which ends the episode."""
         rng = random.Random(content_hash(["walk", to_json(setup.setup)]))
+        for _ in range(_WALKS):
+            if taken := self._walked(environment, setup, rng):
+                return Task(setup.environment, "; ".join(map(signature, taken)), setup.setup, taken)
+        return None
+
+    def _walked(self, environment: Environment, setup: Task, rng: random.Random) -> tuple[Action, ...]:
+        """The actions of one walk; () where none worked before it ended."""
         episode, taken = environment.start(setup), list[Action]()
         try:
             ask(episode.reset)
@@ -88,8 +97,7 @@ class SetupReport:
                 *offered, ending = ask(episode.affordances) or (Action(),)
         finally:
             episode.close()
-        query = "; ".join(map(signature, taken))
-        return Task(setup.environment, query, setup.setup, (*taken, ending)) if taken else None
+        return (*taken, ending) if taken else ()
 
     def _step(self, episode: Episode, action: Action) -> tuple[Observation, bool]:
         """Takes one action of a walk; false where it is refused, and has changed the state all the same."""

@@ -23,8 +23,13 @@ _PAGES = 100
 
 async def listed(client: Any) -> dict[str, Any]:
     """The resources, and if there are any, the templates of their addresses. Raises MCPError."""
+    from mcp import MCPError  # only workers have the SDK
+
     found = [_entry(one, uri=str(one.uri)) for one in await pages(client.list_resources, "resources")]
-    templates = await pages(client.list_resource_templates, "resource_templates")
+    try:
+        templates = await pages(client.list_resource_templates, "resource_templates")
+    except MCPError:
+        templates = []  # a server may have resources and no list of templates
     patterns = {"templates": [_entry(one, uri_template=one.uri_template) for one in templates]} if templates else {}
     return {"resources": found, **patterns}
 
