@@ -26,13 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, Traits, ask
+from cojax.types import Call
 from environments import function
 from environments.mcp import launch
 from environments.mcp.command import variables_of, words_of
 from environments.mcp.opening import Opener
 from environments.mcp.servers import RECIPE, SERVERS, Server
-from environments.mcp.world import NAME, Answers, Offer, Reader, calls_of, folder_alone, offer
+from environments.mcp.world import NAME, Answers, Offer, calls_of, folder_alone, offer
 from environments.tools import ToolEnvironment
+from environments.tools.toolset import Refused
 from environments.worker import IsolatedEnvironment
 
 __all__ = ["COUNT", "RECIPE", "cases", "examine", "make"]
@@ -195,22 +197,26 @@ def _opener(
     resets = calls_of("reset", reset, offered.names) if reset else ()
     if len(resets) > 1:
         raise ValueError(f"reset names {len(resets)} calls; expected one")
-    return Opener(
-        worker,
-        offered,
-        _reader(state, offered.names),
-        reset=resets[0] if resets else None,
-        kept=concurrency,
-        lasting=bool(url),
-        alone=bool(url) and concurrency == 1,
-    )
+    calls = () if not state or _FUNCTION.fullmatch(state) else calls_of("state", state, offered.names)
+    read = Answers(calls) if calls else function("state", state) if state else folder_alone
+    alone = bool(url) and concurrency == 1
+    reset_by = resets[0] if resets else None
+    opener = Opener(worker, offered, read, reset=reset_by, kept=concurrency, lasting=bool(url), alone=alone)
+    if calls:
+        _try(opener, setups[0], calls)
+    return opener
 
 
-def _reader(state: str, names: tuple[str, ...]) -> Reader:
-    """How the state is read: the folder alone, by a function of the user's, or by calls."""
-    if not state:
-        return folder_alone
-    return function("state", state) if _FUNCTION.fullmatch(state) else Answers(calls_of("state", state, names))
+def _try(opener: Opener, setup: Mapping[str, Any], calls: Sequence[Call]) -> None:
+    """Raises ValueError for a call to read the state that the server refuses at the start of an episode."""
+    world = opener(setup)
+    try:
+        for call in calls:
+            world.call(call.name, call.arguments)
+    except Refused as refusal:
+        raise ValueError(f"state names {call.name!r}, which the server refuses: {refusal}") from refusal
+    finally:
+        world.close()
 
 
 def _prove(environment: ToolEnvironment, concurrency: int) -> None:

@@ -16,7 +16,7 @@ from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
 from environments.mcp.address import Address, prepare
 from environments.mcp.connection import Connection, ServerEnded
 from environments.mcp.process import Process
-from environments.mcp.snapshot import snapshot
+from environments.mcp.snapshot import TooLarge, snapshot
 
 # The most characters of an answer.
 _ANSWER = 200_000
@@ -71,13 +71,14 @@ class ServerEpisode:
     def reset(self) -> tuple[Message, ...]:
         """Copies the start folder and starts the server, or a session; what the server tells, as JSON.
 
-        Raises RuntimeError where the server does not start.
+        Raises RuntimeError where the server does not start, and TooLarge for a start folder that cannot be compared.
         """
         self._home.mkdir()
         if name := self._setup.get("folder"):
             shutil.copytree((self._servers.folders or Path()) / name, self._folder, symlinks=True)
         else:
             self._folder.mkdir()
+        snapshot(self._folder, self._servers.ignore)
         server = self._server
         server.open()
         told = {"reads": server.reads, "resources": server.has_resources, "instructions": server.instructions}
@@ -100,7 +101,13 @@ class ServerEpisode:
         return Observation((Message("tool", text),), ok=ok and not lied)
 
     def state(self) -> Mapping[str, Any]:
-        return {} if self._servers.address else snapshot(self._folder, self._servers.ignore)
+        """The folder as JSON; of one that has become too large, that it has."""
+        if self._servers.address:
+            return {}
+        try:
+            return snapshot(self._folder, self._servers.ignore)
+        except TooLarge as error:
+            return {"too_large": str(error)}
 
     def affordances(self) -> tuple[Action, ...]:
         return ()

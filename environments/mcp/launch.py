@@ -15,13 +15,14 @@ from environments.worker import Bounds, IsolatedEnvironment, isolate
 from environments.worker.venv import interpreter
 
 _MODULE = "environments.mcp.inside"
-# Processes and threads of an episode: servers with thread pools have dozens.
-_PROCESSES = 128
+# Processes and threads of an episode: servers with thread pools have dozens. Values of a state, which has no more than
+# snapshot.MOST characters.
+_PROCESSES, _VALUES = 128, 1_100_000
 
 
 def bounds(deadline: float, memory: float) -> Bounds:
     """The limits of an episode: seconds of a call, and GiB of address space of each process."""
-    return Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES)
+    return Bounds(deadline=deadline, memory=int(memory * 2**30), processes=_PROCESSES, values=_VALUES)
 
 
 def confined(

@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# The most files of a folder, and the most bytes of one that is kept as it is.
-_FILES, _KEPT = 2_000, 65_536
+# The most files of a folder, the most bytes of one that is kept as it is, and the most characters of it all as JSON.
+_FILES, _KEPT, MOST = 2_000, 65_536, 2 * 2**20
 _SQLITE = b"SQLite format 3\0"
 _GIT = ".git"
 
 
 class TooLarge(ValueError):
-    """A folder with more files than can be compared."""
+    """A folder that holds more than can be compared."""
 
 
 def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
@@ -28,7 +28,9 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
 
     A file is {"path", "content"}, its content text, or JSON if it is JSON; {"path", "tables"} for a database; {"path",
     "sha256"} for other bytes and long texts; {"path", "link"} for a symbolic link; {"path"} for an empty folder. Files
-    and folders whose name matches a pattern of `ignore` are left out. Raises TooLarge for more than 2,000 files.
+    and folders whose name matches a pattern of `ignore` are left out.
+
+    Raises TooLarge for more than 2,000 files, and for more than 2 MiB of JSON.
     """
     found: dict[str, Any] = {"files": {}}
     for path in _walk(folder, ignore):
@@ -40,6 +42,10 @@ def snapshot(folder: Path, ignore: Sequence[str] = ()) -> dict[str, Any]:
         found["files"][name] = {"path": name, **_held(path)}
         if len(found["files"]) > _FILES:
             raise TooLarge(f"the folder of the episode holds more than {_FILES} files; name those to `ignore`")
+    if (size := len(json.dumps(found))) > MOST:
+        raise TooLarge(
+            f"the folder of the episode is {size} characters as JSON, more than {MOST}; name files to `ignore`"
+        )
     return found
 
 
@@ -118,6 +124,7 @@ def _repository(folder: Path) -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> list[str]:
-    command = ["git", "-c", "core.quotePath=false", "-C", str(folder), *arguments]
+    # No program that the repository names is run.
+    command = ["git", "-c", "core.quotePath=false", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments]
     told = subprocess.run(command, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL)
     return told.stdout.splitlines()

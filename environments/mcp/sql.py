@@ -20,7 +20,8 @@ def offers(world: ServerWorld) -> Iterator[tuple[str, Mapping[str, Any]]]:
     state = world.state()
     rng = random.Random(canonical(state))
     word = rng.choice(_WORDS)
-    tables = [(name, table) for file in state["files"].values() for name, table in file.get("tables", {}).items()]
+    files = state.get("files", {}).values()
+    tables = [(name, table) for file in files for name, table in file.get("tables", {}).items()]
     yield "list_tables", {}
     for name, table in tables:
         yield "describe_table", {"table_name": name}

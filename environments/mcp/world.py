@@ -28,7 +28,10 @@ def folder_alone(folder: Mapping[str, Any], call: Caller) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls."""
+    """The state of a world as the answer of one call; or its folder, if it has one, and the answers of these calls.
+
+    An answer that is refused is {"refused": why}: what a policy has done may be the reason.
+    """
 
     calls: tuple[Call, ...]
 
@@ -36,10 +39,9 @@ class Answers:
         answers = {}
         for one in self.calls:
             try:
-                text = call(one.name, one.arguments)
+                answers[signature_of(one)] = _read(call(one.name, one.arguments))
             except Refused as refusal:
-                raise EnvironmentFailure(f"the state cannot be read by {signature_of(one)}: {refusal}") from refusal
-            answers[signature_of(one)] = _read(text)
+                answers[signature_of(one)] = {"refused": str(refusal)}
         return {**folder, "answers": answers} if folder or len(answers) > 1 else next(iter(answers.values()))
 
 

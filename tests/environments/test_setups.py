@@ -68,6 +68,41 @@ def test_a_sound_environment_has_no_fault_and_says_what_goes_unnoticed():
     assert line["mutated"] == line["mutated_rejected"] + line["harmless"] + len(line["let_through"])
 
 
+class Paper:
+    """A world without copies, so that calls are offered that are refused."""
+
+    def __init__(self, setup):
+        self.text, self.blots = setup["text"], 0
+
+    def state(self):
+        return {"text": self.text, "blots": self.blots}
+
+
+def blot(paper) -> None:
+    """Refuse, and change the state all the same."""
+    paper.blots += 1
+    raise ValueError("no blots")
+
+
+def note(paper) -> None:
+    paper.text += "a"
+
+
+def test_a_call_that_is_refused_and_changes_the_state_is_listed_and_the_walk_begins_anew():
+    line = report(blot, note, open=Paper, garbage=False, setups=[{"text": str(number)} for number in range(5)])
+    assert line["faults"] == []
+    assert line["unclean"]
+    assert set(line["unclean"]) == {"blot() is refused and changes the state"}
+    assert (line["setups"], line["replayed"]) == (5, 5)
+
+
+def test_where_every_call_is_refused_no_action_works():
+    line = report(blot, open=Paper, garbage=False)
+    (fault,) = line["faults"][:1]
+    assert fault.endswith(": no action is offered that works")
+    assert line["unclean"] == ["blot() is refused and changes the state"] * 4
+
+
 def test_a_call_that_a_later_one_makes_superfluous_goes_unnoticed():
     def count(world) -> None:
         world["text"] = "same"

@@ -95,6 +95,13 @@ async def ask_user(context: Context) -> str:
 
 
 @server.tool()
+def fill() -> None:
+    """Make more files than can be compared."""
+    for number in range(2_001):
+        Path(str(number)).touch()
+
+
+@server.tool()
 def clear() -> None:
     """Remove the file."""
     Path("file.txt").unlink(missing_ok=True)

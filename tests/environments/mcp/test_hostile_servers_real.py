@@ -38,6 +38,11 @@ def test_the_file_that_a_tool_writes_is_the_state(hostile: ToolEnvironment) -> N
     assert played(hostile, call("write", text="b"), FINISH).reward == 0.0
 
 
+def test_a_folder_that_becomes_too_large_to_be_compared_is_no_success(hostile: ToolEnvironment) -> None:
+    found = played(hostile, WRITE, call("fill"), FINISH)
+    assert (found.outcome, found.reward) == ("finished", 0.0)
+
+
 @pytest.mark.parametrize(
     ("tool", "why"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import environments
 from environments.mcp import _setups, cases, make
 from environments.mcp.command import files_of, variables_of, words_of
 from environments.mcp.launch import address_of, headers_of
+from environments.mcp.resources import pages
 
 
 def test_a_command_s_files_become_absolute_and_its_other_words_stay(tmp_path: Path, monkeypatch) -> None:
@@ -109,6 +112,18 @@ def test_the_check_goes_through_the_public_servers_unless_one_is_named() -> None
     }
     assert cases({"server": "git"}) == {"git": {"server": "git"}}
     assert cases({"command": "my-server"}) == {"": {"command": "my-server"}}
+
+
+def test_every_page_of_a_list_is_read_up_to_a_hundred() -> None:
+    class Page:
+        def __init__(self, number: int, last: int) -> None:
+            self.tools, self.next_cursor = [number], str(number + 1) if number < last else None
+
+    async def listing(cursor: str | None, last: int = 3) -> Page:
+        return Page(int(cursor or 1), last)
+
+    assert asyncio.run(pages(listing, "tools")) == [1, 2, 3]
+    assert asyncio.run(pages(functools.partial(listing, last=1_000), "tools"))[-1] == 100
 
 
 def test_settings_from_flags_have_their_types() -> None:

@@ -72,3 +72,10 @@ def test_a_folder_of_thousands_of_files_is_refused(tmp_path: Path) -> None:
         (tmp_path / str(number)).touch()
     with pytest.raises(TooLarge, match="more than 2000 files; name those to `ignore`"):
         snapshot(tmp_path)
+
+
+def test_a_folder_of_more_text_than_can_be_compared_is_refused(tmp_path: Path) -> None:
+    for number in range(33):
+        (tmp_path / str(number)).write_text("x" * 65_000)
+    with pytest.raises(TooLarge, match=r"episode is \d+ characters as JSON, more than 2097152; name files to `ignore`"):
+        snapshot(tmp_path)
