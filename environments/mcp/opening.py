@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, waiting
+from cojax.environment import EnvironmentFailure, PolicyLoss, waiting
 from cojax.types import Call, Task, canonical, to_json
 from environments.mcp.world import NAME, Offer, Reader, ServerWorld, Turn, difference, signature_of
 from environments.tools.toolset import Refused
@@ -63,6 +63,12 @@ class Opener:
         return self._reset.name if self._reset else ""
 
     def __call__(self, setup: Mapping[str, Any]) -> ServerWorld:
+        try:
+            return self._opened(setup)
+        except PolicyLoss as loss:  # before a policy has done anything
+            raise EnvironmentFailure(str(loss)) from loss
+
+    def _opened(self, setup: Mapping[str, Any]) -> ServerWorld:
         turn = self._turns.take() if self._turns else Turn()
         try:
             folder = setup.get("folder") or ""

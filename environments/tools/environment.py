@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, Traits, ask
+from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Task, Triplet, content_hash
 from environments.tools import wording
 from environments.tools.episode import End, Rules, ToolEpisode, plain_json
@@ -154,6 +154,8 @@ class ToolEnvironment:
             for action in task.solution:
                 episode.step(action)
             end = End(start, *episode.end())
+        except PolicyLoss as loss:  # in a world of its own, which is not the policy's
+            raise EnvironmentFailure(str(loss)) from loss
         finally:
             episode.close()
         with self._lock:

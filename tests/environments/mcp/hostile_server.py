@@ -95,6 +95,13 @@ async def ask_user(context: Context) -> str:
 
 
 @server.tool()
+def slay() -> str:
+    """Answer, and then end every process of the episode."""
+    subprocess.Popen([sys.executable, "-c", "import os, time; time.sleep(0.5); os.kill(-1, 9)"])
+    return "soon"
+
+
+@server.tool()
 def fill() -> None:
     """Make more files than can be compared."""
     for number in range(2_001):

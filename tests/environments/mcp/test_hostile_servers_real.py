@@ -11,8 +11,8 @@ import pytest
 from mcp_plays import FINISH, call, command, processes
 
 import environments
-from cojax.environment import EnvironmentFailure
-from cojax.types import Action, Trajectory
+from cojax.environment import EnvironmentFailure, LimitExceeded
+from cojax.types import Action, Task, Trajectory
 from environments.mcp import RECIPE, make
 from environments.mcp.world import NAME
 from environments.tools import ToolEnvironment
@@ -63,6 +63,20 @@ def test_a_server_that_hangs_floods_or_dies_is_the_action_s_doing_and_leaves_no_
         time.sleep(0.05)
     assert processes(hostile) <= before
     assert played(hostile, WRITE, FINISH).reward == 1.0
+
+
+def test_an_episode_is_judged_although_a_tool_ends_its_processes_between_two_calls(hostile: ToolEnvironment) -> None:
+    episode = hostile.start(Task(NAME, "", {}, (WRITE, FINISH)))
+    episode.reset()
+    running = processes(hostile)
+    assert episode.step(call("slay")).text == "soon"
+    until = time.monotonic() + 60
+    while not running - processes(hostile) and time.monotonic() < until:
+        time.sleep(0.05)
+    with pytest.raises(LimitExceeded, match="the server has ended"):
+        episode.step(WRITE)
+    assert episode.evaluate().reward == 0.0
+    episode.close()
 
 
 @pytest.mark.parametrize(
