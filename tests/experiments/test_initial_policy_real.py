@@ -18,6 +18,9 @@ pytestmark = pytest.mark.real
 class Held:
     """An engine whose policy nobody asks."""
 
+    def rest(self) -> None:
+        """Nothing runs."""
+
     def load(self, weights) -> None:
         pass
 

@@ -256,6 +256,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def is_generating(engine: LocalEngine, session: str) -> bool:
+    """Whether a lane has a request of the session. One that has just been given a slot has none yet."""
+    return any(state.request is not None for lane in engine._lanes if (state := lane._sessions.get(session)))
+
+
 def test_a_session_waits_for_a_slot(engine: LocalEngine) -> None:
     for number in range(SLOTS):
         engine.generate([number], Sampling(1.0, 1), session=str(number), seed=(1,))
@@ -272,7 +277,7 @@ def test_release_aborts_a_running_call(engine: LocalEngine) -> None:
     engine.release("b")
     for _ in range(2 * SLOTS):  # no slot is lost
         thread, outcome = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-        wait_until(lambda: "a" in engine._lane_of)
+        wait_until(lambda: is_generating(engine, "a"))
         engine.release("a")
         thread.join(30)
         assert isinstance(outcome[0], EngineError)
@@ -298,7 +303,7 @@ def test_release_during_the_last_forward_loses_no_slot(engine: LocalEngine, monk
 
 def test_one_call_at_a_time_in_a_session(engine: LocalEngine) -> None:
     thread, _ = in_thread(lambda: engine.generate([1], Sampling(1.0, LENGTH), session="a", seed=(1,)))
-    wait_until(lambda: "a" in engine._lane_of)
+    wait_until(lambda: is_generating(engine, "a"))
     with pytest.raises(ValueError, match="still generating"):
         engine.generate([1, 2], Sampling(), session="a", seed=(1,))
     engine.release("a")
