@@ -20,7 +20,7 @@ from cojax import registry
 from cojax.environment import Environment
 
 # Modules of this folder that are not environments.
-_OTHERS = {"worker", "tools", "install", "check", "setups"}
+_OTHERS = {"worker", "tools", "install", "check", "setups", "solutions", "watch"}
 
 
 def available() -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Observation, Task, canonical, content_hash, signature, to_json
-from environments import check
+from environments.solutions import GARBAGE, SplitReport
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
@@ -22,11 +22,16 @@ class SetupReport:
 
     def __init__(self) -> None:
         self.setups = self.actions = 0
-        self.plays = check.SplitReport()
+        self.plays = SplitReport()
         self.worked: set[str] = set()
         self.changed: set[str] = set()
         self.endings: set[str] = set()
         self.unclean: list[str] = []
+
+    def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
+        """Checks these setups; the first of them gets the garbage."""
+        for number, setup in enumerate(setups):
+            self.check(environment, setup, garbage=number == 0)
 
     def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
         """Checks one setup: it opens twice alike, a walk replays alike, and each of its calls counts.
@@ -43,7 +48,7 @@ class SetupReport:
                 self.plays.faults.append(f"{_name(setup)}: no action is offered that works")
                 return
             self._play(environment, task)
-            for name, action in check.GARBAGE.items() if garbage else ():
+            for name, action in GARBAGE.items() if garbage else ():
                 self.plays.throw(environment, task, name, action)
                 if _changes(environment, setup, action):
                     self.plays.faults.append(f"{_name(setup)}: {name} changes the state")

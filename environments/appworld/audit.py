@@ -17,7 +17,7 @@ from cojax.types import Action, Call, Group, Task, Trajectory
 from environments.appworld import data as roots
 from environments.appworld.environment import NAME, AppWorld, AppWorldEpisode
 from environments.appworld.goal_completion import goal_completion
-from environments.check import GARBAGE, SplitReport
+from environments.solutions import GARBAGE, SplitReport
 from environments.worker.venv import InstallError
 
 _NOTHING = (Action("```python\napis.supervisor.complete_task()\n```"),)

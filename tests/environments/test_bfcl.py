@@ -16,6 +16,7 @@ from cojax.environment.replay import follow
 from cojax.rollout.tool_calls import parse
 from cojax.types import Action, Call, Task, Trajectory
 from environments import check
+from environments.solutions import GARBAGE
 from environments.worker import IsolatedEnvironment
 
 pytestmark = pytest.mark.real
@@ -70,7 +71,7 @@ def test_every_official_solution_passes_and_none_does_without_a_call(category, c
         "harmless": 0,
         "fault_count": 0,
     }
-    assert line["answered"] == line["thrown"] == len(check.GARBAGE) + 2
+    assert line["answered"] == line["thrown"] == len(GARBAGE) + 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,14 @@ import environments
 from cojax.types import Action, Call, Evaluation
 from environments import check
 from environments.desk.episode import DeskEpisode
+from environments.solutions import GARBAGE, SplitReport
+
+
+def checked(environment, tasks, every=False):
+    report = SplitReport()
+    for task in tasks:
+        report.check(environment, task, every=every)
+    return report
 
 
 class Generous:
@@ -42,24 +50,24 @@ def test_the_desk_passes(capsys):
         assert (line["tasks"], line["replayed"], line["mutated"]) == (40, 40, 40)
         assert line["mutated_rejected"] + line["harmless"] == 40
         assert line["mutated_rejected"] > 20
-        assert line["thrown"] == line["answered"] == len(check.GARBAGE)
+        assert line["thrown"] == line["answered"] == len(GARBAGE)
         assert line["fault_count"] == 0
 
 
 def test_every_call_can_be_dropped():
     tasks = environments.load("desk").tasks("dev", 20)
-    tally = check.check(environments.load("desk"), tasks, every=True)
+    tally = checked(environments.load("desk"), tasks, every=True)
     assert tally.mutated == sum(len(action.calls) for task in tasks for action in task.solution)
 
 
 def test_a_reward_for_anything_is_told():
     tasks = environments.load("desk").tasks("dev", 40)
-    tally = check.check(Generous(), tasks, every=True)
+    tally = checked(Generous(), tasks, every=True)
     changes = [call_changes(task, place) for task in tasks for place in range(len(task.solution) - 1)]
     assert len(tally.let_through) == sum(changes) > 20
     assert tally.harmless == len(changes) - sum(changes)
     assert tally.mutated_rejected == 40  # the endings
-    one = check.check(Generous(), tasks)
+    one = checked(Generous(), tasks)
     assert one.line("desk", "dev", 0.0, every=False)["fault_count"] == len(one.let_through) > 0
 
 
@@ -73,7 +81,7 @@ def call_changes(task, dropped):
 
 
 def test_an_unsteady_environment_is_a_fault():
-    tally = check.check(Moody(), environments.load("desk").tasks("dev", 3))
+    tally = checked(Moody(), environments.load("desk").tasks("dev", 3))
     assert [fault.split(": ")[1] for fault in tally.faults] == ["two plays of the solution differ"] * 3
     assert tally.replayed == 0
 
@@ -81,7 +89,7 @@ def test_an_unsteady_environment_is_a_fault():
 def test_a_solution_that_fails_is_a_fault():
     task = environments.load("desk").tasks("dev", 1)[0]
     broken = dataclasses.replace(task, solution=(Action(calls=(Call("files_fly"),)),))
-    tally = check.check(environments.load("desk"), [broken])
+    tally = checked(environments.load("desk"), [broken])
     assert tally.faults == [f"{task.id}: the solution ends truncated with reward 0.0"]
 
 
@@ -100,7 +108,7 @@ def test_an_environment_that_breaks_rejects_nothing():
             self.on = lambda where: (where == "evaluate" and len(taken) < whole[id(task)]) and 1 / 0
             return episode
 
-    tally = check.check(Fragile(), tasks)
+    tally = checked(Fragile(), tasks)
     assert (tally.replayed, tally.mutated, tally.mutated_rejected) == (5, 5, 0)
     assert len(tally.faults) == 5
     assert "environment_error evaluate: ZeroDivisionError" in tally.faults[0]
@@ -108,8 +116,8 @@ def test_an_environment_that_breaks_rejects_nothing():
 
 def test_an_environment_that_chokes_on_garbage_is_a_fault():
     task = environments.load("desk").tasks("dev", 1)[0]
-    tally = check.SplitReport()
-    tally.throw(BrokenDesk(on=every("step", 1)), task, "prose", check.GARBAGE["prose"])
+    tally = SplitReport()
+    tally.throw(BrokenDesk(on=every("step", 1)), task, "prose", GARBAGE["prose"])
     assert tally.faults == [f"{task.id}: prose ends environment_error step: OSError: step is on fire"]
     assert (tally.thrown, tally.answered) == (1, 0)
 

@@ -158,6 +158,27 @@ def test_an_environment_from_outside_is_found_by_its_module(outside, name, capsy
     assert "needs nothing installed" in capsys.readouterr().out
 
 
+HANGS = """
+import threading
+from environments.tools import ToolEnvironment
+
+def wait(world, seconds: int) -> str:
+    threading.Event().wait()
+
+def make():
+    return ToolEnvironment("waiting", [wait], dict, [{"seconds": 1}])
+"""
+
+
+def test_a_tool_that_never_returns_ends_the_check_with_a_fault(outside, monkeypatch, capsys):
+    (outside / "waits.py").write_text(HANGS)
+    monkeypatch.setattr(check, "_PATIENCE", 0.3)
+    assert check.main(["waits"]) == 1
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert line["fault_count"] == len(line["faults"])
+    assert "has not returned in 0.3 s, and the check ends here" in line["faults"][0]
+
+
 def test_an_environment_of_the_repository_comes_first(outside):
     assert load("desk").name == "desk"
     assert maker("desk").__module__ == "environments.desk"
