@@ -34,7 +34,7 @@ from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
-from cojax.validation.similarity import NearDuplicates
+from cojax.validation.similarity import NearDuplicates, setup_hash
 from experiments import explorers, methods, policies, traits
 from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
@@ -241,6 +241,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
+        closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
         **settings(config.synthesis, "select"),
     )
 

@@ -55,7 +55,8 @@ class Loop:
 
     Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`. Every `evolve_every` steps it prepares at most `contexts`
     expeditions. They find at most `budget` tasks together and `per_context` each. `select` is an entry of
-    `synthesis.SELECTIONS`. A draft is refused if `near_duplicates` finds a task with similar wording in the pool.
+    `synthesis.SELECTIONS`. A draft is refused if `near_duplicates` finds a task with similar wording in the pool. No
+    setup whose hash is in `closed` is explored without a signal.
     `quality` measures the pool after an evolution, for the step's record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
@@ -106,6 +107,7 @@ class Loop:
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
     near_duplicates: NearDuplicates = dataclasses.field(default_factory=lambda: NearDuplicates(0.0))
+    closed: frozenset[str] = frozenset()
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None
     quality: Callable[[TaskPool], Mapping[str, Any]] = lambda pool: {}
 

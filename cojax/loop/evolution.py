@@ -93,6 +93,7 @@ class Evolution:
             select=loop.select,
             visits=visits_of(recall.records, windows, loop.group_size),
             kinds=loop.kinds,
+            closed=loop.closed,
         )
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:

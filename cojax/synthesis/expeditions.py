@@ -13,6 +13,10 @@ from cojax.signals import SignalKind
 from cojax.signals.tools import tools_called
 from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
+from cojax.validation.similarity import setup_hash
+
+# So many setups are drawn for each that is explored, where some of them are closed.
+_DRAWN = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,8 @@ class EvolutionInputs:
     `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, and `find`
     returns a trajectory by its id. `popularity` weights the tools of an unguided explorer. Unguided expeditions take
     setups from `split`, never queries. `contexts` is how many expeditions are prepared. `select` is an entry of
-    `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its task.
+    `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its task. `closed` are the
+    hashes (`setup_hash`) of setups on which no task may begin.
     """
 
     environment: Environment
@@ -59,6 +64,12 @@ class EvolutionInputs:
     select: Select = even
     visits: VisitsByTask = dataclasses.field(default_factory=dict)
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
+    closed: frozenset[str] = frozenset()
+
+    def setups(self) -> tuple[Task, ...]:
+        """Setups of the split to explore. There are fewer than `contexts` if too many that are drawn are closed."""
+        drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWN if self.closed else 1), self.seed)
+        return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
 
     def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
@@ -72,13 +83,13 @@ def static(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, with weights that favour popular tools (the paper's random exploration)."""
-    for setup in sample_setups(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+    for setup in inputs.setups():
         yield Expedition(setup, "unguided", weights=inputs.popularity)
 
 
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """Unguided, all tools alike: an upper bound for unguided exploration."""
-    for setup in sample_setups(inputs.environment, inputs.split, inputs.contexts, inputs.seed):
+    for setup in inputs.setups():
         yield Expedition(setup, "uniform")
 
 
