@@ -13,12 +13,12 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from cojax.types import Task, canonical, content_hash, normalise, to_json
+from cojax.validation.wordings import NGRAMS, Wordings
 
-_NGRAMS = (3, 5)
 # Fewest characters of a paragraph that is compared by itself.
 _PARAGRAPH = 40
 # Most characters of a query in the pool that are compared; validation allows far fewer.
@@ -42,7 +42,7 @@ class Nearest:
         # The import takes a second, and only some runs compare texts.
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=_NGRAMS, sublinear_tf=True, lowercase=False)
+        vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=NGRAMS, sublinear_tf=True, lowercase=False)
         return vectorizer, vectorizer.fit_transform([part for part, _ in self.texts])
 
     def to(self, text: str) -> tuple[float, str]:
@@ -82,7 +82,7 @@ class NearDuplicates:
     def __init__(self, threshold: float, parent: NearDuplicates | None = None):
         """The tasks of `parent` are compared as well."""
         self.threshold, self.parent = threshold, parent
-        self._queries: dict[str, dict[str, _Query]] = {}  # setup → task id → its query
+        self._on_setup: dict[str, _OnSetup] = {}
         self._seen = 0
 
     def update(self, pool: Iterable[Task]) -> None:
@@ -95,7 +95,7 @@ class NearDuplicates:
 
     def add(self, task: Task) -> None:
         if self.threshold:
-            self._queries.setdefault(setup_hash(task), {})[task.id] = _Query.of(task)
+            self._on_setup.setdefault(setup_hash(task), _OnSetup()).add(task)
 
     def fork(self) -> NearDuplicates:
         """A copy that follows this one, whose own additions this one does not see."""
@@ -107,19 +107,38 @@ class NearDuplicates:
         if not known:
             return ""
         this = _Query.of(task)
-        cosines = _cosines(this.query, [other.query for _, other in known])
-        for place in sorted(range(len(known)), key=lambda place: -cosines[place]):
-            id, other = known[place]
-            if cosines[place] <= self.threshold:
-                break
+        # The tasks of the parent came first.
+        alike = [
+            (cosine, number, place, tasks)
+            for number, tasks in enumerate(known)
+            for cosine, place in tasks.wordings.above(this.query, self.threshold)
+        ]
+        for cosine, _, place, tasks in sorted(alike, key=lambda one: (-one[0], *one[1:3])):
+            id, other = tasks.queries[place]
             if this.calls == other.calls or (this.order(other) > self.threshold and not this.permutes(other)):
-                return f"near duplicate of task {id}: similarity {cosines[place]:.2f}, above {self.threshold:g}"
+                return f"near duplicate of task {id}: similarity {cosine:.2f}, above {self.threshold:g}"
         return ""
 
-    def _known(self, setup: str) -> list[tuple[str, _Query]]:
-        """(task id, query) of the tasks on this setup, those of the parent first."""
+    def _known(self, setup: str) -> list[_OnSetup]:
+        """The tasks on this setup, those of the parent first."""
         older = self.parent._known(setup) if self.parent is not None else []
-        return [*older, *self._queries.get(setup, {}).items()]
+        return [*older, self._on_setup[setup]] if setup in self._on_setup else older
+
+
+class _OnSetup:
+    """The tasks on one setup: their ids and queries, and the index of these."""
+
+    def __init__(self) -> None:
+        self.queries: list[tuple[str, _Query]] = []
+        self.wordings = Wordings()
+        self._ids: set[str] = set()
+
+    def add(self, task: Task) -> None:
+        if task.id not in self._ids:
+            self._ids.add(task.id)
+            query = _Query.of(task)
+            self.queries.append((task.id, query))
+            self.wordings.add(query.query)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,10 +185,3 @@ def paragraphs(text: str) -> list[str]:
 def setup_hash(task: Task) -> str:
     """A hash of the environment and the setup of a task."""
     return content_hash([task.environment, task.setup])
-
-
-def _cosines(text: str, others: Sequence[str]) -> list[float]:
-    from sklearn.feature_extraction.text import HashingVectorizer
-
-    vectorizer = HashingVectorizer(analyzer="char_wb", ngram_range=_NGRAMS, alternate_sign=False, lowercase=False)
-    return (vectorizer.transform(others) @ vectorizer.transform([text]).T).toarray().ravel().tolist()
