@@ -94,6 +94,10 @@ class TaskPool:
         times = ((rng.expovariate(1.0) / weight(task.id), position) for position, task in enumerate(self))
         return [position for _, position in heapq.nsmallest(count, times)]
 
+    def since(self, position: int) -> Iterator[Task]:
+        """The tasks from this position on, in the order of their arrival; costs O(these tasks)."""
+        return (self._tasks[place] for place in range(position, self._length))
+
     def get(self, id: str) -> Task:
         """The task of that id. Raises KeyError."""
         if id not in self:
@@ -107,7 +111,7 @@ class TaskPool:
         return self._length
 
     def __iter__(self) -> Iterator[Task]:
-        return (self._tasks[position] for position in range(self._length))
+        return self.since(0)
 
 
 def task_record(task: Task) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from cojax.pool import TaskPool
 from cojax.types import Task, canonical, content_hash, normalise, to_json
 from cojax.validation.wordings import NGRAMS, Wordings
 
@@ -85,13 +86,11 @@ class NearDuplicates:
         self._on_setup: dict[str, _OnSetup] = {}
         self._seen = 0
 
-    def update(self, pool: Iterable[Task]) -> None:
+    def update(self, pool: TaskPool) -> None:
         """Adds the tasks that joined a pool since the last call."""
-        if self.threshold:
-            for place, task in enumerate(pool):
-                if place >= self._seen:
-                    self.add(task)
-                    self._seen = place + 1
+        for task in pool.since(self._seen):
+            self.add(task)
+        self._seen = max(self._seen, len(pool))
 
     def add(self, task: Task) -> None:
         if self.threshold:

@@ -22,6 +22,7 @@ from rich.console import Console
 import experiments.bench
 from experiments.bench import folders, host, sampling, servers
 from experiments.bench.results import Row, as_json, table
+from experiments.bench.scale import scale
 from experiments.bench.shapes import SHAPES
 from experiments.bench.step import step
 from experiments.bench.update import update
@@ -44,9 +45,10 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "sync": servers.sync,
     "conversations": servers.conversations,
     "worlds": worlds,
+    "scale": scale,
 }
-# These need an installed server or environment, and run only when they are named.
-ASKED = frozenset({"sync", "conversations", "worlds"})
+# These need an installed server or environment, or take long, and run only when they are named.
+ASKED = frozenset({"sync", "conversations", "worlds", "scale"})
 
 
 def _count(text: str) -> int:
@@ -101,6 +103,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "prefill-chunk": {**_NUMBER, "help": "tokens of each that are prefilled at a time"},
     "trajectories": {"type": _counts, "metavar": "N,N,…", "help": "how many, one after another"},
     "tasks": {**_NUMBER, "help": "tasks to solve"},
+    "episodes": {"type": _counts, "metavar": "N,N,…", "help": "episodes, and tasks, of earlier steps"},
     "turns": {**_NUMBER, "help": "actions a conversation"},
     "sizes": {"type": _amounts, "metavar": "GB,GB,…", "help": "sizes of the model, one after another"},
     "python": {"metavar": "PATH", "help": "an interpreter that has SGLang; without: that of make sglang"},

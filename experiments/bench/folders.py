@@ -89,14 +89,17 @@ def size_of(config: ModelConfig) -> int:
 
 
 @contextlib.contextmanager
-def temporary_folder(needed: int) -> Iterator[Path]:
-    """A folder for the block. Raises ValueError where its disk has less than 1.1 · `needed` bytes free."""
+def temporary_folder(needed: int, setting: str = "--gigabytes") -> Iterator[Path]:
+    """A folder for the block. Raises ValueError where its disk has less than 1.1 · `needed` bytes free.
+
+    `setting` is what decides how many are needed.
+    """
     with tempfile.TemporaryDirectory(prefix="cojax-bench-") as name:
         free = shutil.disk_usage(name).free
         if free < 1.1 * needed:
             raise ValueError(
                 f"{tempfile.gettempdir()} has {free / 1e9:.1f} GB free, {1.1 * needed / 1e9:.1f} are needed; "
-                "lower --gigabytes, or set TMPDIR to a folder with more space"
+                f"lower {setting}, or set TMPDIR to a folder with more space"
             )
         yield Path(name)
 

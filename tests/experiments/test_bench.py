@@ -1,6 +1,7 @@
 """The benchmark command: its arithmetic, what it counts and refuses, and a compiled update that depth does not grow."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -252,6 +253,26 @@ def test_what_surrounds_the_model(capsys: pytest.CaptureFixture[str]):
     assert [row["trajectories"] for row in signals] == [512, 1024]
     assert desk[0]["actions"] >= 20
     assert engine[0]["sampled_tokens"] == 8 * 36
+
+
+def test_a_step_beside_earlier_ones_and_how_its_cost_grows(capsys: pytest.CaptureFixture[str]):
+    (suite,) = run(capsys, "scale", "--episodes=300,600", "--repeats=1")["suites"]
+    small, large, growth = suite["rows"]
+    assert (small["episodes"], large["episodes"], growth["episodes"]) == (300, 600, "exponent")
+    parts = {
+        "sample",
+        "signals",
+        "logs",
+        "near_duplicates",
+        "exclusions",
+        "add_tasks",
+        "checkpoint",
+        "resume",
+        "report",
+    }
+    assert {f"{part}_seconds" for part in parts} <= set(small)
+    ratio = large["resume_seconds"] / small["resume_seconds"]
+    assert growth["resume_seconds"] == pytest.approx(math.log2(ratio))
 
 
 def test_a_table_is_printed_without_json(capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from cojax.pool import TaskPool
 from cojax.types import Action, Call, Task
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates, Nearest, paragraphs
@@ -54,12 +55,12 @@ def test_near_duplicates_are_on_one_setup_and_added_once() -> None:
     near_duplicates = NearDuplicates(0.95)
     first = task(BOOK, room="a")
     pool = [first]
-    near_duplicates.update(pool)
+    near_duplicates.update(TaskPool.of(pool))
     alike = task(f"{BOOK}?!", room="a")
     assert near_duplicates.why(alike).startswith(f"near duplicate of task {first.id}: similarity 0.9")
     assert near_duplicates.why(dataclasses.replace(alike, setup={"room": "b"})) == ""
     assert near_duplicates.why(task(MOVE, room="a")) == ""
-    near_duplicates.update([*pool, task(MOVE, room="a")])
+    near_duplicates.update(TaskPool.of([*pool, task(MOVE, room="a")]))
     assert near_duplicates.why(task(f"{MOVE} ", room="a")).startswith("near duplicate")
     assert NearDuplicates(0.0).why(alike) == ""
 

@@ -156,12 +156,12 @@ def test_what_is_worded_like_a_task_of_the_pool_on_the_same_setup_is_no_new_one(
     alike = {**MAIL, "query": f"{long}!"}
     near_duplicates = NearDuplicates(0.9)
     old = Task("desk", long, DESK)
-    near_duplicates.update([old])
+    near_duplicates.add(old)
     done = evolve(model([alike]), near_duplicates=near_duplicates)
     assert done.result.tasks == ()
     assert done.verdict(alike["query"]).evidence[-1].startswith(f"near duplicate of task {old.id}: similarity 0.9")
     elsewhere = NearDuplicates(0.9)
-    elsewhere.update([dataclasses.replace(old, setup={})])
+    elsewhere.add(dataclasses.replace(old, setup={}))
     done = evolve(model([alike], solutions={alike["query"]: SOLUTIONS[MAIL["query"]]}), near_duplicates=elsewhere)
     assert len(done.result.tasks) == 1
 
