@@ -133,7 +133,7 @@ def _row(count: int, repeats: int) -> Row:
                 "near_duplicates_seconds", lambda examined: [run.near_duplicates.why(one) for one in examined], drafts
             )
             time_of("exclusions_seconds", lambda examined: [run.exclusions.why(one) for one in examined], drafts)
-            time_of("recall_seconds", run.directory.recall, range(run.step - 4, run.step + 1))
+            time_of("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
             time_of("add_tasks_seconds", run.add_tasks, _ADDED)
             time_of("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
             time_of("checkpoint_seconds", run.checkpoint)
