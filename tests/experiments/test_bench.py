@@ -256,8 +256,7 @@ def test_what_surrounds_the_model(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_step_beside_earlier_ones_and_how_its_cost_grows(capsys: pytest.CaptureFixture[str]):
-    (suite,) = run(capsys, "scale", "--episodes=300,600", "--repeats=1")["suites"]
-    small, large, growth = suite["rows"]
+    small, large, growth = run(capsys, "scale", "--episodes=300,600", "--repeats=1")["rows"]
     assert (small["episodes"], large["episodes"], growth["episodes"]) == (300, 600, "exponent")
     parts = {
         "sample",
