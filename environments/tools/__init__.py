@@ -16,6 +16,7 @@ The world is plain JSON, or an object with
     state() → JSON                        all that counts for success, equal for equal worlds
     call(name, arguments) → text          carries out a tool that is a document; raises an exception to refuse
     over() → bool                         optional: the world itself has ended the episode
+    introduction() → text                 optional: what it shows at first; it follows the instructions
     close()                               optional: frees what the world holds
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
@@ -39,6 +40,7 @@ Optional:
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
 toolset.py      functions and documents → tools, and their calls
+commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen
 wording.py      calls → a query
 """

@@ -40,6 +40,14 @@ class Closes(Protocol):
         """Frees it. The world is not used any more."""
 
 
+@runtime_checkable
+class Introduces(Protocol):
+    """A world that shows something at first."""
+
+    def introduction(self) -> str:
+        """What it shows, beside the query."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Rules:
     """What is the same in all episodes of an environment; see environments/tools/__init__.py."""
@@ -113,7 +121,10 @@ class ToolEpisode:
         self._world = self._rules.world(self._task.setup)
         self._opened = True
         told = self._rules.instructions
-        text = told if isinstance(told, str) else told(dict(self._task.setup))
+        parts = [told if isinstance(told, str) else told(dict(self._task.setup))]
+        if isinstance(self._world, Introduces):
+            parts.append(self._world.introduction())
+        text = "\n\n".join(filter(None, parts))
         return (*([Message("system", text)] if text else []), Message("user", self._task.query))
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:

@@ -30,7 +30,7 @@ class Recipe:
 
     `requirements` are in pip's form, installed without their dependencies where `dependencies` is false. `pythons` are
     the versions it was tested on. `prepare` is a statement that is run after pip, `proof` one that works if all is
-    installed.
+    installed. `programs` are programs that must be on PATH, each with the command that installs it on Debian.
     """
 
     requirements: tuple[str, ...]
@@ -38,6 +38,7 @@ class Recipe:
     dependencies: bool = True
     pythons: tuple[tuple[int, int], ...] = ((3, 11), (3, 12))
     prepare: str = ""
+    programs: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
 
 
 def cache() -> Path:
@@ -66,6 +67,9 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
     `python` names the interpreter to build on; by default this one, or another tested version found on PATH. Raises
     InstallError, which says what to do.
     """
+    for program, way in recipe.programs:
+        if shutil.which(program) is None:
+            raise InstallError(f"{name} needs the program {program}, which is not on PATH; on Debian and Ubuntu: {way}")
     folder = home(name)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,86 @@
+"""Worlds that take commands as text: one tool `act(command)`, one that ends the episode, offers and wording by verbs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from cojax.environment import Traits
+from cojax.types import Call, Triplet
+
+ACT, PARAMETER, ENDING = "act", "command", "finish"
+JOINER = ", then "
+# The most characters of a command; commands offered of each verb.
+_LONGEST, _OF_VERB = 300, 8
+
+
+def tools(example: str) -> list[dict[str, Any]]:
+    """The documents of both tools; `example` is a command of the world."""
+    command = {"type": "string", "description": f'The command, "{example}" say.'}
+    return [
+        {
+            "name": ACT,
+            "description": "Carries out one command in the world.",
+            "parameters": {"type": "object", "properties": {PARAMETER: command}, "required": [PARAMETER]},
+        },
+        {
+            "name": ENDING,
+            "description": "Ends the episode. A task of the benchmark ends by itself when it is completed.",
+            "parameters": {"type": "object", "properties": {}},
+        },
+    ]
+
+
+def traits(concurrency: int) -> Traits:
+    """The traits of such a world: its patterns are the commands' verbs, and its wording is plain."""
+    return Traits(concurrency=concurrency, worded_alike=True, commands={ACT: PARAMETER})
+
+
+def call(command: str) -> Call:
+    return Call(ACT, {PARAMETER: command})
+
+
+def command_of(name: str, arguments: Mapping[str, Any]) -> str:
+    """The command of a call, its words apart by single spaces. Raises ValueError for a call that has none."""
+    command = arguments.get(PARAMETER)
+    if name != ACT or set(arguments) != {PARAMETER} or not isinstance(command, str):
+        raise ValueError(f"{ACT} takes a text called {PARAMETER}")
+    if len(command) > _LONGEST:
+        raise ValueError(f"the command has {len(command):,} characters; at most {_LONGEST} are taken")
+    return " ".join(command.split())
+
+
+def verb(command: str) -> str:
+    """The first word of a command."""
+    return command.strip().casefold().partition(" ")[0]
+
+
+def offers(commands: Iterable[str], salt: str) -> list[tuple[str, dict[str, Any]]]:
+    """(tool, arguments) of some of the commands, drawn by `salt`: of each verb one, then a second, and so on."""
+    by_verb: dict[str, list[str]] = {}
+    for command in sorted(set(commands)):
+        by_verb.setdefault(verb(command), []).append(command)
+    drawn = [
+        random.Random(repr((salt, name))).sample(found, min(_OF_VERB, len(found)))
+        for name, found in sorted(by_verb.items())
+    ]
+    chosen = [found[number] for number in range(_OF_VERB) for found in drawn if number < len(found)]
+    return [(ACT, {PARAMETER: command}) for command in chosen]
+
+
+def phrase(steps: Sequence[Triplet], unasked: Collection[str]) -> str | None:
+    """The query that these steps answer: the commands in their order.
+
+    None where a command was refused, for one whose verb is in `unasked`, and for none at all.
+    """
+    clauses: list[str] = []
+    for step in steps:
+        calls, messages = step.action.calls, step.observation.messages
+        if not step.observation.ok or not calls or len(calls) != len(messages):
+            return None
+        commands = [one.arguments.get(PARAMETER, "") for one in calls if one.name != ENDING]
+        if not all(isinstance(command, str) and verb(command) and verb(command) not in unasked for command in commands):
+            return None
+        clauses += [" ".join(command.split()) for command in commands]
+    return f"Please {JOINER.join(clauses)}." if clauses else None
