@@ -1,0 +1,64 @@
+"""ScienceWorld: the official simulator of the wheel `scienceworld` (Apache-2.0), its thirty tasks and its score.
+
+engine.py       the simulator in a JVM within the process; the only importer of the wheel
+java.py         finds Java
+world.py        one world: commands, limit, state
+record.py       what the simulator tells of its objects → the state
+limits.py       how many commands an episode may have
+commands.py     commands worth trying; how a sequence of them is worded
+solving.py      the simulator's own solutions of official tasks, shortened
+data.py         where these are kept
+prompts.py      the system message
+inside.py       the environment, as it runs inside the wheel's own virtual environment
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cojax.environment import Environment
+from environments.scienceworld import java
+from environments.scienceworld.data import folder
+from environments.worker import Bounds, isolate
+from environments.worker.venv import Recipe, interpreter
+
+RECIPE = Recipe(
+    # py4j, which the wheel imports, and packaging, which jpype imports, need nothing else.
+    requirements=("scienceworld==1.2.3", "jpype1==1.7.1", "packaging>=24,<27", "py4j==0.10.9.9"),
+    dependencies=False,
+    proof="import jpype, scienceworld",
+    programs=(("java", java.PACKAGE),),
+)
+
+# The splits whose tasks bring solutions, as `environments.check` replays them: the official ones.
+SPLITS = ("train", "dev", "test")
+# The splits that an evaluation of all splits takes.
+EVALUATION = ("dev", "test")
+# The splits from which nothing may be learned.
+RESERVED = ("dev", "test")
+
+
+def make(
+    *,
+    data: Literal["three", "ten"] = "three",
+    instructions: Literal["full", "brief"] = "full",
+    deadline: float = 30.0,
+) -> Environment:
+    """The environment `scienceworld`, in workers; see docs/scienceworld.md. A call may take `deadline` seconds.
+
+    `data` says how many variations of each official split are tasks. `instructions` chooses the system message: with
+    the list of commands, or `brief`, without it. Raises InstallError where there is no Java, or
+    `python -m environments.install scienceworld --data=…` was not run.
+    """
+    library = java.jvm()
+    python = interpreter("scienceworld", RECIPE)
+    return isolate(
+        "environments.scienceworld.inside",
+        python=python,
+        # A JVM reserves address space beyond what it uses, and has some threads of its own.
+        bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),
+        visible=(*java.files(library), str(folder(data))),
+        data=data,
+        instructions=instructions,
+        jvm=library,
+    )

@@ -1,0 +1,126 @@
+"""The official tasks as the installed simulator tells and solves them: made once, kept in the cache.
+
+    $COJAX_CACHE/scienceworld/three/TASK.json
+
+Nothing of it is in the repository. Each file is written when it is complete, so that an installation goes on where it
+stopped. Standard library only.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from environments.scienceworld import java
+from environments.scienceworld.limits import TASKS
+from environments.worker.venv import InstallError, cache
+
+# The first is the default of an installation.
+ROOTS = ("three", "ten")
+# So many variations of each official split of a task are solved.
+_COUNTS = {"three": 3, "ten": 10}
+# Seconds in which the simulator must have solved those of one task.
+_PATIENCE = 7_200
+# What the solutions depend on.
+_MAKERS = ("limits.py", "solving.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Solved:
+    """A variation of a task, its description, and a solution that fits into an episode."""
+
+    variation: int
+    description: str
+    solution: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class OfficialTask:
+    """A task: the variations of each official split, and the solved ones of each."""
+
+    name: str
+    variations: Mapping[str, Sequence[int]]
+    solved: Mapping[str, Sequence[Solved]]
+
+
+def load(name: str) -> list[OfficialTask]:
+    """The thirty tasks. Raises InstallError, which says what to do, where they are not there."""
+    if missing := [task for task in TASKS if not _file(name, task).exists()]:
+        raise InstallError(
+            f"ScienceWorld's solutions of {missing[0]} are not in {folder(name)}, or were made by another version; "
+            f"run: python -m environments.install scienceworld --data={name}"
+        )
+    return [_read(json.loads(_file(name, task).read_text())) for task in TASKS]
+
+
+def provide(name: str, python: str, say: Callable[[str], None]) -> None:
+    """Has the simulator solve the variations, or reports that it has. `python` is the interpreter with the wheel.
+
+    Raises InstallError, which says what to do.
+    """
+    library = java.jvm()
+    left = [task for task in TASKS if not _file(name, task).exists()]
+    if not left:
+        say(f"scienceworld: solutions already in {folder(name)}")
+        return
+    say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(left)} tasks")
+    try:
+        folder(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InstallError(f"cannot write {folder(name)}: {error}; set COJAX_CACHE to a writable folder") from error
+
+    def solve(task: str) -> None:
+        _run(
+            [
+                python,
+                "-m",
+                "environments.scienceworld.solving",
+                library,
+                task,
+                str(_COUNTS[name]),
+                str(_file(name, task)),
+            ]
+        )
+        say(f"scienceworld: {task}")
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done in [pool.submit(solve, task) for task in left]:
+            done.result()
+    say(f"scienceworld: solutions ready in {folder(name)}")
+
+
+def folder(name: str) -> Path:
+    """The folder of what this version makes."""
+    digest = hashlib.sha256()
+    for maker in _MAKERS:
+        digest.update((Path(__file__).parent / maker).read_bytes())
+    return cache() / "scienceworld" / f"{name}-{digest.hexdigest()[:8]}"
+
+
+def _file(name: str, task: str) -> Path:
+    return folder(name) / f"{task}.json"
+
+
+def _read(told: Mapping[str, Any]) -> OfficialTask:
+    solved = {
+        split: [Solved(one["variation"], one["description"], tuple(one["solution"])) for one in found]
+        for split, found in told["solved"].items()
+    }
+    return OfficialTask(told["task"], told["variations"], solved)
+
+
+def _run(command: list[str]) -> None:
+    more = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env={**os.environ, **more})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"ScienceWorld cannot solve its tasks: {error}") from error
+    if done.returncode:
+        raise InstallError(f"ScienceWorld cannot solve its tasks: {done.stderr.strip()[-1_000:]}")
