@@ -22,7 +22,8 @@ changed the state all the same. An environment with `cases` is checked in each o
 A call that does not return is a fault, with which its split ends.
 
 Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
-turn; drops that are let through are then listed, but are no faults, as an official verdict cannot be changed.
+turn. Drops that are let through are then listed, but are no faults, and so where the environment's file says
+OFFICIAL_VERDICT, as a benchmark's verdict cannot be changed.
 
 An environment that acts by code has a check of its own: AppWorld's prints a table, see environments/appworld/audit.py.
 """
@@ -101,7 +102,8 @@ def _report(
             report = SplitReport()
             examine = functools.partial(report.examine, tasks=solved, own=module.get("TRIALS", {}), every=every)
             report.faults += _hanging(environment, examine)
-            line = report.line(name, split, time.monotonic() - began, every=every)
+            listed = every or module.get("OFFICIAL_VERDICT", False)
+            line = report.line(name, split, time.monotonic() - began, every=listed)
             line["unsolved"] = len(tasks) - len(solved)
         else:
             bare = SetupReport()

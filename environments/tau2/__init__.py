@@ -54,6 +54,8 @@ EVALUATION = ("base",)
 RESERVED = ("dev", "base")
 # Calls that never end.
 TRIALS = {"a power without end": Call("calculate", {"expression": "9**9**9**9"})}
+# Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
+OFFICIAL_VERDICT = True
 
 
 def make(
