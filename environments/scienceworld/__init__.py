@@ -18,7 +18,7 @@ from typing import Literal
 
 from cojax.environment import Environment
 from environments.scienceworld import java
-from environments.scienceworld.data import folder
+from environments.scienceworld.data import complete_folder
 from environments.worker import Bounds, isolate
 from environments.worker.venv import Recipe, interpreter
 
@@ -52,15 +52,15 @@ def make(
     the list of commands, or `brief`, without it. Raises InstallError where there is no Java, or
     `python -m environments.install scienceworld --data=…` was not run.
     """
-    library = java.jvm()
+    library, place = java.jvm(), str(complete_folder(data))
     python = interpreter("scienceworld", RECIPE)
     return isolate(
         "environments.scienceworld.inside",
         python=python,
         # A JVM reserves address space beyond what it uses, and has some threads of its own.
         bounds=Bounds(deadline=deadline, memory=4 * 2**30, processes=64),
-        visible=(*java.files(library), str(folder(data))),
-        data=data,
+        visible=(*java.files(library), place),
+        place=place,
         instructions=instructions,
         jvm=library,
     )

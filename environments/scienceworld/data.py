@@ -50,14 +50,20 @@ class OfficialTask:
     solved: Mapping[str, Sequence[Solved]]
 
 
-def load(name: str) -> list[OfficialTask]:
-    """The thirty tasks. Raises InstallError, which says what to do, where they are not there."""
-    if missing := [task for task in TASKS if not _file(name, task).exists()]:
+def complete_folder(name: str) -> Path:
+    """The folder of the thirty tasks. Raises InstallError, which says what to do, where one is missing."""
+    place = folder(name)
+    if missing := [task for task in TASKS if not _file(place, task).exists()]:
         raise InstallError(
-            f"ScienceWorld's solutions of {missing[0]} are not in {folder(name)}, or were made by another version; "
+            f"ScienceWorld's solutions of {missing[0]} are not in {place}, or were made by another version; "
             f"run: python -m environments.install scienceworld --data={name}"
         )
-    return [_read(json.loads(_file(name, task).read_text())) for task in TASKS]
+    return place
+
+
+def load(place: Path) -> list[OfficialTask]:
+    """The thirty tasks of a complete folder."""
+    return [_read(json.loads(_file(place, task).read_text())) for task in TASKS]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
@@ -66,34 +72,26 @@ def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     Raises InstallError, which says what to do.
     """
     library = java.jvm()
-    left = [task for task in TASKS if not _file(name, task).exists()]
+    place = folder(name)
+    left = [task for task in TASKS if not _file(place, task).exists()]
     if not left:
-        say(f"scienceworld: solutions already in {folder(name)}")
+        say(f"scienceworld: solutions already in {place}")
         return
     say(f"scienceworld: the simulator solves {_COUNTS[name]} variations of each split of {len(left)} tasks")
     try:
-        folder(name).mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InstallError(f"cannot write {folder(name)}: {error}; set COJAX_CACHE to a writable folder") from error
+        raise InstallError(f"cannot write {place}: {error}; set COJAX_CACHE to a writable folder") from error
 
     def solve(task: str) -> None:
-        _run(
-            [
-                python,
-                "-m",
-                "environments.scienceworld.solving",
-                library,
-                task,
-                str(_COUNTS[name]),
-                str(_file(name, task)),
-            ]
-        )
+        solving = [python, "-m", "environments.scienceworld.solving"]
+        _run([*solving, library, task, str(_COUNTS[name]), str(_file(place, task))])
         say(f"scienceworld: {task}")
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for done in [pool.submit(solve, task) for task in left]:
             done.result()
-    say(f"scienceworld: solutions ready in {folder(name)}")
+    say(f"scienceworld: solutions ready in {place}")
 
 
 def folder(name: str) -> Path:
@@ -104,8 +102,8 @@ def folder(name: str) -> Path:
     return cache() / "scienceworld" / f"{name}-{digest.hexdigest()[:8]}"
 
 
-def _file(name: str, task: str) -> Path:
-    return folder(name) / f"{task}.json"
+def _file(place: Path, task: str) -> Path:
+    return place / f"{task}.json"
 
 
 def _read(told: Mapping[str, Any]) -> OfficialTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from cojax.types import Action, Check, Evaluation, Task
@@ -19,9 +20,12 @@ NAME = "scienceworld"
 _CONCURRENCY = 16
 
 
-def make(jvm: str, data: str = "three", instructions: str = "full") -> ToolEnvironment:
-    """The environment. Reads everything from disk now; starts no JVM, with which a process cannot be forked."""
-    official = load(data)
+def make(jvm: str, place: str, instructions: str = "full") -> ToolEnvironment:
+    """The environment of the tasks in the folder `place`.
+
+    Reads everything from disk now. Starts no JVM, with which a process cannot be forked.
+    """
+    official = load(Path(place))
     splits = {split: _tasks(official, split) for split in ("train", "dev", "test")}
     known = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(

@@ -40,7 +40,7 @@ _OURS: Mapping[str, int] = {
     "mendelian-genetics-known-plant": 200,
     "mendelian-genetics-unknown-plant": 200,
 }
-TASKS = tuple(sorted(_ETO | _OURS))
+TASKS = tuple(sorted({**_ETO, **_OURS}))
 
 
 def limit_of(task: str) -> int:

@@ -1,4 +1,4 @@
-"""Worlds that take commands as text: one tool `act(command)`, one that ends the episode, offers and wording by verbs."""
+"""Worlds that take commands as text: the tool `act(command)`, one that ends the episode, offers, wording by verbs."""
 
 from __future__ import annotations
 

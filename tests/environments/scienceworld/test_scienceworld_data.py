@@ -55,12 +55,12 @@ def test_the_jvm_is_the_one_of_the_java_on_path(tmp_path, monkeypatch):
 def test_solutions_are_read_as_they_were_written_and_missing_ones_named(tmp_path, monkeypatch):
     monkeypatch.setenv("COJAX_CACHE", str(tmp_path))
     with pytest.raises(InstallError, match=r"solutions of boil are not .*install scienceworld --data=ten"):
-        data.load("ten")
+        data.complete_folder("ten")
     data.folder("three").mkdir(parents=True)
     solved = {"variation": 4, "description": "Boil it.", "solution": ["wait"]}
     for task in TASKS:
         told = {"task": task, "variations": {"train": [4, 5], "test": [9]}, "solved": {"train": [solved], "test": []}}
         (data.folder("three") / f"{task}.json").write_text(json.dumps(told))
-    first = data.load("three")[0]
+    first = data.load(data.complete_folder("three"))[0]
     assert (first.name, first.variations["train"]) == ("boil", [4, 5])
     assert first.solved == {"train": [data.Solved(4, "Boil it.", ("wait",))], "test": []}
