@@ -21,7 +21,10 @@ REFUSED = (
     (("learner.batch_size=3",), "learner.batch_size is not a setting; did you mean batch_size or "),
     (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
     (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
-    (("environment.name=atlantis",), "environment 'atlantis' not found; available: appworld, bfcl, desk, mcp, tau2"),
+    (
+        ("environment.name=atlantis",),
+        "environment 'atlantis' not found; available: appworld, bfcl, desk, mcp, scienceworld, tau2",
+    ),
     (("engine.name=warp",), "engine 'warp' not found; available: local"),
     (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),
     (("model.path=/nowhere",), "model.path '/nowhere' is no folder"),

@@ -63,8 +63,14 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
             "environment 'todo' has no setting environment.lits; did you mean environment.lists?",
         ),
         ("environment.lists=many", "environment.lists is 'many'; expected a whole number"),
-        ("environment.name=", "environment.name is empty; name one of appworld, bfcl, desk, mcp, tau2, or a module"),
-        ("environment.name=todoo", "environment 'todoo' not found; available: appworld, bfcl, desk, mcp, tau2"),
+        (
+            "environment.name=",
+            "environment.name is empty; name one of appworld, bfcl, desk, mcp, scienceworld, tau2, or a module",
+        ),
+        (
+            "environment.name=todoo",
+            "environment 'todoo' not found; available: appworld, bfcl, desk, mcp, scienceworld, tau2",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_before_anything_is_built(run, folder: Path, setting: str, why: str) -> None:
