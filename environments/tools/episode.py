@@ -209,10 +209,14 @@ class ToolEpisode:
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending
         if call.name != ending.name:
-            text = perform(self._rules.tools, self._world, call)
+            try:
+                text = perform(self._rules.tools, self._world, call)
+            except Refused:
+                self._finished = self._over()
+                raise
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
-            self._finished = isinstance(self._world, EndsItself) and bool(self._world.over())
+            self._finished = self._over()
             return text
         text = ending.call(self._world, call.arguments)
         given = call.arguments.get(ending.first) if ending.first is not None else None
@@ -223,6 +227,10 @@ class ToolEpisode:
                 raise Refused(str(error)) from error
         self._finished = True
         return text
+
+    def _over(self) -> bool:
+        """Whether the world has ended the episode, as it may by a refused call too."""
+        return isinstance(self._world, EndsItself) and bool(self._world.over())
 
     def _refused(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)

@@ -10,10 +10,10 @@ from environments.tools.commands import call, command_of, offers, phrase
 
 
 class Maze:
-    """A world of one lamp, which introduces itself and ends when the lamp is lit."""
+    """A world of one lamp, which introduces itself and ends when the lamp is lit, or after three commands."""
 
     def __init__(self, setup: dict) -> None:
-        self.lit = False
+        self.lit, self.done = False, 0
         self.text = setup["text"]
 
     def introduction(self) -> str:
@@ -22,13 +22,14 @@ class Maze:
     def call(self, name: str, arguments: dict) -> str:
         if name == commands.ENDING:
             return ""
+        self.done += 1
         if command_of(name, arguments) != "light lamp":
             raise ValueError("Nothing happens.")
         self.lit = True
         return "It is bright."
 
     def over(self) -> bool:
-        return self.lit
+        return self.lit or self.done >= 3
 
     def state(self) -> dict:
         return {"lit": self.lit}
@@ -61,6 +62,15 @@ def test_a_command_is_carried_out_and_patterns_are_verbs() -> None:
     assert [turn.observation.text for turn in played.turns] == ["error: Nothing happens.", "It is bright."]
     assert played.turns[-1].observation.done
     assert (traits_of(environment).commands, traits_of(environment).concurrency) == ({"act": "command"}, 3)
+
+
+def test_a_refused_command_may_be_the_last_one() -> None:
+    environment = maze()
+    task = environment.tasks("seed", 1)[0]
+    actions = [Action(calls=(call(command),)) for command in ("jump", "jump", "jump", "light lamp")]
+    played = play(environment, task, follow(actions), max_turns=5)
+    assert [turn.observation.done for turn in played.turns] == [False, False, True]
+    assert played.turns[-1].observation.text == "error: Nothing happens."
 
 
 @pytest.mark.parametrize("arguments", [{}, {"command": 7}, {"command": "go", "to": "north"}, {"order": "go"}])
