@@ -106,10 +106,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "evaluation.split": "held_out",
     },
 }
+_SMALL = ("smollm2", "tiny", "tiny-warm")
 # (preset, environment) → what the preset sets in that environment besides: without a policy text that is longer than
-# the context of such a policy.
+# the context of such a policy. In ScienceWorld an episode starts a JVM: one variation of each task is evaluated.
 IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
-    (name, "tau2"): {"environment.instructions": "brief"} for name in ("smollm2", "tiny", "tiny-warm")
+    **{(name, "tau2"): {"environment.instructions": "brief"} for name in _SMALL},
+    **{
+        (name, "scienceworld"): {
+            "environment.instructions": "brief",
+            "evaluation.tasks": 30,
+            "evaluation.dev_tasks": 30,
+        }
+        for name in _SMALL
+    },
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import base, bfcl, desk, presets, tau2
+from experiments import base, bfcl, desk, presets, scienceworld, tau2
 from experiments.checks import check
 from experiments.presets import PRESETS, resolve
 
@@ -38,11 +38,19 @@ def test_a_policy_of_a_short_context_gets_no_policy_text_unless_a_flag_asks_for_
     assert resolve(config, ["environment.instructions"]).environment.instructions == "official"
 
 
+def test_a_small_policy_is_evaluated_on_one_variation_of_each_task_of_scienceworld():
+    config = scienceworld.get_config()
+    config.policy = "tiny"
+    evaluation = resolve(config).evaluation
+    assert (evaluation.tasks, evaluation.dev_tasks) == (30, 30)
+    assert resolve(config, ["evaluation.tasks"]).evaluation.tasks == 90
+
+
 def test_no_preset_changes_nothing():
     assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
 
 
-@pytest.mark.parametrize("experiment", [base, bfcl, desk, tau2])
+@pytest.mark.parametrize("experiment", [base, bfcl, desk, scienceworld, tau2])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits_every_experiment(name, experiment):
     config = experiment.get_config()
