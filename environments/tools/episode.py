@@ -144,6 +144,7 @@ class ToolEpisode:
                 text = self._carry_out(call)
             except Refused as refusal:
                 ok, text = False, f"error: {refusal}"
+            self._finished |= isinstance(self._world, EndsItself) and bool(self._world.over())
             messages.append(Message("tool", text))
             if self._finished or number > _CALLS:
                 break
@@ -209,14 +210,9 @@ class ToolEpisode:
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending
         if call.name != ending.name:
-            try:
-                text = perform(self._rules.tools, self._world, call)
-            except Refused:
-                self._finished = self._over()
-                raise
+            text = perform(self._rules.tools, self._world, call)
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
-            self._finished = self._over()
             return text
         text = ending.call(self._world, call.arguments)
         given = call.arguments.get(ending.first) if ending.first is not None else None
@@ -227,10 +223,6 @@ class ToolEpisode:
                 raise Refused(str(error)) from error
         self._finished = True
         return text
-
-    def _over(self) -> bool:
-        """Whether the world has ended the episode, as it may by a refused call too."""
-        return isinstance(self._world, EndsItself) and bool(self._world.over())
 
     def _refused(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
