@@ -1,0 +1,54 @@
+"""The environment, as it runs in a worker inside the wheels' own virtual environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cojax.types import Action, Check, Evaluation, Task
+from environments.alfworld import official
+from environments.alfworld.data import SPLITS, Listed, games, listed
+from environments.alfworld.prompts import instructions as system
+from environments.alfworld.world import UNASKED, World, offers
+from environments.tools import ToolEnvironment, commands
+
+NAME = "alfworld"
+# A world is a process with 150 MB of memory of its own.
+_CONCURRENCY = 16
+
+
+def make(data: str = "official", instructions: str = "full") -> ToolEnvironment:
+    """The environment. Reads the list of games, and imports the engine, which every child then has."""
+    official.prepare()
+    folder, known = games(data), listed(data)
+    splits = {split: [_task(one) for one in known if one.split == split] for split in SPLITS}
+    official_tasks = {task.id for tasks in splits.values() for task in tasks}
+    return ToolEnvironment(
+        NAME,
+        tools=commands.tools("open fridge 1"),
+        open=lambda setup: World(Path(folder), setup),
+        setups=[{"game": one.game} for one in known if one.split == "train"],
+        splits={
+            **splits,
+            "dev": splits["valid_seen"],
+            "eval": splits["valid_unseen"],
+            "held_out": splits["valid_unseen"],
+        },
+        judge=lambda task, world, answer, finished: _judge(world) if task.id in official_tasks else None,
+        affordances=offers,
+        lookups=(),
+        phrase=lambda steps: commands.phrase(steps, UNASKED),
+        instructions=system(instructions),
+        ending=commands.ENDING,
+        traits=commands.traits(_CONCURRENCY),
+    )
+
+
+def _task(one: Listed) -> Task:
+    solution = tuple(Action(calls=(commands.call(command),)) for command in one.walkthrough)
+    return Task(NAME, f"Your task is to: {one.task}.", {"game": one.game}, solution)
+
+
+def _judge(world: World) -> Evaluation:
+    """The official verdict: whether the game is won."""
+    won = world.game.won
+    return Evaluation(float(won), (Check("won", won),))

@@ -1,0 +1,185 @@
+"""Households of our own, in the form of ALFRED's, from which the official `alfworld-generate` makes games.
+
+    python -m environments.alfworld.tiny FOLDER
+
+writes an `initial_state.pddl` and a `traj_data.json` for each problem. It runs in the wheel's own virtual environment:
+which object fits where, what can be heated and how each kind of task is stated come from the installed package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+# Room → its receptacles and how many there may be of each.
+ROOMS: Mapping[str, Mapping[str, tuple[int, int]]] = {
+    "kitchen": {
+        "CounterTop": (1, 2), "Cabinet": (2, 4), "Drawer": (1, 3), "DiningTable": (1, 1), "Fridge": (1, 1),
+        "Microwave": (1, 1), "SinkBasin": (1, 1), "GarbageCan": (1, 1), "StoveBurner": (0, 2),
+    },
+    "bedroom": {
+        "Bed": (1, 1), "Desk": (1, 1), "Drawer": (2, 4), "Dresser": (1, 1), "SideTable": (1, 2), "Shelf": (1, 2),
+        "GarbageCan": (1, 1),
+    },
+    "living room": {
+        "Sofa": (1, 1), "ArmChair": (1, 2), "CoffeeTable": (1, 1), "SideTable": (1, 2), "Drawer": (1, 2),
+        "Shelf": (0, 2), "GarbageCan": (1, 1),
+    },
+    "bathroom": {
+        "SinkBasin": (1, 1), "CounterTop": (1, 1), "Cabinet": (2, 3), "Toilet": (1, 1), "Drawer": (0, 2),
+        "GarbageCan": (1, 1),
+    },
+}  # fmt: skip
+# Room → objects that may lie about in it.
+_OBJECTS: Mapping[str, Sequence[str]] = {
+    "kitchen": (
+        "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Lettuce", "Mug", "Pan",
+        "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "Spatula", "Spoon", "Tomato",
+    ),
+    "bedroom": ("AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil", "Pillow"),
+    "living room": ("Book", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "RemoteControl", "Statue", "Watch"),
+    "bathroom": ("Candle", "Cloth", "DishSponge", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox", "ToiletPaper"),
+}  # fmt: skip
+# Kind of task → the rooms in which there are some, and what must be possible with the object.
+_KINDS: Mapping[str, tuple[Sequence[str], str]] = {
+    "pick_and_place_simple": (("kitchen", "bedroom", "living room", "bathroom"), ""),
+    "look_at_obj_in_light": (("bedroom", "living room"), ""),
+    "pick_clean_then_place_in_recep": (("kitchen", "bathroom"), "Cleanable"),
+    "pick_heat_then_place_in_recep": (("kitchen",), "Heatable"),
+    "pick_cool_then_place_in_recep": (("kitchen",), "Coolable"),
+    "pick_two_obj_and_place": (("kitchen", "bedroom", "living room", "bathroom"), ""),
+}
+_LAMPS = {"bedroom": ("DeskLamp", "Desk"), "living room": ("FloorLamp", "SideTable")}
+# How the package's goals name the parts of a task.
+_SHORT = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
+# Split → rooms of each kind, by their numbers, and problems of each kind of task. Seen rooms are those of training.
+SPLITS: Mapping[str, tuple[Sequence[int], int]] = {
+    "train": (range(1, 5), 8),
+    "valid_seen": (range(1, 5), 3),
+    "valid_unseen": (range(5, 7), 3),
+}
+# Objects that lie about in a room, at most, and rooms drawn until one has a task of the kind.
+_LYING, _TRIES = 12, 1_000
+_TREATED = ("Fridge", "Microwave", "SinkBasin")
+
+
+def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(folder, PDDL, what `alfworld-generate` reads of a trajectory) of every problem. Always the same ones."""
+    for split, (numbers, count) in SPLITS.items():
+        for kind, (rooms, _) in _KINDS.items():
+            for index in range(1, count + 1):
+                rng = random.Random(repr((split, kind, index)))
+                pddl, told = _problem(kind, rooms[index % len(rooms)], rng.choice(numbers), rng)
+                named = [
+                    told["pddl_params"][part] or "None" for part in ("object_target", "parent_target", "toggle_target")
+                ]
+                yield f"{split}/{'-'.join((kind, *named))}/trial_{index}", pddl, told
+
+
+def _problem(kind: str, room: str, number: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """A problem of a kind in a room. What stands in a room depends on its number alone, what lies there does not."""
+    fits, able = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
+    ability, standing = _KINDS[kind][1], _standing(room, number)
+    for _ in range(_TRIES):
+        lying = _lying(room, standing, rng)
+        wanted, _ = rng.choice(lying)
+        if kind == "pick_two_obj_and_place":
+            lying.append((wanted, rng.choice([place for place in standing if wanted in fits[_kind(place)]])))
+        params = {"object_target": wanted, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
+        if kind == "look_at_obj_in_light":
+            params["toggle_target"] = _LAMPS[room][0]
+        else:
+            params["parent_target"] = target = rng.choice(sorted({_kind(place) for place in standing}))
+            if wanted not in fits[target] or any((one, _kind(place)) == (wanted, target) for one, place in lying):
+                continue
+            if ability and (wanted not in able[ability] or target in _TREATED):
+                continue
+        told = {"task_type": kind, "pddl_params": {**params, "object_sliced": False}, "scene": f"{room} {number}"}
+        return _pddl(standing, lying, _LAMPS.get(room), _goal(kind, params)), told
+    raise RuntimeError(f"no {room} has a task of the kind {kind}")
+
+
+def _standing(room: str, number: int) -> list[str]:
+    """The receptacles of a room, as CounterTop-1."""
+    rng = random.Random(repr((room, number)))
+    return [
+        f"{kind}-{one}" for kind, (low, high) in ROOMS[room].items() for one in range(1, rng.randint(low, high) + 1)
+    ]
+
+
+def _lying(room: str, standing: Sequence[str], rng: random.Random) -> list[tuple[str, str]]:
+    """(object, receptacle) of what lies about, one of each kind."""
+    fits, found = _constants().VAL_RECEPTACLE_OBJECTS, []
+    for kind in rng.sample(_OBJECTS[room], min(_LYING, len(_OBJECTS[room]))):
+        if places := [place for place in standing if kind in fits[_kind(place)]]:
+            found.append((kind, rng.choice(places)))
+    return found
+
+
+def _goal(kind: str, params: Mapping[str, str]) -> str:
+    """The goal as the installed package states it. It also closes the problem."""
+    stated = importlib.import_module("alfworld.gen.goal_library").gdict[kind]["pddl"]
+    names = {short: params[f"{long}_target"] for short, long in _SHORT.items()}
+    return stated.format(**names).replace("#", "-")
+
+
+def _pddl(standing: Sequence[str], lying: Sequence[tuple[str, str]], lamp: tuple[str, str] | None, goal: str) -> str:
+    """The problem, in the form of ALFRED's."""
+    constants = _constants()
+    fits, able = constants.VAL_RECEPTACLE_OBJECTS, constants.VAL_ACTION_OBJECTS
+    objects = [(f"{kind}_bar_{number}", kind, place) for number, (kind, place) in enumerate(lying, 1)]
+    if lamp:
+        place = next(place for place in standing if _kind(place) == lamp[1])
+        objects.append((f"{lamp[0]}_bar_{len(objects) + 1}", lamp[0], place))
+    kinds, types = sorted({_kind(place) for place in standing}), sorted({kind for _, kind, _ in objects})
+    named = [("agent1", "agent"), ("loc_bar_0", "location")]
+    facts = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_0)"]
+    for number, place in enumerate(standing, 1):
+        named += [(_identity(place), "receptacle"), (f"loc_bar_{number}", "location")]
+        facts += [f"(receptacleType {_identity(place)} {_kind(place)}Type)"]
+        facts += [f"(receptacleAtLocation {_identity(place)} loc_bar_{number})"]
+        facts += [f"(openable {_identity(place)})"] if _kind(place) in constants.OPENABLE_CLASS_LIST else []
+    for name, kind, place in objects:
+        named.append((name, "object"))
+        facts += [f"(objectType {name} {kind}Type)", f"(inReceptacle {name} {_identity(place)})"]
+        facts += [f"(objectAtLocation {name} loc_bar_{standing.index(place) + 1})"]
+        facts += [f"({ability.lower()} {name})" for ability, members in sorted(able.items()) if kind in members]
+        facts += [] if kind in able["Toggleable"] else [f"(pickupable {name})"]
+    named += [(f"{kind}Type", "rtype") for kind in kinds] + [(f"{kind}Type", "otype") for kind in types]
+    facts += [f"(canContain {kind}Type {one}Type)" for kind in kinds for one in types if one in fits[kind]]
+    lines = [f"    {name} - {sort}" for name, sort in named]
+    return "\n".join(
+        ["(define (problem household)", "(:domain alfred)", "(:objects", *lines, ")", "(:init", *facts, ")", goal]
+    )
+
+
+def _kind(place: str) -> str:
+    return place.partition("-")[0]
+
+
+def _identity(place: str) -> str:
+    """The name of a receptacle in PDDL. The package makes `sinkbasin 1` of Sink_bar_1_bar_SinkBasin."""
+    kind, _, number = place.partition("-")
+    basin = kind.removesuffix("Basin")
+    return f"{kind}_bar_{number}" if basin == kind else f"{basin}_bar_{number}_bar_{kind}"
+
+
+def _constants() -> Any:
+    return importlib.import_module("alfworld.gen.constants")
+
+
+def main(arguments: Sequence[str]) -> None:
+    for folder, pddl, told in problems():
+        place = Path(arguments[0]) / folder
+        place.mkdir(parents=True)
+        (place / "initial_state.pddl").write_text(pddl)
+        (place / "traj_data.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
