@@ -62,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
     )
+    parser.add_argument("--data", help="the data, as it was installed: short for --set data=DATA")
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, help=f"tasks of each split (default: the environment's own, or {_COUNT})")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
@@ -69,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.count is not None and options.count < 1:
         parser.error(f"--count is {options.count}; expected at least 1")
     try:
-        module, settings = vars(environments.module(options.name)), _settings(options.name, options.set)
+        given = options.set + ([f"data={options.data}"] if options.data else [])
+        module, settings = vars(environments.module(options.name)), _settings(options.name, given)
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in known:
             if settings:

@@ -35,7 +35,12 @@ urllib.request.urlopen(urllib.request.Request("https://github.com/alfworld/alfwo
 """
 # The official script chooses among wordings by chance, and its expert sometimes a command; it asks nothing where it
 # writes into another folder than it reads.
-_RUN = "import random, runpy, sys; random.seed(0); sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN = """
+import random, runpy, sys
+random.seed(0)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,13 @@ class Listed:
     split: str
     task: str
     walkthrough: tuple[str, ...]
+
+
+def chosen(name: str) -> str:
+    """The root of that name; for "installed" the first that is there, else the first."""
+    if name != "installed":
+        return name
+    return next((root for root in ROOTS if (_root(root) / _LIST).exists()), ROOTS[0])
 
 
 def games(name: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 # Predicates that a command can change, of those that say more than that something was looked at.
 _CHANGING = frozenset(
@@ -15,6 +14,12 @@ _CHANGING = frozenset(
     )
 )  # fmt: skip
 _NOTHING = "Nothing happens."
+
+
+def prepare() -> None:
+    """Imports the engine, so that every process forked from this one has it."""
+    for name in ("textworld.envs", "alfworld.agents.environment.alfred_tw_env"):
+        importlib.import_module(name)
 
 
 class Game:

@@ -41,8 +41,13 @@ _OBJECTS: Mapping[str, Sequence[str]] = {
         "Apple", "Bowl", "Bread", "ButterKnife", "Cup", "DishSponge", "Egg", "Fork", "Knife", "Lettuce", "Mug", "Pan",
         "PepperShaker", "Plate", "Pot", "Potato", "SaltShaker", "Spatula", "Spoon", "Tomato",
     ),
-    "bedroom": ("AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil", "Pillow"),
-    "living room": ("Book", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "RemoteControl", "Statue", "Watch"),
+    "bedroom": (
+        "AlarmClock", "Book", "Bowl", "CD", "CellPhone", "CreditCard", "KeyChain", "Laptop", "Mug", "Pen", "Pencil",
+        "Pillow",
+    ),
+    "living room": (
+        "Book", "CreditCard", "KeyChain", "Laptop", "Newspaper", "Pillow", "RemoteControl", "Statue", "Watch",
+    ),
     "bathroom": ("Candle", "Cloth", "DishSponge", "SoapBar", "SoapBottle", "SprayBottle", "TissueBox", "ToiletPaper"),
 }  # fmt: skip
 # Kind of task → the rooms in which there are some, and what must be possible with the object.

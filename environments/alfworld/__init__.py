@@ -1,0 +1,75 @@
+"""ALFWorld: the official engine and games of the wheel `alfworld` (MIT), with TextWorld, on which it is built.
+
+official.py     the engine; the only importer of the wheels
+world.py        one world: commands, limit, state
+data.py         the games: official ones, or some that are generated here; how both are had
+tiny.py         our own households, from which the wheel generates games
+prompts.py      the system message
+inside.py       the environment, as it runs inside the wheels' own virtual environment
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cojax.environment import Environment
+from environments.alfworld.data import chosen, games
+from environments.worker import Bounds, isolate
+from environments.worker.venv import Recipe, interpreter
+
+RECIPE = Recipe(
+    # What the engine imports, without the simulator in 3D and the agents that are trained with torch.
+    requirements=(
+        "alfworld==0.4.2",
+        "textworld==1.7.0",
+        "fast-downward-textworld==20.6.4",
+        "jericho==3.3.1",
+        "tatsu==5.8.3",
+        "networkx>=3,<4",
+        "numpy>=1.26,<3",
+        "hashids>=1.3,<2",
+        "mementos>=1.3.1,<2",
+        "more-itertools>=10",
+        "prompt_toolkit>=3,<4",
+        "termcolor>=2",
+        "tqdm>=4.66",
+        "wcwidth>=0.2",
+    ),
+    dependencies=False,
+    proof="import alfworld.agents.environment.alfred_tw_env, fast_downward, textworld.envs",
+    # Two of the packages are compiled when they are installed.
+    programs=(("cmake", "apt-get install cmake"), ("g++", "apt-get install g++"), ("make", "apt-get install make")),
+)
+
+# The splits whose tasks bring solutions, as `environments.check` replays them: the official ones.
+SPLITS = ("train", "valid_seen", "valid_unseen")
+# The splits that an evaluation of all splits takes.
+EVALUATION = ("valid_seen", "valid_unseen")
+# The splits from which nothing may be learned.
+RESERVED = ("valid_seen", "valid_unseen")
+# Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
+OFFICIAL_VERDICT = True
+
+
+def make(
+    *,
+    data: Literal["installed", "official", "tiny"] = "installed",
+    instructions: Literal["full", "brief"] = "full",
+    deadline: float = 30.0,
+) -> Environment:
+    """The environment `alfworld`, in workers; see docs/alfworld.md. A call may take `deadline` seconds.
+
+    `data` are the official games, the `tiny` ones that are generated here, or those that are installed, the official
+    ones where both are. `instructions` chooses the system message: with the list of commands, or `brief`, without it.
+    Raises InstallError where `python -m environments.install alfworld` was not run.
+    """
+    python = interpreter("alfworld", RECIPE)
+    name = chosen(data)
+    return isolate(
+        "environments.alfworld.inside",
+        python=python,
+        bounds=Bounds(deadline=deadline),
+        visible=(str(games(name).parent),),
+        data=name,
+        instructions=instructions,
+    )
