@@ -21,7 +21,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds nightly bench campaign study lint sglang compilers clean
+.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly bench campaign study lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -50,6 +50,10 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install tau2
 	$(BIN)/python -m environments.install mcp
 
+# These take minutes to install, and a compiler.
+.worlds-nightly: $(VENV)/.real
+	$(BIN)/python -m environments.install alfworld --data=tiny
+
 test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)
 
@@ -58,7 +62,7 @@ test-real-alone: .worlds $(SGLANG)/.installed
 	$(BIN)/python -m pytest -m 'real and not nightly' $(ALONE)
 
 # What takes too long for continuous integration.
-nightly: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
+nightly: .worlds .worlds-nightly $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m nightly
 
 bench: $(VENV)/.base

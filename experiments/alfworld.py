@@ -1,19 +1,21 @@
-"""ALFWorld: train on synthesized tasks alone, evaluate on the official unseen rooms.
+"""ALFWorld: train on synthesized tasks alone, evaluate on the games in unseen rooms.
 
-    python -m environments.install alfworld              # or --data=tiny: games generated here
+    python -m environments.install alfworld                # games that are generated here
     make sglang  # its servers run on the CPU; others by --config.sglang.python=V/bin/python or --config.sglang.urls
     hf download Qwen/Qwen3-4B-Instruct-2507 --local-dir models/Qwen3-4B
     python -m experiments.run --config=experiments/alfworld.py
 
 Hardware and results of such a policy: not measured here.
 
-The same command with a policy of 0.9 million parameters, from scratch and at random, on two CPU cores. Every part is
-real; it wins no official game:
+The benchmark's own games, where they have been downloaded: `ALFWORLD_DATA=FOLDER python -m environments.install alfworld
+--data=official`, and then --config.environment.data=official.
 
-    python -m environments.install alfworld --data=tiny
+The same command with a policy of 0.9 million parameters, from scratch and at random, on two CPU cores. Every part is
+real; it wins none of the games:
+
     python -m experiments.run --config=experiments/alfworld.py --config.policy=tiny --config.steps=2
 
-The development split is that of seen rooms. See docs/alfworld.md.
+The development split are games in the rooms of training. See docs/alfworld.md.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def get_config() -> ConfigDict:
     config = base.get_config()
     config.workdir = "runs/alfworld"
     config.environment.name = "alfworld"
-    config.environment.data = "installed"  # installed | official | tiny
+    config.environment.data = "tiny"  # tiny | official
     config.environment.instructions = "full"  # full | brief
     config.policy = "qwen3-4b"
     config.engine.name = "sglang"  # a small policy's preset samples in this process

@@ -2,7 +2,7 @@
 
 official.py     the engine; the only importer of the wheels
 world.py        one world: commands, limit, state
-data.py         the games: official ones, or some that are generated here; how both are had
+data.py         the games: some that are generated here, or the official ones; how both are had
 tiny.py         our own households, from which the wheel generates games
 prompts.py      the system message
 inside.py       the environment, as it runs inside the wheels' own virtual environment
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cojax.environment import Environment
-from environments.alfworld.data import chosen, games
+from environments.alfworld.data import games, root_of
 from environments.worker import Bounds, isolate
 from environments.worker.venv import Recipe, interpreter
 
@@ -53,23 +53,23 @@ OFFICIAL_VERDICT = True
 
 def make(
     *,
-    data: Literal["installed", "official", "tiny"] = "installed",
+    data: Literal["tiny", "official"] = "tiny",
     instructions: Literal["full", "brief"] = "full",
     deadline: float = 30.0,
 ) -> Environment:
     """The environment `alfworld`, in workers; see docs/alfworld.md. A call may take `deadline` seconds.
 
-    `data` are the official games, the `tiny` ones that are generated here, or those that are installed, the official
-    ones where both are. `instructions` chooses the system message: with the list of commands, or `brief`, without it.
-    Raises InstallError where `python -m environments.install alfworld` was not run.
+    `data` are the `official` games, or the `tiny` ones that are generated here. `instructions` chooses the system
+    message: with the list of commands, or `brief`, without it. Raises InstallError where
+    `python -m environments.install alfworld --data=…` was not run.
     """
     python = interpreter("alfworld", RECIPE)
-    name = chosen(data)
+    root = root_of(data)
     return isolate(
         "environments.alfworld.inside",
         python=python,
         bounds=Bounds(deadline=deadline),
-        visible=(str(games(name).parent),),
-        data=name,
+        visible=(str(root), str(games(root))),
+        root=str(root),
         instructions=instructions,
     )

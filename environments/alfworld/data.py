@@ -1,9 +1,9 @@
 """ALFWorld's games: how they are had, and the list of them. Standard library only.
 
-    $COJAX_CACHE/alfworld/official/json_2.1.1   the official games, downloaded, or copied there by hand
-    $COJAX_CACHE/alfworld/tiny-…/json_2.1.1     games that the official `alfworld-generate` makes of our own problems
+    $COJAX_CACHE/alfworld/tiny-…/games      games that the official `alfworld-generate` makes of our own problems
+    $COJAX_CACHE/alfworld/official/games    a link to the official games, $ALFWORLD_DATA/json_2.1.1
 
-Each has the folders train, valid_seen and valid_unseen. A root is complete when its list games.json is there.
+Each has the folders train, valid_seen and valid_unseen. Beside it is the list of its games, which is written last.
 """
 
 from __future__ import annotations
@@ -16,36 +16,24 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from environments.worker.venv import InstallError, cache, locked
+from environments.worker.venv import InstallError, cache, home, locked
 
 # The first is the default of an installation.
-ROOTS = ("official", "tiny")
+ROOTS = ("tiny", "official")
 SPLITS = ("train", "valid_seen", "valid_unseen")
-_LIST = "games.json"
+_LIST, _GAMES = "games.json", "games"
 _TASK = re.compile(r"Your task is to: (.*?)\.\"")
-# Seconds for the server's first answer, for the whole download, and for generating.
-_PATIENCE, _DOWNLOAD, _GENERATE = 15, 3_600, 3_600
-_PROBE = """
-import urllib.request
-urllib.request.urlopen(urllib.request.Request("https://github.com/alfworld/alfworld", method="HEAD"), timeout=5)
-"""
-# The official script chooses among wordings by chance, and its expert sometimes a command; it asks nothing where it
-# writes into another folder than it reads.
-_RUN = """
-import random, runpy, sys
-random.seed(0)
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+# Seconds in which all games must be generated.
+_PATIENCE = 3_600
 
 
 @dataclasses.dataclass(frozen=True)
 class Listed:
-    """A solvable game: its folder, its split, its task in words, and commands that win it."""
+    """A solvable game: its folder, its split, its task in words, and commands that win it; none where it has none."""
 
     game: str
     split: str
@@ -53,103 +41,123 @@ class Listed:
     walkthrough: tuple[str, ...]
 
 
-def chosen(name: str) -> str:
-    """The root of that name; for "installed" the first that is there, else the first."""
-    if name != "installed":
-        return name
-    return next((root for root in ROOTS if (_root(root) / _LIST).exists()), ROOTS[0])
+def root_of(name: str) -> Path:
+    """The root of that name. Raises InstallError, which says what to do, where it is not there, or no more."""
+    root = _place(name)
+    if not _complete(root):
+        raise InstallError(f"ALFWorld's {name} games are not in {root / _GAMES}. {_ways(name)}")
+    return root
 
 
-def games(name: str) -> Path:
-    """The folder of the games. Raises InstallError, which says what to do, where they are not there."""
-    root = _root(name)
-    if not (root / _LIST).exists():
-        raise InstallError(f"ALFWorld's {name} games are not in {root}. {_ways(name)}")
-    return root / "json_2.1.1"
+def games(root: Path) -> Path:
+    """The folder of a root's games, as it is really called."""
+    return (root / _GAMES).resolve()
 
 
-def listed(name: str) -> list[Listed]:
-    """The games, in the order of their folders. Raises InstallError as `games` does."""
-    found = json.loads((games(name).parent / _LIST).read_text())
+def listed(root: Path) -> list[Listed]:
+    """The games of a root, in the order of their folders."""
+    found = json.loads((root / _LIST).read_text())
     return [Listed(**{**one, "walkthrough": tuple(one["walkthrough"])}) for one in found]
 
 
 def provide(name: str, python: str, say: Callable[[str], None]) -> None:
     """Makes that root, or reports that it exists. `python` is the interpreter with the wheels.
 
-    Existing data is never overwritten. Raises InstallError, which says what to do.
+    Raises InstallError, which says what to do.
     """
-    root = _root(name)
+    root = _place(name)
     try:
         root.mkdir(parents=True, exist_ok=True)
         with locked(root.with_suffix(".lock"), say):
-            if (root / _LIST).exists():
-                say(f"alfworld: {name} games already in {root}")
+            if _complete(root) and (name == "tiny" or games(root) == _downloaded(root)):
+                say(f"alfworld: {name} games already in {games(root)}")
                 return
             if name == "tiny":
-                _generate(Path(python), root, say)
-            elif not (root / "json_2.1.1").exists():
-                _download(Path(python), root, say)
+                _generate(python, root, say)
+            else:
+                _link(root)
             _write_list(root)
     except OSError as error:
         raise InstallError(f"cannot write ALFWorld's {name} games to {root}: {error}") from error
-    say(f"alfworld: {len(listed(name))} {name} games ready in {root}")
+    say(f"alfworld: {len(listed(root))} {name} games ready in {games(root)}")
 
 
-def _generate(python: Path, root: Path, say: Callable[[str], None]) -> None:
-    """Writes our problems, and has the official script make games of them, in their place when all are made."""
-    for left in ("problems", "making"):
-        shutil.rmtree(root / left, ignore_errors=True)
+def _generate(python: str, root: Path, say: Callable[[str], None]) -> None:
+    """Has games made of our own problems, in their place when all are made."""
     say(f"alfworld: alfworld-generate makes games in {root}")
-    _run([str(python), "-m", "environments.alfworld.tiny", str(root / "problems")], _GENERATE, "cannot write problems")
-    package = next(python.parents[1].glob("lib/python3*/site-packages/alfworld/data"))
-    script = [str(python.with_name("alfworld-generate")), "--data_path", str(root / "problems")]
-    script += ["--save_path", str(root / "making"), "--domain", str(package / "alfred.pddl")]
-    # Without an end the script leaves out the last game.
-    script += ["--grammar", str(package / "alfred.twl2"), "--end", "1000000"]
-    _run([str(python), "-c", _RUN, *script], _GENERATE, "alfworld-generate fails", {"PYTHONHASHSEED": "0"})
-    (root / "making").rename(root / "json_2.1.1")
+    for left in ("problems", "making", _GAMES):
+        shutil.rmtree(root / left, ignore_errors=True)
+    command = [python, "-m", "environments.alfworld.tiny", str(root / "problems"), str(root / "making")]
+    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    # The package makes the folder of this name when it is imported.
+    own["ALFWORLD_DATA"] = str(root / "making")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env={**os.environ, **own})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InstallError(f"alfworld-generate fails: {error}") from error
+    if done.returncode:
+        raise InstallError(f"alfworld-generate fails:\n{(done.stderr or done.stdout).strip()[-1_500:]}")
+    (root / "making").rename(root / _GAMES)
     shutil.rmtree(root / "problems")
 
 
-def _download(python: Path, root: Path, say: Callable[[str], None]) -> None:
-    """Downloads with the package's own script."""
-    say(f"alfworld: alfworld-download into {root}")
-    try:
-        _run([str(python), "-c", _PROBE], _PATIENCE, "its server cannot be reached")
-        script = [str(python.with_name("alfworld-download")), "--data-dir", str(root)]
-        _run([str(python), *script], _DOWNLOAD, "the download broke off")
-    except InstallError as error:
-        raise InstallError(f"ALFWorld's official games cannot be had: {error}\n{_ways('official')}") from error
+def _link(root: Path) -> None:
+    """Links to the official games where a user has them. Raises InstallError where there are none."""
+    found = _downloaded(root)
+    if missing := [split for split in SPLITS if not (found / split).is_dir()]:
+        raise InstallError(f"ALFWorld's official games are not in {found}: no folder {missing[0]}. {_ways('official')}")
+    (root / _LIST).unlink(missing_ok=True)
+    part = root / f"{_GAMES}.part"
+    part.unlink(missing_ok=True)
+    part.symlink_to(found)
+    part.replace(root / _GAMES)
 
 
 def _write_list(root: Path) -> None:
-    """Lists the games that are solvable, as the official loader takes them."""
-    folder, found = root / "json_2.1.1", list[dict[str, Any]]()
-    for split in SPLITS:
-        for file in sorted((folder / split).glob("**/game.tw-pddl")):
-            game = file.parent.relative_to(folder)
-            told = json.loads(file.read_text())
-            if "movable" in str(game) or "Sliced" in str(game) or not told.get("solvable"):
-                continue
-            if (task := _TASK.search(told["grammar"])) is None:
-                raise InstallError(f"{file} names no task")
-            walkthrough = told.get("walkthrough") or []
-            found.append({"game": str(game), "split": split, "task": task[1], "walkthrough": walkthrough})
+    found = list(_playable(games(root)))
     if missing := [split for split in SPLITS if not any(one["split"] == split for one in found)]:
-        raise InstallError(f"{folder} has no solvable game in {', '.join(missing)}; remove it and install again")
+        raise InstallError(f"{games(root)} has no solvable game in {', '.join(missing)}")
     part = root / f"{_LIST}.part"
     part.write_text(json.dumps(found))
     part.replace(root / _LIST)
 
 
-def _root(name: str) -> Path:
-    return cache() / "alfworld" / (name if name == "official" else f"tiny-{_version()}")
+def _playable(folder: Path) -> Iterator[dict[str, Any]]:
+    """The games that the official loader takes: solvable ones, without slices and movable receptacles by their names.
+
+    Raises InstallError for a game that names no task.
+    """
+    for split in SPLITS:
+        for file in sorted((folder / split).glob("**/game.tw-pddl")):
+            game, told = str(file.parent.relative_to(folder)), json.loads(file.read_text())
+            if "movable" in game or "Sliced" in game or not told.get("solvable"):
+                continue
+            if (task := _TASK.search(told["grammar"])) is None:
+                raise InstallError(f"{file} names no task")
+            walkthrough = told.get("walkthrough") or []
+            yield {"game": game, "split": split, "task": task[1], "walkthrough": walkthrough}
+
+
+def _place(name: str) -> Path:
+    return cache() / "alfworld" / (f"tiny-{_version()}" if name == "tiny" else name)
+
+
+def _complete(root: Path) -> bool:
+    return (root / _LIST).exists() and games(root).is_dir()
+
+
+def _downloaded(root: Path) -> Path:
+    """Where the official games are: in ALFWORLD_DATA; without that where they were found before, or in the package's
+    own place."""
+    data = os.environ.get("ALFWORLD_DATA")
+    if not data and games(root).is_dir():
+        return games(root)
+    return (Path(data or "~/.cache/alfworld").expanduser() / "json_2.1.1").resolve()
 
 
 @functools.cache
 def _version() -> str:
-    """What our own problems depend on."""
+    """What our own games depend on."""
     return hashlib.sha256((Path(__file__).parent / "tiny.py").read_bytes()).hexdigest()[:8]
 
 
@@ -159,17 +167,6 @@ def _ways(name: str) -> str:
         return f"Run: {install} --data=tiny"
     return (
         f"Ways forward:\n  {install} --data=tiny   generates games here, without a network\n"
-        f"  {install}   downloads the official games, where there is a network, or lists what you put at "
-        f"{_root(name) / 'json_2.1.1'}"
+        f"  ALFWORLD_DATA=FOLDER {install} --data=official   takes the games that you have in FOLDER/json_2.1.1; "
+        f"{home('alfworld') / 'bin' / 'alfworld-download'} --data-dir FOLDER downloads them"
     )
-
-
-def _run(command: list[str], deadline: float, complaint: str, more: dict[str, str] | None = None) -> None:
-    own = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONDONTWRITEBYTECODE": "1", **(more or {})}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline, env={**os.environ, **own})
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{complaint}: {error}") from error
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines()
-        raise InstallError(f"{complaint}: {lines[-1][:500] if lines else f'exit status {done.returncode}'}")

@@ -8,7 +8,7 @@ from cojax.types import Action, Check, Evaluation, Task
 from environments.alfworld import official
 from environments.alfworld.data import SPLITS, Listed, games, listed
 from environments.alfworld.prompts import instructions as system
-from environments.alfworld.world import UNASKED, World, offers
+from environments.alfworld.world import LIMIT, UNASKED, World, offers
 from environments.tools import ToolEnvironment, commands
 
 NAME = "alfworld"
@@ -16,16 +16,16 @@ NAME = "alfworld"
 _CONCURRENCY = 16
 
 
-def make(data: str = "official", instructions: str = "full") -> ToolEnvironment:
-    """The environment. Reads the list of games, and imports the engine, which every child then has."""
+def make(root: str, instructions: str = "full") -> ToolEnvironment:
+    """The environment of the games in `root`. Imports the engine, which every child then has."""
     official.prepare()
-    folder, known = games(data), listed(data)
+    folder, known = games(Path(root)), listed(Path(root))
     splits = {split: [_task(one) for one in known if one.split == split] for split in SPLITS}
     official_tasks = {task.id for tasks in splits.values() for task in tasks}
     return ToolEnvironment(
         NAME,
         tools=commands.tools("open fridge 1"),
-        open=lambda setup: World(Path(folder), setup),
+        open=lambda setup: World(folder, setup),
         setups=[{"game": one.game} for one in known if one.split == "train"],
         splits={
             **splits,
@@ -44,7 +44,9 @@ def make(data: str = "official", instructions: str = "full") -> ToolEnvironment:
 
 
 def _task(one: Listed) -> Task:
-    solution = tuple(Action(calls=(commands.call(command),)) for command in one.walkthrough)
+    """The official task; without a solution where its walkthrough is longer than an episode."""
+    commanded = one.walkthrough if len(one.walkthrough) <= LIMIT else ()
+    solution = tuple(Action(calls=(commands.call(command),)) for command in commanded)
     return Task(NAME, f"Your task is to: {one.task}.", {"game": one.game}, solution)
 
 

@@ -1,9 +1,10 @@
 """Households of our own, in the form of ALFRED's, from which the official `alfworld-generate` makes games.
 
-    python -m environments.alfworld.tiny FOLDER
+    python -m environments.alfworld.tiny PROBLEMS GAMES
 
-writes an `initial_state.pddl` and a `traj_data.json` for each problem. It runs in the wheel's own virtual environment:
-which object fits where, what can be heated and how each kind of task is stated come from the installed package.
+writes an `initial_state.pddl` and a `traj_data.json` for each problem into the folder PROBLEMS, and has the official
+script make games of them in GAMES. It runs in the wheel's own virtual environment: which object fits where, what can be
+heated and how each kind of task is stated come from the installed package.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import runpy
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,50 +64,57 @@ _KINDS: Mapping[str, tuple[Sequence[str], str]] = {
 _LAMPS = {"bedroom": ("DeskLamp", "Desk"), "living room": ("FloorLamp", "SideTable")}
 # How the package's goals name the parts of a task.
 _SHORT = {"obj": "object", "recep": "parent", "toggle": "toggle", "mrecep": "mrecep"}
-# Split → rooms of each kind, by their numbers, and problems of each kind of task. Seen rooms are those of training.
-SPLITS: Mapping[str, tuple[Sequence[int], int]] = {
-    "train": (range(1, 5), 8),
-    "valid_seen": (range(1, 5), 3),
-    "valid_unseen": (range(5, 7), 3),
+# The package states no solvable task of this kind about a slice.
+_WHOLE = "look_at_obj_in_light"
+# Split → rooms of each kind, by their numbers; problems of each kind of task, and those about something sliced. Seen
+# rooms are those of training.
+SPLITS: Mapping[str, tuple[Sequence[int], int, int]] = {
+    "train": (range(1, 5), 8, 2),
+    "valid_seen": (range(1, 5), 3, 1),
+    "valid_unseen": (range(5, 7), 3, 1),
 }
 # Objects that lie about in a room, at most, and rooms drawn until one has a task of the kind.
 _LYING, _TRIES = 12, 1_000
 _TREATED = ("Fridge", "Microwave", "SinkBasin")
+_KNIVES = frozenset(("Knife", "ButterKnife"))
 
 
 def problems() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(folder, PDDL, what `alfworld-generate` reads of a trajectory) of every problem. Always the same ones."""
-    for split, (numbers, count) in SPLITS.items():
+    for split, (numbers, whole, sliced) in SPLITS.items():
         for kind, (rooms, _) in _KINDS.items():
-            for index in range(1, count + 1):
-                rng = random.Random(repr((split, kind, index)))
-                pddl, told = _problem(kind, rooms[index % len(rooms)], rng.choice(numbers), rng)
-                named = [
-                    told["pddl_params"][part] or "None" for part in ("object_target", "parent_target", "toggle_target")
-                ]
-                yield f"{split}/{'-'.join((kind, *named))}/trial_{index}", pddl, told
+            for index in range(1, whole + 1 + (0 if kind == _WHOLE else sliced)):
+                rng, slicing = random.Random(repr((split, kind, index))), index > whole
+                room = "kitchen" if slicing else rooms[index % len(rooms)]
+                pddl, told = _problem(kind, slicing, room, rng.choice(numbers), rng)
+                parts = [told["pddl_params"][f"{part}_target"] or "None" for part in ("object", "parent", "toggle")]
+                # The official script leaves out folders that are called "Sliced": one of its experts cannot slice.
+                yield f"{split}/{'-'.join((kind, *parts))}/trial_{index}", pddl, told
 
 
-def _problem(kind: str, room: str, number: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
+def _problem(kind: str, slicing: bool, room: str, number: int, rng: random.Random) -> tuple[str, dict[str, Any]]:
     """A problem of a kind in a room. What stands in a room depends on its number alone, what lies there does not."""
     fits, able = _constants().VAL_RECEPTACLE_OBJECTS, _constants().VAL_ACTION_OBJECTS
-    ability, standing = _KINDS[kind][1], _standing(room, number)
+    abilities = list(filter(None, (_KINDS[kind][1], "Sliceable" if slicing else "")))
+    standing = _standing(room, number)
     for _ in range(_TRIES):
         lying = _lying(room, standing, rng)
         wanted, _ = rng.choice(lying)
         if kind == "pick_two_obj_and_place":
             lying.append((wanted, rng.choice([place for place in standing if wanted in fits[_kind(place)]])))
         params = {"object_target": wanted, "parent_target": "", "toggle_target": "", "mrecep_target": ""}
-        if kind == "look_at_obj_in_light":
+        if kind == _WHOLE:
             params["toggle_target"] = _LAMPS[room][0]
         else:
             params["parent_target"] = target = rng.choice(sorted({_kind(place) for place in standing}))
             if wanted not in fits[target] or any((one, _kind(place)) == (wanted, target) for one, place in lying):
                 continue
-            if ability and (wanted not in able[ability] or target in _TREATED):
+            if abilities and (any(wanted not in able[ability] for ability in abilities) or target in _TREATED):
                 continue
-        told = {"task_type": kind, "pddl_params": {**params, "object_sliced": False}, "scene": f"{room} {number}"}
-        return _pddl(standing, lying, _LAMPS.get(room), _goal(kind, params)), told
+            if slicing and not _KNIVES & {one for one, _ in lying}:
+                continue
+        told = {"task_type": kind, "pddl_params": {**params, "object_sliced": slicing}, "scene": f"{room} {number}"}
+        return _pddl(standing, lying, _LAMPS.get(room), _goal(f"{kind}_slice" if slicing else kind, params)), told
     raise RuntimeError(f"no {room} has a task of the kind {kind}")
 
 
@@ -178,12 +187,28 @@ def _constants() -> Any:
     return importlib.import_module("alfworld.gen.constants")
 
 
+def _generate(problems_at: str, games_at: str) -> None:
+    """Runs the official script, with the planner as its expert: the other one gives up on some tasks with two objects,
+    and takes detours of more commands than an episode has."""
+    data = Path(str(importlib.import_module("alfworld").__file__)).parent / "data"
+    script = str(Path(sys.executable).with_name("alfworld-generate"))
+    # Without an end the script leaves out the last game.
+    given = {"data_path": problems_at, "save_path": games_at, "expert_type": "planner", "end": "1000000"}
+    given |= {"domain": str(data / "alfred.pddl"), "grammar": str(data / "alfred.twl2")}
+    sys.argv = [script, *(part for name, value in given.items() for part in (f"--{name}", value))]
+    # It chooses among wordings by chance.
+    random.seed(0)
+    runpy.run_path(script, run_name="__main__")
+
+
 def main(arguments: Sequence[str]) -> None:
+    problems_at, games_at = arguments
     for folder, pddl, told in problems():
-        place = Path(arguments[0]) / folder
+        place = Path(problems_at) / folder
         place.mkdir(parents=True)
         (place / "initial_state.pddl").write_text(pddl)
         (place / "traj_data.json").write_text(json.dumps(told))
+    _generate(problems_at, games_at)
 
 
 if __name__ == "__main__":

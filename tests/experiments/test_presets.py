@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import base, bfcl, desk, presets, scienceworld, tau2
+from experiments import alfworld, base, bfcl, desk, presets, scienceworld, tau2
 from experiments.checks import check
 from experiments.presets import PRESETS, resolve
 
@@ -50,7 +50,7 @@ def test_no_preset_changes_nothing():
     assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
 
 
-@pytest.mark.parametrize("experiment", [base, bfcl, desk, scienceworld, tau2])
+@pytest.mark.parametrize("experiment", [alfworld, base, bfcl, desk, scienceworld, tau2])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits_every_experiment(name, experiment):
     config = experiment.get_config()

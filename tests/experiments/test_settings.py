@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cojax.registry.annotations import Range
-from experiments import appworld, base, bfcl, desk, reference, scienceworld, tau2
+from experiments import alfworld, appworld, base, bfcl, desk, reference, scienceworld, tau2
 from experiments.base import LEAVES, OPEN
 from experiments.checks import check
 from experiments.ranges import RANGES, leaves
@@ -37,7 +37,7 @@ def test_plain_addresses_are_fine():
     check(config)
 
 
-@pytest.mark.parametrize("experiment", [base, desk, bfcl, appworld, scienceworld, tau2])
+@pytest.mark.parametrize("experiment", [base, desk, bfcl, alfworld, appworld, scienceworld, tau2])
 def test_every_setting_has_a_range(experiment):
     found = {name for name, _ in leaves(experiment.get_config().to_dict())}
     of_entries = {name for name in found - RANGES.keys() if name.startswith(tuple(OPEN))}

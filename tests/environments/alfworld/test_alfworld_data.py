@@ -1,4 +1,4 @@
-"""ALFWorld's games: what is missing is said in the first second, and what was installed is found and listed."""
+"""ALFWorld's games: what is missing is said in the first second, and what a user has is found and listed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from environments import install as command
-from environments.alfworld import data, prompts
+from environments.alfworld import data, prompts, tiny
 from environments.worker.venv import InstallError
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("COJAX_CACHE", str(tmp_path))
-    return tmp_path
+    monkeypatch.setenv("COJAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "data"))
+    return tmp_path / "cache"
 
 
 def game(folder: Path, name: str, *, solvable: bool = True, task: str = "put a pen in shelf") -> None:
@@ -25,11 +26,26 @@ def game(folder: Path, name: str, *, solvable: bool = True, task: str = "put a p
     file.write_text(json.dumps(told))
 
 
-def test_games_that_are_not_there_are_named_with_the_ways_to_have_them() -> None:
+def downloaded(data_folder: Path, kind: str = "look_at_obj_in_light-Pen-None-DeskLamp-1") -> Path:
+    """Official games, one in each split."""
+    for split in data.SPLITS:
+        game(data_folder / "json_2.1.1", f"{split}/{kind}/trial_1", task="look at pen under the desklamp")
+    return data_folder / "json_2.1.1"
+
+
+def provide(name: str) -> list[str]:
+    said: list[str] = []
+    data.provide(name, "no-python", said.append)
+    return said
+
+
+def test_games_that_are_not_there_are_named_with_the_ways_to_have_them(tmp_path: Path) -> None:
     with pytest.raises(InstallError, match=r"tiny games are not in .* Run: python -m environments.install alf"):
-        data.games("tiny")
+        data.root_of("tiny")
     with pytest.raises(InstallError, match=r"(?s)official games are not in .*--data=tiny   generates games here"):
-        data.listed("official")
+        data.root_of("official")
+    with pytest.raises(InstallError, match=r"(?s)not in .*data/json_2.1.1: no folder train\. .*alfworld-download"):
+        provide("official")
 
 
 def test_without_a_compiler_the_installation_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
@@ -38,17 +54,46 @@ def test_without_a_compiler_the_installation_names_it(monkeypatch: pytest.Monkey
     assert "alfworld needs the program cmake, which is not on PATH; on Debian" in capsys.readouterr().err
 
 
-def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(own_cache: Path) -> None:
-    root = own_cache / "alfworld" / "official"
-    games = root / "json_2.1.1"
-    for split in data.SPLITS:
-        game(games, f"{split}/look_at_obj_in_light-Pen-None-DeskLamp-1/trial_1", task="look at pen under the desklamp")
+def test_official_games_are_used_where_they_are_and_listed_once(tmp_path: Path, monkeypatch) -> None:
+    folder = downloaded(tmp_path / "data")
+    assert provide("official") == [f"alfworld: 3 official games ready in {folder}"]
+    assert provide("official") == [f"alfworld: official games already in {folder}"]
+    assert data.games(data.root_of("official")) == folder
+    assert sorted(file.name for file in folder.rglob("*") if file.is_file()) == ["game.tw-pddl"] * 3
+    monkeypatch.delenv("ALFWORLD_DATA")
+    assert provide("official") == [f"alfworld: official games already in {folder}"]
+
+
+def test_another_folder_takes_the_place_of_the_first_if_it_has_games(tmp_path: Path, monkeypatch) -> None:
+    first, second = downloaded(tmp_path / "data"), downloaded(tmp_path / "other", "pick_and_place_simple-Pen-None-Shelf-1")
+    provide("official")
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
+    with pytest.raises(InstallError, match=r"nothing/json_2.1.1: no folder train"):
+        provide("official")
+    assert data.games(data.root_of("official")) == first
+    monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "other"))
+    assert provide("official") == [f"alfworld: 3 official games ready in {second}"]
+    assert {one.game.split("/")[1] for one in data.listed(data.root_of("official"))} == {
+        "pick_and_place_simple-Pen-None-Shelf-1"
+    }
+
+
+def test_games_that_are_no_more_there_are_an_error(tmp_path: Path) -> None:
+    folder = downloaded(tmp_path / "data")
+    provide("official")
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(InstallError, match="official games are not in"):
+        data.root_of("official")
+
+
+def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(tmp_path: Path) -> None:
+    games = downloaded(tmp_path / "data")
     game(games, "train/pick_and_place_simple-Pen-None-Shelf-1/trial_2")
     game(games, "train/pick_and_place_with_movable_recep-Pen-Box-Shelf-1/trial_1")
     game(games, "train/pick_and_place_simple-AppleSliced-None-Fridge-1/trial_1")
     game(games, "train/pick_and_place_simple-Mug-None-Shelf-1/trial_1", solvable=False)
-    data._write_list(root)
-    found = data.listed("official")
+    provide("official")
+    found = data.listed(data.root_of("official"))
     assert [(one.game.split("/")[1], one.split) for one in found] == [
         ("look_at_obj_in_light-Pen-None-DeskLamp-1", "train"),
         ("pick_and_place_simple-Pen-None-Shelf-1", "train"),
@@ -60,20 +105,27 @@ def test_the_list_has_the_solvable_games_as_the_official_loader_takes_them(own_c
     )
 
 
-def test_a_split_without_a_game_is_an_error(own_cache: Path) -> None:
-    root = own_cache / "alfworld" / "official"
-    game(root / "json_2.1.1", "train/pick_and_place_simple-Pen-None-Shelf-1/trial_2")
+def test_a_split_without_a_solvable_game_is_an_error(tmp_path: Path) -> None:
+    for split in data.SPLITS:
+        name = f"{split}/pick_and_place_simple-Pen-None-Shelf-1/trial_1"
+        game(tmp_path / "data" / "json_2.1.1", name, solvable=split == "train")
     with pytest.raises(InstallError, match="no solvable game in valid_seen, valid_unseen"):
-        data._write_list(root)
+        provide("official")
 
 
-def test_what_is_installed_is_chosen_the_official_games_first(own_cache: Path) -> None:
-    assert (data.chosen("installed"), data.chosen("tiny")) == ("official", "tiny")
-    for name, chosen in (("tiny", "tiny"), ("official", "official")):
-        root = data._root(name)
-        root.mkdir(parents=True)
-        (root / "games.json").write_text("[]")
-        assert data.chosen("installed") == chosen
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [("Fridge-1", "Fridge_bar_1"), ("SinkBasin-2", "Sink_bar_2_bar_SinkBasin"), ("GarbageCan-1", "GarbageCan_bar_1")],
+)
+def test_receptacles_are_named_as_the_package_reads_names(place: str, name: str) -> None:
+    assert tiny._identity(place) == name
+
+
+def test_the_rooms_of_a_number_are_always_furnished_alike() -> None:
+    assert tiny._standing("bathroom", 1) == tiny._standing("bathroom", 1)
+    furnished = {tuple(tiny._standing("kitchen", number)) for number in range(1, 7)}
+    assert len(furnished) > 1
+    assert all({"Fridge-1", "Microwave-1", "SinkBasin-1"} <= set(room) for room in furnished)
 
 
 def test_the_system_message_lists_the_commands_or_does_not() -> None:
