@@ -7,8 +7,10 @@
 
 Hardware and results of such a policy: not measured here.
 
-The benchmark's own games, where they have been downloaded: `ALFWORLD_DATA=FOLDER python -m environments.install alfworld
---data=official`, and then --config.environment.data=official.
+The benchmark's own games, where they have been downloaded into FOLDER:
+
+    ALFWORLD_DATA=FOLDER python -m environments.install alfworld --data=official
+    python -m experiments.run --config=experiments/alfworld.py --config.environment.data=official
 
 The same command with a policy of 0.9 million parameters, from scratch and at random, on two CPU cores. Every part is
 real; it wins none of the games:

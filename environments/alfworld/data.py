@@ -26,6 +26,8 @@ from environments.worker.venv import InstallError, cache, home, locked
 ROOTS = ("tiny", "official")
 SPLITS = ("train", "valid_seen", "valid_unseen")
 _LIST, _GAMES = "games.json", "games"
+# Commands with which the benchmark's expert only looks, or waits.
+_IDLE = frozenset(("look", "inventory", "help"))
 _TASK = re.compile(r"Your task is to: (.*?)\.\"")
 # Seconds in which all games must be generated.
 _PATIENCE = 3_600
@@ -134,7 +136,7 @@ def _playable(folder: Path) -> Iterator[dict[str, Any]]:
                 continue
             if (task := _TASK.search(told["grammar"])) is None:
                 raise InstallError(f"{file} names no task")
-            walkthrough = told.get("walkthrough") or []
+            walkthrough = [command for command in told.get("walkthrough") or () if command not in _IDLE]
             yield {"game": game, "split": split, "task": task[1], "walkthrough": walkthrough}
 
 

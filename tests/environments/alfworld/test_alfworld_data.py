@@ -65,7 +65,10 @@ def test_official_games_are_used_where_they_are_and_listed_once(tmp_path: Path, 
 
 
 def test_another_folder_takes_the_place_of_the_first_if_it_has_games(tmp_path: Path, monkeypatch) -> None:
-    first, second = downloaded(tmp_path / "data"), downloaded(tmp_path / "other", "pick_and_place_simple-Pen-None-Shelf-1")
+    first, second = (
+        downloaded(tmp_path / "data"),
+        downloaded(tmp_path / "other", "pick_and_place_simple-Pen-None-Shelf-1"),
+    )
     provide("official")
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
     with pytest.raises(InstallError, match=r"nothing/json_2.1.1: no folder train"):
