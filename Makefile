@@ -50,8 +50,9 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install tau2
 	$(BIN)/python -m environments.install mcp
 
-# These take minutes to install, and a compiler.
+# These take minutes to install, or an hour, and a compiler and Java.
 .worlds-nightly: $(VENV)/.real
+	$(BIN)/python -m environments.install scienceworld
 	$(BIN)/python -m environments.install alfworld --data=tiny
 
 test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed

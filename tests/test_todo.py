@@ -65,7 +65,7 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
         ("environment.lists=many", "environment.lists is 'many'; expected a whole number"),
         (
             "environment.name=",
-            "environment.name is empty; name one of alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2, or a module",
+            "environment.name is empty; name one of alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2, or a",
         ),
         (
             "environment.name=todoo",

@@ -188,7 +188,10 @@ def test_an_environment_of_the_repository_comes_first(outside):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (["lihgts"], "environment 'lihgts' not found; available: alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2"),
+        (
+            ["lihgts"],
+            "environment 'lihgts' not found; available: alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2",
+        ),
         (["dsk"], "did you mean desk?"),
         (["house.cellar"], "no module 'house.cellar'"),
         (["lights:nothing"], "defines no 'nothing'"),

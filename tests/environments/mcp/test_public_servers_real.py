@@ -15,7 +15,17 @@ from environments.mcp.servers import SERVERS
 ROOT = Path(__file__).parents[3]
 LOOKUPS = {
     "sqlite": {"describe_table", "list_tables", "read_query"},
-    "git": {"git_branch", "git_diff", "git_diff_staged", "git_diff_unstaged", "git_log", "git_show", "git_status"},
+    # In some walks nothing is staged when `git_reset` is called.
+    "git": {
+        "git_branch",
+        "git_diff",
+        "git_diff_staged",
+        "git_diff_unstaged",
+        "git_log",
+        "git_reset",
+        "git_show",
+        "git_status",
+    },
     "filesystem": {"list_allowed_directories", "list_directory", "read_file"},
 }
 
