@@ -16,15 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# One small collector and compiler: an episode is short, and its process has few threads. Sizes are of address space.
-_OPTIONS = (
-    "-XX:+UseSerialGC",
+_OPTIONS = ("-XX:+UseSerialGC", "-Xss4m")
+# The small compiler: an episode is short, and its process has few threads. Sizes are of address space.
+_FOR_AN_EPISODE = (
     "-XX:TieredStopAtLevel=1",
     "-XX:CompressedClassSpaceSize=64m",
     "-XX:ReservedCodeCacheSize=64m",
     "-Xmx384m",
-    "-Xss4m",
 )
+# Solving takes minutes, in which Java's optimizing compiler is worth its time.
+_FOR_SOLVING = ("-Xmx1g",)
 # So many moves end an episode, as ETO sets the simulator; a `wait` is ten moves, a look none.
 MOST_MOVES = 200
 # The score of a completed task.
@@ -100,20 +101,27 @@ class Simulator:
         return {split: [int(number) for number in numbers] for split, numbers in found.items()}
 
 
+def prepare_to_solve(jvm: str) -> None:
+    """Starts this process's JVM with the compiler that solves fastest. To be called before any Simulator is made."""
+    _interface(jvm, solving=True)
+
+
 def task_names(jvm: str) -> list[str]:
     """The names of the thirty tasks."""
     return [str(name) for name in _interface(jvm)().getTaskNames()]
 
 
 @functools.cache
-def _interface(jvm: str) -> Any:
-    """The simulator's class, in a JVM that is started now. A process that has one cannot be forked."""
+def _interface(jvm: str, solving: bool = False) -> Any:
+    """The simulator's class, in a JVM that is started now unless there is one, with which a process cannot be forked."""
     import jpype
 
     package = _package()
+    options = (*_OPTIONS, *(_FOR_SOLVING if solving else _FOR_AN_EPISODE))
     # The simulator reads a file of the wheel from the current folder.
     with _working_in(package):
-        jpype.startJVM(jvm, *_OPTIONS, classpath=[str(package / "scienceworld.jar")], convertStrings=True)
+        if not jpype.isJVMStarted():
+            jpype.startJVM(jvm, *options, classpath=[str(package / "scienceworld.jar")], convertStrings=True)
         made = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
         made()
     return made

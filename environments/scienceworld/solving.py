@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.scienceworld.engine import FULL, Simulator
+from environments.scienceworld.engine import FULL, Simulator, prepare_to_solve
 from environments.scienceworld.limits import limit_of
 
 SIMPLIFICATIONS = "easy"
@@ -87,6 +87,7 @@ def main(arguments: Sequence[str]) -> None:
     jvm, task, count, file = arguments
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
+    prepare_to_solve(jvm)
     part = Path(file).with_suffix(".part")
     part.write_text(json.dumps(records(jvm, task, int(count))))
     part.replace(file)
