@@ -68,7 +68,8 @@ def make(
     return isolate(
         "environments.alfworld.inside",
         python=python,
-        bounds=Bounds(deadline=deadline),
+        # The engine copies its planner, a library of 34 MB, for each world; a verdict opens a second one.
+        bounds=Bounds(deadline=deadline, scratch=256 * 2**20),
         visible=(str(root), str(games(root))),
         root=str(root),
         instructions=instructions,
