@@ -63,6 +63,11 @@ def loop() -> Section:
         "signals": Leaf("forgetting,boundary,rare", str, "the signals in use, separated by commas"),
         "validate": Leaf(True, bool, "whether drafts are validated; False is the ablation"),
         "seed": Leaf(0, Annotated[int, Range(-(2**63), 2**63 - 1)], "decides all random choices"),
+        "perturbation": Leaf(
+            0, Number,
+            "above 0: flips the last bit of half of the initial parameters, drawn by this number, to measure what "
+            "rounding alone changes; 0 flips none",
+        ),
         "staleness": Leaf(
             own["staleness"], Literal[0, 1],
             "1: the next step's episodes are played while this step's update runs, with weights one update behind",

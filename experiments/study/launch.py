@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from environments.worker import kernel
 
-# One thread for all arithmetic: the order of sums depends on the number of threads.
+# One thread for all arithmetic: the order of sums depends on the number of threads. XLA chooses the kernels of matrix
+# products by the processor's instructions, with other sums; without platform_dependent_math it does not.
 THREADS: Mapping[str, str] = {
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_cpu_enable_platform_dependent_math=false",
     "NPROC": "1",  # XLA's own pool
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
