@@ -51,4 +51,3 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return run[0].strip() + (" with changes" if run[1].strip() else "")
-

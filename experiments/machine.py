@@ -111,7 +111,7 @@ def _caches() -> Iterator[tuple[str, int]]:
 
 
 def _bytes(size: str) -> int:
-    """"48K" → 49152. Raises ValueError."""
+    """ "48K" → 49152. Raises ValueError."""
     return int(size.removesuffix("K")) * (_KIB if size.endswith("K") else 1)
 
 

@@ -11,7 +11,8 @@ from cojax.policy.transformer import Params
 def perturbed(params: Params, number: int) -> Params:
     """`params` with the last bit of each floating-point number flipped with probability ½, drawn by `number`.
 
-    A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it. 0 changes nothing.
+    A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it; `number` 0 flips
+    none.
     """
     if not number:
         return params

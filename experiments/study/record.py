@@ -51,7 +51,10 @@ class NotFinished(RuntimeError):
 
 
 def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS) -> Record:
-    """Makes the record of the run in `workdir`, made with the variables `threads`. Raises NotFinished that says what is missing or different."""
+    """Makes the record of the run in `workdir`, which ran with the variables `threads`.
+
+    Raises NotFinished that says what is missing or different.
+    """
     summary, config = _read(workdir / "summary.json"), _read(workdir / "config.json")
     evaluations = [_read(workdir / f"{name}.json") for name in ("zero_shot", "final")]
     if different := mismatch(config, job.config):
