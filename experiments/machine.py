@@ -33,7 +33,10 @@ _VARIABLES = ("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "JAX_ENABLE_X64", "JAX_DE
 # Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, for libraries
 # choose their kernels and blocks by all three.
 _PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
+# The gradient of a matrix is a product over rows, of which another library takes care: [rows, inputs, outputs].
+_GRADIENT = (1024, 128, 512)
 _DIGITS = 12
+Factor = jax.Array | np.ndarray
 
 
 def machine() -> dict[str, Any]:
@@ -76,14 +79,20 @@ def arithmetic() -> str:
         return numbers.standard_normal(shape, np.float32)
 
     pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
-    heads = normal(4, 64, 96), normal(4, 96, 64)
-    return _hash(*(np.asarray(one).tobytes() for one in jax.tree.leaves(_computed(pairs, heads, normal(64, 520)))))
+    rows, inputs, outputs = _GRADIENT
+    gradient, heads = (normal(rows, inputs), normal(rows, outputs)), (normal(4, 64, 96), normal(4, 96, 64))
+    found = _computed(pairs, gradient, heads, normal(64, 520))
+    return _hash(*(np.asarray(one).tobytes() for one in jax.tree.leaves(found)))
 
 
 @jax.jit
-def _computed(pairs: list[tuple[jax.Array, jax.Array]], heads: tuple[jax.Array, jax.Array], x: jax.Array) -> Any:
+def _computed(
+    pairs: list[tuple[Factor, Factor]], gradient: tuple[Factor, Factor], heads: tuple[Factor, Factor], x: Factor
+) -> Any:
+    x = jnp.asarray(x)
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
-    return [left @ right for left, right in pairs], heads[0] @ heads[1], functions, x.sum(), x.sum(axis=0)
+    products = [jnp.matmul(left, right) for left, right in (*pairs, heads)]
+    return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
 
 
 def processor_name() -> str:

@@ -63,5 +63,5 @@ def test_stored_runs_of_another_arithmetic_are_named():
     assert other_threads([{"threads": dict(THREADS)}]) == ""
     assert other_threads([older, {"threads": dict(THREADS)}, older]).startswith(
         "2 stored runs were made with XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', new ones are made with "
-        "'--xla_cpu_multi_thread_eigen=false --xla_cpu_enable_platform_dependent_math=false'"
+        "'--xla_cpu_enable_platform_dependent_math=false'"
     )
