@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cojax.policy.transformer import Params
 
@@ -12,18 +13,17 @@ def perturbed(params: Params, number: int) -> Params:
     """`params` with the last bit of each floating-point number flipped with probability ½, drawn by `number`.
 
     A number x changes by at most 2⁻²³ |x| in float32, as much as one rounding of a sum may change it; `number` 0 flips
-    none.
+    none. Drawn on the host, so the flips are the same on every machine.
     """
     if not number:
         return params
-    leaves, structure = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(number), len(leaves))
-    return jax.tree.unflatten(structure, [_flipped(leaf, key) for leaf, key in zip(leaves, keys, strict=True)])
+    draws = np.random.default_rng(number)
+    return jax.tree.map(lambda leaf: _flipped(leaf, draws), params)
 
 
-def _flipped(leaf: jax.Array, key: jax.Array) -> jax.Array:
+def _flipped(leaf: jax.Array, draws: np.random.Generator) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf
-    word = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
-    flips = jax.random.bits(key, leaf.shape, word) & word.type(1)
-    return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(leaf, word) ^ flips, leaf.dtype)
+    word = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
+    bits = np.asarray(leaf).view(word) ^ draws.integers(0, 2, leaf.shape, word)
+    return jax.device_put(bits.view(leaf.dtype), leaf.sharding)
