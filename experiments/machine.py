@@ -42,7 +42,7 @@ Factor = jax.Array | np.ndarray
 def machine() -> dict[str, Any]:
     """The facts by name. A fact that the system does not tell is missing."""
     fields = _first_processor()
-    names = {ours: theirs for ours, names in _FIELDS.items() for theirs in names if theirs in fields}
+    names = {ours: theirs for ours, possible in _FIELDS.items() for theirs in possible if theirs in fields}
     flags = next((sorted(fields[name].split()) for name in _FLAGS if name in fields), [])
     told = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return {

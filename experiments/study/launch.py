@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from environments.worker import kernel
 
-# So results should be equal to the bit on x86-64 hosts with AVX2 and FMA (docs/bits.md). XLA's pool has two threads, which
-# share the run's core: the order of sums depends on their number, and with one thread also on the size of the L1 cache.
+# So results should be equal to the bit on x86-64 hosts with AVX2 and FMA (docs/bits.md). XLA's pool has two threads, on
+# the one core of the run: the order of sums depends on their number, and with one thread on the size of the L1 cache.
 THREADS: Mapping[str, str] = {
     "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false",
     "NPROC": "2",  # XLA's own pool
