@@ -36,7 +36,7 @@ _PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
 # The gradient of a matrix is a product over rows, of which another library takes care: [rows, inputs, outputs].
 _GRADIENT = (1024, 128, 512)
 _DIGITS = 12
-Factor = jax.Array | np.ndarray
+Pair = tuple[jax.Array, jax.Array]
 
 
 def machine() -> dict[str, Any]:
@@ -75,8 +75,8 @@ def arithmetic() -> str:
     """
     numbers = np.random.Generator(np.random.PCG64(0))
 
-    def normal(*shape: int) -> np.ndarray:
-        return numbers.standard_normal(shape, np.float32)
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(numbers.standard_normal(shape, np.float32))
 
     pairs = [(normal(rows, inputs), normal(inputs, outputs)) for rows, inputs, outputs in _PRODUCTS]
     rows, inputs, outputs = _GRADIENT
@@ -86,10 +86,7 @@ def arithmetic() -> str:
 
 
 @jax.jit
-def _computed(
-    pairs: list[tuple[Factor, Factor]], gradient: tuple[Factor, Factor], heads: tuple[Factor, Factor], x: Factor
-) -> Any:
-    x = jnp.asarray(x)
+def _computed(pairs: list[Pair], gradient: Pair, heads: Pair, x: jax.Array) -> Any:
     functions = (jax.nn.log_softmax(x), jax.nn.silu(x), jnp.sin(x), jax.lax.rsqrt(jnp.mean(x * x, axis=-1)))
     products = [jnp.matmul(left, right) for left, right in (*pairs, heads)]
     return products, jnp.matmul(gradient[0].T, gradient[1]), functions, x.sum(), x.sum(axis=0)
