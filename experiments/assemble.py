@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -42,6 +43,7 @@ from experiments.entries import entry, learned_by, made_signals, reads_initial
 from experiments.initial_policy import InitialPolicy
 from experiments.mesh import mesh_of
 from experiments.parts import Parts
+from experiments.perturbation import perturbed
 from experiments.quality import quality
 from experiments.scores import dev_score, sampling
 from experiments.settings import settings
@@ -132,14 +134,17 @@ def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
 
 
 def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesis]) -> InitialPolicy:
-    """The policy before the first step. `found` finds D_0, whose solutions a warm start may use."""
+    """The policy before the first step. `found` finds D_0, whose solutions a warm start may use.
+
+    A perturbation comes after the warm start, so that runs that differ in it share one.
+    """
 
     def score(step: int) -> float:
         # Without development tasks, success on D_0 says when enough was learned.
         tasks = made.development or found().tasks
         return dev_score(config, made, step, tasks[: config.warm_start.check_tasks])[0].success
 
-    return initial_policies.initial_policy(
+    begins = initial_policies.initial_policy(
         config,
         made.environment,
         made.chat,
@@ -149,6 +154,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         lambda: found().tasks,
         made.mesh,
     )
+    return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:

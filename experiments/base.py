@@ -86,7 +86,7 @@ def loop() -> Section:
 
 
 def run() -> Section:
-    """Where a run is stored, which of its files are kept, and when it warns."""
+    """Where a run is stored, which of its files are kept, when it warns, and how it begins."""
     own = defaults(RunDirectory)
     return {
         "workdir": Leaf("runs/base", str, "the run directory"),
@@ -100,6 +100,12 @@ def run() -> Section:
             False, bool, "resume a run although a file of your own that it uses, its loss for example, has changed"
         ),
         "initial_explorer": Leaf("", str, 'the explorer that finds D_0, e.g. scripted; "" is explorer.name'),
+        "perturbation": Leaf(
+            0,
+            Number,
+            "above 0: flips the last bit of half of the initial parameters, drawn by this number, to measure what "
+            "rounding alone changes; 0 flips none",
+        ),
     }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from experiments.machine import machine, processor_name
+
 
 def facts() -> dict[str, Any]:
     """Versions, commit and hardware, so that the run directory alone suffices as a bug report."""
@@ -26,9 +28,10 @@ def facts() -> dict[str, Any]:
         "commit": _commit(),
         "hardware": {
             "machine": platform.machine(),
-            "processor": _processor(),
+            "processor": processor_name(),
             "cores": os.cpu_count(),
             "devices": [str(device.device_kind) for device in jax.devices()],
+            **machine(),
         },
     }
 
@@ -48,11 +51,3 @@ def _commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return run[0].strip() + (" with changes" if run[1].strip() else "")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -31,6 +31,7 @@ from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.types import Action, Task, content_hash
 from experiments import origins
+from experiments.machine import decides_bits
 from experiments.policies import held_out
 from experiments.settings import settings
 
@@ -99,6 +100,7 @@ def initial_policy(
             for task, actions in itertools.islice(learned((0.0, 1.0)), 100)
         ],
         "code": content_hash([warm_start.fingerprint(), _own_code()]),
+        "machine": decides_bits(),
         **(_deciding_beside(config, chat, weights) if path else {}),
         **({"initial_tasks": config.initial_tasks} if section.split == INITIAL else {}),
     }

@@ -30,6 +30,7 @@ from experiments.checks import check
 from experiments.command_line import CommandLineParser
 from experiments.settings import spelled_out
 from experiments.study import figures, schedule, tables
+from experiments.study.machines import differing_facts, other_threads, threads_of
 from experiments.study.markdown import render_page
 from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
 from experiments.study.runs import StudyRun, configuration_of
@@ -161,6 +162,8 @@ def study(
     records = {(job.arm, job.seed): found for job in jobs if (found := load_record(out, job)) is not None}
     left = [job for job in jobs if (job.arm, job.seed) not in records]
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
+    if left and (why := other_threads(records.values())):
+        CONSOLE.print(why, style="yellow", markup=False, soft_wrap=True)
     failed: list[str] = []
     spent: list[float] = []
 
@@ -221,13 +224,13 @@ def again(
     # Wait for a run that a killed command left behind: it still writes into this folder.
     schedule.wait_until_free(workdir, stop)
     shutil.rmtree(workdir, ignore_errors=True)
-    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None):
+    threads = threads_of(before)
+    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None, threads):
         CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
         return 130 if stop.is_set() else 1
-    now = record_of(job, workdir)
-    for fact in ("hardware", "versions", "commit"):
-        if before["facts"][fact] != now["facts"][fact]:
-            CONSOLE.print(f"{fact}: {before['facts'][fact]} then, {now['facts'][fact]} now", soft_wrap=True)
+    now = record_of(job, workdir, threads)
+    for line in differing_facts(before["facts"], now["facts"]):
+        CONSOLE.print(line, markup=False, soft_wrap=True)
     different = differing_parts(before, now)
     verdict = f"differs in {', '.join(different)}" if different else "the same to the last bit"
     CONSOLE.print(f"{name}: stored {100 * before['final']:.2f} %, now {100 * now['final']:.2f} %: {verdict}")

@@ -185,8 +185,10 @@ def _refused(summary: Mapping[str, Any]) -> list[str]:
 
 def _made_with(made: Mapping[str, Any]) -> str:
     versions = "; ".join(", ".join(f"{name} {value}" for name, value in one.items()) for one in made["versions"])
+    counts = sorted({one.get("NPROC", "1") for one in made["threads"]})
+    threads = " or ".join("one thread" if count == "1" else f"{count} threads" for count in counts)
     return (
-        f"Made with {versions}; on {', '.join(made['processors'])}, one core and one thread a run; "
+        f"Made with {versions}; on {', '.join(made['processors'])}, one core and {threads} a run; "
         f"{made['core_hours']:.1f} core-hours."
     )
 

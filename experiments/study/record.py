@@ -50,8 +50,11 @@ class NotFinished(RuntimeError):
     """The run directory holds no finished run, or one of an older version of this code."""
 
 
-def record_of(job: StudyRun, workdir: Path) -> Record:
-    """Makes the record of the run in `workdir`. Raises NotFinished that says what is missing or different."""
+def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS) -> Record:
+    """Makes the record of the run in `workdir`, which ran with the variables `threads`.
+
+    Raises NotFinished that says what is missing or different.
+    """
     summary, config = _read(workdir / "summary.json"), _read(workdir / "config.json")
     evaluations = [_read(workdir / f"{name}.json") for name in ("zero_shot", "final")]
     if different := mismatch(config, job.config):
@@ -79,7 +82,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "settings": dict(job.settings),
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
-        "threads": dict(THREADS),
+        "threads": dict(threads),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
         # The success of the last trial, where there are several.
