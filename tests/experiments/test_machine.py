@@ -89,6 +89,7 @@ def test_the_digest_is_another_for_other_bits():
     assert digest({"XLA_FLAGS": f"{own} --xla_cpu_max_isa=SSE4_2"}) != machine.arithmetic()
 
 
+@pytest.mark.nightly
 def test_the_study_computes_the_same_bits_on_every_host_with_avx2_and_fma():
     """Holds for one version of jaxlib: a newer one may add in another order, and then needs a new digest here."""
     instructions = machine.machine()["cpu"].get("instructions", [])
