@@ -15,6 +15,7 @@ from cojax.environment import Charted, Environment
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
+from cojax.learner.hosts import ONE_PROCESS, Hosts
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
@@ -49,6 +50,8 @@ from experiments.settings import settings
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+# The name of the run's learner among all processes.
+RUN = "run"
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -83,10 +86,16 @@ def parts(config: ConfigDict) -> Parts:
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
-    return learner_on(config, made.model, made.mesh, params)
+
+    def build(*_: object) -> Learner:
+        return learner_on(config, made.model, made.mesh, params, made.together.hosts(RUN))
+
+    return made.together.run("build", build, RUN, initial_policies.as_text(made.model), params)
 
 
-def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params) -> Learner:
+def learner_on(
+    config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
+) -> Learner:
     """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     found = methods.rounds_of(config)
@@ -102,6 +111,7 @@ def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params
         reference=params if reads_initial(config) else None,
         lora=lora,
         mesh=mesh,
+        hosts=hosts,
         seed=config.seed,
         loss=loss[0],
         loss_settings=loss[1],
@@ -117,9 +127,10 @@ def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
 
-    The engine's copies of the weights must fit as well, and the state of a second agent.
+    The engine's copies of the weights must fit as well, and the state of a second agent. Several processes would have
+    to agree on the free memory: their learner recomputes every layer.
     """
-    if config.learner.remat != AUTO:
+    if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
         return made
     held, rows = made.reference if made.lora else state.params, parameters(made.config)
     assert held is not None
@@ -148,6 +159,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         score,
         lambda: found().tasks,
         made.mesh,
+        made.together,
     )
 
 

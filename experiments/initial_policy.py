@@ -7,6 +7,8 @@ import functools
 import hashlib
 import inspect
 import itertools
+import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +34,7 @@ from cojax.rollout.export import load_params
 from cojax.types import Action, Task, content_hash
 from experiments import origins
 from experiments.policies import held_out
+from experiments.processes import ALONE, Together
 from experiments.settings import settings
 
 # The value of warm_start.split that stands for the run's own initial tasks.
@@ -63,6 +66,7 @@ def initial_policy(
     score: Callable[[int], float],
     initial: Callable[[], Sequence[Task]],
     mesh: Mesh | None = None,
+    together: Together = ALONE,
 ) -> InitialPolicy:
     """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
 
@@ -73,7 +77,7 @@ def initial_policy(
     if not section.steps:
         origin = {"folder": path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
-        return InitialPolicy(load_params(Path(path), model, mesh) if path else initialize(model, config.seed), origin)
+        return InitialPolicy(begun(together, path, model, config.seed, mesh), origin)
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
@@ -106,7 +110,21 @@ def initial_policy(
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
     origin = origins.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-    return InitialPolicy(load_params(folder, model, mesh), origin)
+    return InitialPolicy(begun(together, str(folder), model, config.seed, mesh), origin)
+
+
+def begun(together: Together, folder: str, model: ModelConfig, seed: int, mesh: Mesh | None) -> Params:
+    """The parameters of a model folder, in all processes; drawn by `seed` where the folder is ""."""
+
+    def load(*_: object) -> Params:
+        return load_params(Path(folder), model, mesh) if folder else initialize(model, seed)
+
+    return together.run("load", load, os.path.abspath(folder) if folder else "", seed, as_text(model))
+
+
+def as_text(model: ModelConfig) -> str:
+    """A model's shape as one process sends it to another."""
+    return json.dumps(dataclasses.asdict(model))
 
 
 def weights_hash(folder: Path) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerBase
@@ -15,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.report.run import origin_line
-from cojax.rollout.export import load_params
 from cojax.rollout.local import LocalEngine
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
@@ -23,7 +21,7 @@ from cojax.synthesis import Synthesis
 from experiments import assemble, cache_memory, origins, policies, trained
 from experiments.cache_memory import CacheTooLarge
 from experiments.entries import reads_initial
-from experiments.initial_policy import InitialPolicy, teaches_folder
+from experiments.initial_policy import InitialPolicy, begun, teaches_folder
 from experiments.parts import Parts
 
 
@@ -79,7 +77,7 @@ def initial_policy(
         origin = origins.origin_of(folder)
         params = trained.kept_base(folder, made.model, made.mesh)
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:
-            params = load_params(Path(config.model.path), made.model, made.mesh)
+            params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
             return InitialPolicy(params, origin)
