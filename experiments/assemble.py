@@ -41,6 +41,7 @@ from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals, reads_initial
 from experiments.initial_policy import InitialPolicy
+from experiments.loading import as_text
 from experiments.mesh import mesh_of
 from experiments.parts import Parts
 from experiments.quality import quality
@@ -90,7 +91,7 @@ def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     def build(*_: object) -> Learner:
         return learner_on(config, made.model, made.mesh, params, made.together.hosts(RUN))
 
-    return made.together.run("build", build, RUN, initial_policies.as_text(made.model), params)
+    return made.together.run("build", build, RUN, as_text(made.model), params)
 
 
 def learner_on(

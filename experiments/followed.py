@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from cojax.policy.fingerprint import fingerprint
 from cojax.policy.transformer import Params
 from cojax.storage.array_files import ArrayFiles
 from experiments import assemble, methods
-from experiments.initial_policy import begun
+from experiments.loading import begun
 from experiments.mesh import mesh_of
 from experiments.policies import with_absolute_path
 from experiments.processes import ALONE
@@ -33,6 +34,7 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
     outlines: list[TrainState] = []
 
     def load(folder: str, seed: int, model: str) -> Params:
+        found["piece"] = functools.partial(piece, shape(model))
         return begun(ALONE, folder, shape(model), seed, mesh_of(config))
 
     def build(name: str, model: str, params: Params) -> None:
@@ -59,9 +61,6 @@ def operations(config: ConfigDict) -> dict[str, Callable[..., Any]]:
 def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
     """What a learner computes, by the names of `Hosts.run`."""
 
-    def one_piece(params: Params, number: int, layer: int | None) -> jax.Array:
-        return piece(learner.config, params, number, layer)
-
     return {
         "init": learner.init,
         "advance": advanced,
@@ -72,7 +71,7 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
         "policy": learner.policy,
         "fingerprint": learner.fingerprint,
         "replicate": replicated,
-        "piece": one_piece,
+        "piece": functools.partial(piece, learner.config),
     }
 
 

@@ -7,8 +7,6 @@ import functools
 import hashlib
 import inspect
 import itertools
-import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +31,7 @@ from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.types import Action, Task, content_hash
 from experiments import origins
+from experiments.loading import begun
 from experiments.policies import held_out
 from experiments.processes import ALONE, Together
 from experiments.settings import settings
@@ -111,20 +110,6 @@ def initial_policy(
     origin = origins.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
     return InitialPolicy(begun(together, str(folder), model, config.seed, mesh), origin)
-
-
-def begun(together: Together, folder: str, model: ModelConfig, seed: int, mesh: Mesh | None) -> Params:
-    """The parameters of a model folder, in all processes; drawn by `seed` where the folder is ""."""
-
-    def load(*_: object) -> Params:
-        return load_params(Path(folder), model, mesh) if folder else initialize(model, seed)
-
-    return together.run("load", load, os.path.abspath(folder) if folder else "", seed, as_text(model))
-
-
-def as_text(model: ModelConfig) -> str:
-    """A model's shape as one process sends it to another."""
-    return json.dumps(dataclasses.asdict(model))
 
 
 def weights_hash(folder: Path) -> str:

@@ -89,6 +89,11 @@ def check_several(config: ConfigDict) -> None:
             "mesh is of one device, and the run has several processes; spread the policy over the devices of all of "
             "them, by --config.mesh.fsdp=-1, say"
         )
+    if config.model.path and config.warm_start.steps:
+        raise ValueError(
+            f"warm_start.steps is {config.warm_start.steps} on a model folder, which is taught in one process alone; "
+            "teach and export it there, then name the result in --config.model.path with --config.warm_start.steps=0"
+        )
 
 
 def as_of_one(config: ConfigDict) -> ConfigDict:

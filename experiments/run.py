@@ -134,7 +134,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
             begins = kept.initial_policy(config, made, initial.training, directory, verified)
-            kept.keep_model(made.model, begins, config, directory, verified)
+            kept.keep_model(made, begins, config, directory, verified)
             learner = assemble.learner(config, made, begins.params)
             learned = learner.init(begins.params, config.seed)
             learner = assemble.fitted(config, learner, learned)
@@ -223,7 +223,7 @@ def main(argv: Sequence[str]) -> None:
         with hosts.together(config) as processes:
             if isinstance(processes, hosts.Following):
                 sys.exit(processes.follow(config))
-            sys.exit(preflight.check(config) if _CHECK.value else run(config, processes))
+            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)

@@ -39,9 +39,7 @@ class SteadyEngine:
             with open(path, "a") as file:
                 file.write(json.dumps({"version": weights.version, "sums": sums}) + "\n")
 
-    def generate(
-        self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]
-    ) -> Completion:
+    def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         check_request(prompt, sampling, self._vocabulary, self._length)
         tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]

@@ -60,10 +60,10 @@ def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None
                 raise DistributedError(message["fault"])
             return
         if message.get("kind") == "read":
-            wire.send({"kind": "seen", "fault": _unseen(Path(message["path"]), deadline)})
+            wire.send({"kind": "seen", "fault": unseen(Path(message["path"]), deadline)})
 
 
-def _unseen(path: Path, deadline: float) -> str:
+def unseen(path: Path, deadline: float) -> str:
     """Why the file cannot be read; empty once it can. A network's folder may show it late."""
     until = time.monotonic() + deadline / 2
     while True:

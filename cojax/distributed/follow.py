@@ -20,7 +20,7 @@ class Follower:
 
     def __init__(self, wire: Wire, operations: Operations) -> None:
         self._wire, self.operations = wire, operations
-        self._results: dict[int, dict[int, Any]] = {}
+        self.results: dict[int, dict[int, Any]] = {}
         self.busy_since: float | None = None
 
     def follow(self) -> int:
@@ -36,10 +36,10 @@ class Follower:
 
     def _run(self, command: Mapping[str, Any]) -> None:
         for number, at in command["freed"]:
-            parts = self._results.get(number, {})
+            parts = self.results.get(number, {})
             parts.pop(at, None)
             if not parts:
-                self._results.pop(number, None)
+                self.results.pop(number, None)
         name = command["operation"]
         if name not in self.operations:
             raise WireError(f"process 0 wants {name!r}, which this process does not know")
@@ -47,7 +47,7 @@ class Follower:
         data = broadcast.receive(command["data"]) if command["data"] else []
         result = self.operations[name](*(self._argument(given, data) for given in command["arguments"]))
         parts = result if isinstance(result, tuple) else (result,)
-        self._results[command["number"]] = dict(enumerate(parts))
+        self.results[command["number"]] = dict(enumerate(parts))
 
     def _argument(self, given: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
         ((kind, value),) = given.items()
@@ -62,5 +62,5 @@ class Follower:
                 return tuple(self._argument(one, data) for one in value)
             case "result":
                 number, at = value
-                return self._results[number][at]
+                return self.results[number][at]
         raise WireError(f"process 0 sent an argument of the kind {kind!r}, which this process does not know")

@@ -7,33 +7,11 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import pytest
+from wires import TOKEN, connected, server, unwanted
 
 from cojax.distributed.wire import Wire, WireError, accept, connect, read
-
-TOKEN = "a" * 32
-
-
-@contextlib.contextmanager
-def server() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as made:
-        yield made
-
-
-def connected(silence: float = 5.0) -> tuple[socket.socket, socket.socket]:
-    """The connection of process 0 to process 1, and its other end."""
-    with server() as listening:
-        ends: dict[str, socket.socket] = {}
-        port = listening.getsockname()[1]
-        dials = threading.Thread(
-            target=lambda: ends.update(other=connect("127.0.0.1", port, TOKEN, 1, 5.0, silence))
-        )
-        dials.start()
-        found = accept(listening, TOKEN, 2, 5.0, silence)
-        dials.join()
-    return found[1], ends["other"]
 
 
 class Losses:
@@ -46,10 +24,6 @@ class Losses:
     def __call__(self, number: int, reason: str) -> None:
         self.found.append((number, reason))
         self.any.set()
-
-
-def unwanted(number: int, reason: str) -> None:
-    raise AssertionError((number, reason))
 
 
 def test_messages_arrive_in_order_and_signs_of_life_are_not_messages():
