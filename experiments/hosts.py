@@ -48,9 +48,7 @@ class Leading:
         self.on_stop: Callable[[int], None] = lambda number: os.kill(os.getpid(), number)
         self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
         self._lead, self._deadline = Lead(self.wire, connected.processes - 1), config.distributed.deadline
-        self._left: int | None = None
         self._failed = threading.Lock()
-        atexit.register(self._leave)
 
     def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
         return self._lead.run(operation, compute, *arguments)
@@ -64,18 +62,10 @@ class Leading:
 
     def end(self, status: int, line: str) -> None:
         """Ends the other processes, with this status. One that fails does not wait for them."""
-        failed = 0 < status < _SIGNALLED
-        self._left = status if failed else None
+        if failed := 0 < status < _SIGNALLED:
+            _leave_with(status)
         self.wire.send({"kind": "failed" if failed else "end", "status": status, "line": line or "process 0 failed"})
         self.wire.part()
-
-    def _leave(self) -> None:
-        """Ends this process where the others ended without it: JAX would wait for them."""
-        if self._left is not None:
-            end_all()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(self._left)
 
     def _beat(self) -> None:
         if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
@@ -164,6 +154,18 @@ def _end(line: str) -> None:
     os._exit(1)
 
 
+def _leave_with(status: int) -> None:
+    """Ends this process, once all is said, without the others: JAX would wait for them. Runs before JAX's own exit."""
+
+    def leave() -> None:
+        end_all()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    atexit.register(leave)
+
+
 @contextlib.contextmanager
 def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
     """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError."""
@@ -183,10 +185,15 @@ def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
     facts = _facts(config)
     if connected.process:
         following = Following(config, connected)
-        ask_admission(following.wire, facts, section.startup)
-        lock = lock or _lock(folder, connected.process)
-        yield following
-        del lock
+        try:
+            ask_admission(following.wire, facts, section.startup)
+            lock = lock or _lock(folder, connected.process)
+            yield following
+        except Exception:
+            _leave_with(1)
+            raise
+        finally:
+            del lock
         return
     leading = Leading(config, connected)
     status, line = 1, ""

@@ -73,7 +73,7 @@ def check(config: ConfigDict) -> None:
             f"distributed.process is {section.process} of distributed.processes={section.processes}; expected a number "
             f"from 0 to {section.processes - 1}, another one in each process"
         )
-    if is_enabled(config) and section.processes != 1:
+    if (section.processes or 1) > 1:
         check_several(config)
 
 

@@ -38,7 +38,8 @@ def receive(described: Sequence[Described]) -> list[np.ndarray]:
         data[start : start + size] = part[: data.size - start]
     arrays, start = [], 0
     for (name, shape), count in zip(described, counts, strict=True):
-        arrays.append(data[start : start + count].view(jnp.dtype(name)).reshape(shape))
+        # A copy begins where its dtype may begin.
+        arrays.append(data[start : start + count].copy().view(jnp.dtype(name)).reshape(shape))
         start += count
     return arrays
 

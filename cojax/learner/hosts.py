@@ -87,8 +87,8 @@ def fetch(hosts: Hosts, placed: Any) -> Any:
 
 
 def replicated(tree: Any) -> Any:
-    """The arrays, each whole on every host where it is spread over several. Its bits stay."""
-    return jax.tree.map(lambda leaf: leaf if _here(leaf) else _whole(leaf, _everywhere(leaf)), tree)
+    """The same arrays, each whole on every host."""
+    return jax.tree.map(lambda leaf: leaf if _is_whole(leaf) else _gather(_everywhere(leaf))(leaf), tree)
 
 
 def on_host(tree: Any) -> Any:
@@ -96,7 +96,7 @@ def on_host(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else leaf.addressable_data(0)), tree)
 
 
-def _here(leaf: jax.Array) -> bool:
+def _is_whole(leaf: jax.Array) -> bool:
     return leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
@@ -105,9 +105,14 @@ def _everywhere(leaf: jax.Array) -> NamedSharding:
     return NamedSharding(leaf.sharding.mesh, PartitionSpec())
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _whole(leaf: jax.Array, place: NamedSharding) -> jax.Array:
-    return jax.lax.with_sharding_constraint(leaf, place)
+@functools.cache
+def _gather(place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda leaf: leaf, out_shardings=place)
+
+
+@functools.cache
+def _gather_layer(place: NamedSharding) -> Callable[[jax.Array, int], jax.Array]:
+    return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=place)
 
 
 def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,9 +134,4 @@ def hf_arrays(config: ModelConfig, policy: Callable[[], Params], hosts: Hosts) -
 def piece(config: ModelConfig, params: Params, number: int, layer: int | None) -> jax.Array:
     """One layer of the parameters' leaf of that number, or all of it, whole on every host."""
     leaf = leaf_of(params, parameters(config)[number])
-    return replicated(leaf if layer is None else _layer(leaf, layer))
-
-
-@jax.jit
-def _layer(leaf: jax.Array, layer: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+    return replicated(leaf) if layer is None else _gather_layer(_everywhere(leaf))(leaf, layer)

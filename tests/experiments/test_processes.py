@@ -33,8 +33,8 @@ def test_one_process_and_a_whole_description_of_several_are_fine():
         ({"processes": 2}, "distributed.processes is 2, but distributed.coordinator is empty"),
         ({"process": 0}, "distributed.process is 0, but distributed.coordinator is empty"),
         ({"coordinator": "a:1", "processes": 2, "process": 2}, "distributed.process is 2 of distributed.processes=2"),
-        ({"enabled": True, "engine": "local"}, "sample on servers by --config.engine=sglang"),
-        ({"enabled": True, "fsdp": 1}, "spread the policy over the devices of all of them, by --config.mesh.fsdp=-1"),
+        ({"coordinator": "a:1", "processes": 2, "engine": "local"}, "sample on servers by --config.engine=sglang"),
+        ({"coordinator": "a:1", "processes": 4, "fsdp": 1}, "spread the policy over the devices of all of them"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(section, named):
