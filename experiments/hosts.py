@@ -22,7 +22,7 @@ from cojax.distributed.admission import admit, ask_admission
 from cojax.distributed.checkpoints import LeadArrayFiles
 from cojax.distributed.follow import Follower
 from cojax.distributed.lead import Lead
-from cojax.distributed.start import Connected, Start, start
+from cojax.distributed.start import Connected, Start, find_devices, start
 from cojax.distributed.wire import Message, Wire
 from cojax.host.processes import end_all
 from cojax.learner.hosts import Hosts
@@ -187,6 +187,7 @@ def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
         following = Following(config, connected)
         try:
             ask_admission(following.wire, facts, section.startup)
+            find_devices()
             lock = lock or _lock(folder, connected.process)
             yield following
         except Exception:
@@ -199,6 +200,7 @@ def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
     status, line = 1, ""
     try:
         admit(leading.wire, connected.processes, facts, folder, section.startup)
+        find_devices()
         check_several(config)
         yield leading
     except SystemExit as ended:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 SETTINGS = (
     "steps=6", "evolve_every=3", "checkpoint_every=2", "batch_size=4", "group_size=4", "initial_tasks=12",
     "model.shape.hidden_size=16", "model.shape.intermediate_size=32", "model.shape.num_hidden_layers=2",
-    "warm_start.steps=0", "evaluation.tasks=4", "evaluation.every=0", "evaluation.dev_tasks=0",
+    "warm_start.steps=0", "evaluation.tasks=4", "evaluation.every=0", "evaluation.dev_tasks=1",
     "limits.concurrency=16", "limits.max_turns=3", "synthesis.contexts=4", "synthesis.budget=4",
     "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0", "learner.advantage=steady_engine:by_length",
     "learner.loss_settings.kl_coefficient=0.1", "mismatch_alarm=0", "engine=steady_engine:steady", "mesh.fsdp=-1",

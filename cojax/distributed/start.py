@@ -79,6 +79,11 @@ def start(how: Start) -> Connected:
         return Connected(process, processes, {0: found})
 
 
+def find_devices() -> None:
+    """Finds the devices of all processes. JAX does so on first use, and then waits until every process does."""
+    jax.devices()
+
+
 def _accepted(how: Start, processes: int) -> dict[int, socket.socket]:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
