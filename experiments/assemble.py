@@ -16,6 +16,7 @@ from cojax.environment import Charted, Environment
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
+from cojax.learner.hosts import ONE_PROCESS, Hosts
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
@@ -41,6 +42,7 @@ from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals, reads_initial
 from experiments.initial_policy import InitialPolicy
+from experiments.loading import as_text
 from experiments.mesh import mesh_of
 from experiments.parts import Parts
 from experiments.perturbation import perturbed
@@ -51,6 +53,8 @@ from experiments.settings import settings
 _LOG = logging.getLogger(__name__)
 # Settings of config.learner that are not the learner's keywords as they stand.
 _OBJECTIVE = ("loss", "loss_settings", "advantage_settings", "weighting_settings")
+# The name of the run's learner among all processes.
+RUN = "run"
 # More tasks than any finite split has.
 _ALL = 100_000
 
@@ -85,10 +89,16 @@ def parts(config: ConfigDict) -> Parts:
 
 def learner(config: ConfigDict, made: Parts, params: Params) -> Learner:
     """The learner of a policy that begins at `params`. Where `learner.remat` is "auto", `fitted` decides it."""
-    return learner_on(config, made.model, made.mesh, params)
+
+    def build(*_: object) -> Learner:
+        return learner_on(config, made.model, made.mesh, params, made.together.hosts(RUN))
+
+    return made.together.run("build", build, RUN, as_text(made.model), params)
 
 
-def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params) -> Learner:
+def learner_on(
+    config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params: Params, hosts: Hosts = ONE_PROCESS
+) -> Learner:
     """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
     found = methods.rounds_of(config)
@@ -104,6 +114,7 @@ def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params
         reference=params if reads_initial(config) else None,
         lora=lora,
         mesh=mesh,
+        hosts=hosts,
         seed=config.seed,
         loss=loss[0],
         loss_settings=loss[1],
@@ -119,9 +130,10 @@ def learner_on(config: ConfigDict, model: ModelConfig, mesh: Mesh | None, params
 def fitted(config: ConfigDict, made: Learner, state: TrainState) -> Learner:
     """The same learner; if `learner.remat` is "auto", one that recomputes as little as fits into memory.
 
-    The engine's copies of the weights must fit as well, and the state of a second agent.
+    The engine's copies of the weights must fit as well, and the state of a second agent. Several processes would have
+    to agree on the free memory: their learner recomputes every layer.
     """
-    if config.learner.remat != AUTO:
+    if config.learner.remat != AUTO or made.hosts is not ONE_PROCESS:
         return made
     held, rows = made.reference if made.lora else state.params, parameters(made.config)
     assert held is not None
@@ -153,6 +165,7 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
         score,
         lambda: found().tasks,
         made.mesh,
+        made.together,
     )
     return dataclasses.replace(begins, params=perturbed(begins.params, config.perturbation))
 

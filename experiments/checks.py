@@ -14,7 +14,7 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import assemble, engines, entries, explorers, methods, policies
+from experiments import assemble, engines, entries, explorers, methods, policies, processes
 from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
@@ -47,6 +47,7 @@ def check_run(config: ConfigDict) -> None:
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings out of their ranges, and for settings that exclude each other."""
     check_ranges(config)
+    processes.check(config)
     _check_entries(config)
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)

@@ -41,7 +41,7 @@ from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
-from cojax.storage.run_directory import RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError

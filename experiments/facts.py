@@ -16,16 +16,8 @@ from experiments.machine import machine, processor_name
 
 def facts() -> dict[str, Any]:
     """Versions, commit and hardware, so that the run directory alone suffices as a bug report."""
-    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
-    versions = {"python": platform.python_version()}
-    for name in names:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
     return {
-        "versions": versions,
-        "commit": _commit(),
+        **versions_and_commit(),
         "hardware": {
             "machine": platform.machine(),
             "processor": processor_name(),
@@ -34,6 +26,18 @@ def facts() -> dict[str, Any]:
             **machine(),
         },
     }
+
+
+def versions_and_commit() -> dict[str, Any]:
+    """The same without the hardware."""
+    names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "tokenizers", "numpy", "cojax")
+    versions = {"python": platform.python_version()}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {"versions": versions, "commit": _commit()}
 
 
 # The code of a checkout that a run executes.

@@ -31,8 +31,10 @@ from cojax.rollout.engine import Engine
 from cojax.rollout.export import load_params
 from cojax.types import Action, Task, content_hash
 from experiments import origins
+from experiments.loading import begun
 from experiments.machine import decides_bits
 from experiments.policies import held_out
+from experiments.processes import ALONE, Together
 from experiments.settings import settings
 
 # The value of warm_start.split that stands for the run's own initial tasks.
@@ -64,6 +66,7 @@ def initial_policy(
     score: Callable[[int], float],
     initial: Callable[[], Sequence[Task]],
     mesh: Mesh | None = None,
+    together: Together = ALONE,
 ) -> InitialPolicy:
     """π_θ before the first step: read from model.path or drawn at random, and warm-started where that has steps.
 
@@ -74,7 +77,7 @@ def initial_policy(
     if not section.steps:
         origin = {"folder": path, "shown": 0}
         CONSOLE.print(f"policy: {origin_line(origin)} (warm_start.steps=0)", soft_wrap=True, markup=False)
-        return InitialPolicy(load_params(Path(path), model, mesh) if path else initialize(model, config.seed), origin)
+        return InitialPolicy(begun(together, path, model, config.seed, mesh), origin)
     if path:
         most = f"at most {section.steps} batches of {section.batch_size} of {section.demonstrations} demonstrations"
         CONSOLE.print(f"policy: pretrained from {path}, to be shown {most}, once for all runs", soft_wrap=True)
@@ -108,7 +111,7 @@ def initial_policy(
     CONSOLE.print(f"warm start: {warm_start.describe(folder)}", soft_wrap=True)
     origin = origins.taught(path, weights, warm_start.read_record(folder))
     CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
-    return InitialPolicy(load_params(folder, model, mesh), origin)
+    return InitialPolicy(begun(together, str(folder), model, config.seed, mesh), origin)
 
 
 def weights_hash(folder: Path) -> str:

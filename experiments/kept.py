@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 from ml_collections import ConfigDict
 from transformers import PreTrainedTokenizerBase
 
-from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE
 from cojax.report.run import origin_line
-from cojax.rollout.export import load_params
 from cojax.rollout.local import LocalEngine
 from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import Verified
@@ -24,6 +21,7 @@ from experiments import assemble, cache_memory, origins, policies, trained
 from experiments.cache_memory import CacheTooLarge
 from experiments.entries import reads_initial
 from experiments.initial_policy import InitialPolicy, teaches_folder
+from experiments.loading import begun
 from experiments.parts import Parts
 
 
@@ -77,9 +75,9 @@ def initial_policy(
     folder = directory.folder
     if found is not None and teaches_folder(config) and (folder / "model.json").exists():
         origin = origins.origin_of(folder)
-        params = trained.kept_base(folder, made.model, made.mesh)
+        params = trained.kept_base(folder, made.model, made.mesh, made.together)
         if params is None and not reads_initial(config) and directory.files.has_zero_shot:
-            params = load_params(Path(config.model.path), made.model, made.mesh)
+            params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
         if params is not None:
             CONSOLE.print(f"policy: {origin_line(origin)}", soft_wrap=True, markup=False)
             return InitialPolicy(params, origin)
@@ -87,14 +85,15 @@ def initial_policy(
 
 
 def keep_model(
-    model: ModelConfig, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
+    made: Parts, begins: InitialPolicy, config: ConfigDict, directory: RunDirectory, found: Verified | None
 ) -> None:
     """Writes model.json and base/ of a run as `keep_tokenizer` does. A base that was never noted stays as it is."""
     places = ("model.json", "base")
     noted = found is not None and (found.checked or bool(config.learner.lora.rank))
-    begun = noted and not any(map(directory.files.lacks, places))
+    has_begun = noted and not any(map(directory.files.lacks, places))
     plain = json.loads(json.dumps(config.to_dict()))
-    trained.keep(directory.folder, model, begins.params, plain, begun, begins.origin, reads_initial(config))
+    reference = reads_initial(config)
+    trained.keep(directory.folder, made.model, begins.params, plain, has_begun, begins.origin, reference, made.together)
     if found is not None:
         for name in places:
             directory.files.prove(name)

@@ -14,6 +14,7 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine
 from cojax.signals import SignalKind
 from cojax.types import Task
+from experiments.processes import ALONE, Together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Parts:
     """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits.
 
     `from_initial` says that the evaluation tasks are a part of the initial ones, as the environment has none.
+    `together` are the processes of the run.
     """
 
     environment: Environment
@@ -34,3 +36,4 @@ class Parts:
     challenge: tuple[Task, ...]
     signals: Mapping[str, SignalKind]
     from_initial: bool = False
+    together: Together = ALONE

@@ -23,11 +23,9 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import token_advantages
 from cojax.learner.rehearsal import rehearse
-from cojax.policy.transformer import Params, initialize
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
-from cojax.rollout.export import load_params
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.types import Group, Message, Task
@@ -35,13 +33,15 @@ from experiments import assemble, checks, initial_policy, methods, scores
 from experiments.compile.report import report
 from experiments.compile.shown import in_one_line
 from experiments.compile.targets import attached
+from experiments.loading import begun
 from experiments.parts import Parts
+from experiments.processes import ALONE, Together
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
 _LOG_BYTES = 200 * 2**20
 
 
-def check(config: ConfigDict) -> int:
+def check(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs every examination, prints a line for each, and returns 0 if all hold, else 1."""
     state: dict[str, Any] = {}
     config = methods.settled(config).copy_and_resolve_references()
@@ -51,7 +51,7 @@ def check(config: ConfigDict) -> int:
         config.sglang.folder = str(scratch)
         _carry(folder, scratch)
     examinations: list[tuple[str, Callable[[], str]]] = [
-        ("configuration", lambda: _configuration(config, state)),
+        ("configuration", lambda: _configuration(config, state, together)),
         ("environment", lambda: _environment(state)),
         ("template", lambda: _template(config, state)),
         ("policy", lambda: _policy(config, state)),
@@ -112,9 +112,9 @@ def _some_task(made: Parts) -> Task:
     return tasks[0]
 
 
-def _configuration(config: ConfigDict, state: dict[str, Any]) -> str:
+def _configuration(config: ConfigDict, state: dict[str, Any], together: Together) -> str:
     checks.check_run(config)
-    made = state["parts"] = assemble.parts(config)
+    made = state["parts"] = dataclasses.replace(assemble.parts(config), together=together)
     devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
     policy = f"preset {config.policy}, " if config.policy else ""
     return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
@@ -150,11 +150,8 @@ def _template(config: ConfigDict, state: dict[str, Any]) -> str:
 
 def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     made = _parts(state)
-    if config.model.path:
-        params: Params = load_params(Path(config.model.path), made.model, made.mesh)
-        origin = f"from {config.model.path}"
-    else:
-        params, origin = initialize(made.model, config.seed), "random parameters"
+    origin = f"from {config.model.path}" if config.model.path else "random parameters"
+    params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
     if config.warm_start.steps:
         # Raises where there is nothing to learn from.
         initial_policy.demonstrations(config, made.environment, (0.0, 0.0))

@@ -7,6 +7,7 @@ builds and checks every part, and trains nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import logging
@@ -28,6 +29,7 @@ from ml_collections import ConfigDict
 
 from cojax.coevolve import coevolve
 from cojax.coevolving import coevolving
+from cojax.distributed.start import DistributedError
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
 from cojax.host.processes import end_all, end_descendants_at_exit
@@ -41,9 +43,10 @@ from cojax.rollout.collect import RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
-from cojax.storage.run_directory import RunDirectory, RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.run_directory import RunDirectory
 from environments.worker.venv import InstallError
-from experiments import assemble, evaluations, held_out, kept, methods, preflight, states, traits
+from experiments import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
 from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
@@ -51,6 +54,7 @@ from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.policies import announce, with_absolute_path
 from experiments.process import keep_compiled, log_to
+from experiments.processes import ALONE, Together, as_of_one
 from experiments.scores import held_out_score
 from experiments.settings import settings
 from experiments.summary import summarise
@@ -60,7 +64,7 @@ flags.DEFINE_string("workdir", None, "The run directory; without --config, of th
 _CHECK = flags.DEFINE_bool("check", False, "Preflight: build and try everything, train nothing.")
 EXPECTED = (
     ValueError, OSError, RunDirectoryError, CheckpointError, RolloutError, NonFiniteUpdate, ModuleNotFoundError,
-    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError,
+    EnvironmentFailure, EngineError, InstallError, DeviceMemoryError, DistributedError,
 )  # fmt: skip
 
 
@@ -85,16 +89,25 @@ class Stop:
         self.number = number
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
+    def ask(self, number: int) -> None:
+        """Another process received the signal: this one acts as if it had, if it has not."""
+        if not self.looping:
+            os.kill(os.getpid(), number)
+        self.number = self.number or number
+
     def __call__(self) -> bool:
         return bool(self.number)
 
 
-def run(config: ConfigDict) -> int:
+def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     check_run(config)
-    config = methods.settled(with_absolute_path(config))
+    config = as_of_one(methods.settled(with_absolute_path(config)))
     directory = RunDirectory(
-        Path(config.workdir), checkpoints_kept=config.checkpoints_kept, episodes_kept=config.episodes_kept
+        Path(config.workdir),
+        checkpoints_kept=config.checkpoints_kept,
+        episodes_kept=config.episodes_kept,
+        array_files=together.array_files,
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
@@ -111,8 +124,9 @@ def run(config: ConfigDict) -> int:
         show_summary(summary, write_report(directory.folder))
         return 0
     stop, clock = Stop(), Stopwatch()
+    together.on_stop = stop.ask
     with clock("warm_start"):
-        made = kept.parts(config, directory, verified)
+        made = dataclasses.replace(kept.parts(config, directory, verified), together=together)
     initial = held_out.InitialTasks(config, made, directory, verified)
     try:
         with clock("warm_start"):
@@ -120,7 +134,7 @@ def run(config: ConfigDict) -> int:
             begun = verified is not None
             kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
             begins = kept.initial_policy(config, made, initial.training, directory, verified)
-            kept.keep_model(made.model, begins, config, directory, verified)
+            kept.keep_model(made, begins, config, directory, verified)
             learner = assemble.learner(config, made, begins.params)
             learned = learner.init(begins.params, config.seed)
             learner = assemble.fitted(config, learner, learned)
@@ -206,7 +220,10 @@ def main(argv: Sequence[str]) -> None:
     try:
         keep_compiled()
         config = configuration()
-        sys.exit(preflight.check(config) if _CHECK.value else run(config))
+        with hosts.together(config) as processes:
+            if isinstance(processes, hosts.Following):
+                sys.exit(processes.follow(config))
+            sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))
     except EXPECTED as error:
         _LOG.info("the run ended", exc_info=True)
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)

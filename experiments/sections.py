@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Literal
 
+from cojax.distributed.start import Start
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.scripted.explorer import ScriptedExplorer
@@ -110,6 +111,25 @@ def mesh() -> Section:
         "tensor": Leaf(own["tensor"], Devices, "number of devices over which each matrix is split"),
         "expert": Leaf(own["expert"], Devices, "number of devices over which experts are split"),
     }
+
+
+def distributed() -> Section:
+    """Several processes that train one policy; --config.distributed=true is short for .enabled=True (docs/pods.md)."""
+    own = defaults(Start)
+    return {
+        "enabled": Leaf(False, bool, "the run has several processes; implied by `coordinator`"),
+        "coordinator": Leaf(
+            own["coordinator"], str,
+            'HOST:PORT of process 0; "": as JAX finds it from Slurm, Open MPI, an indexed Job or a TPU pod',
+        ),
+        "processes": Leaf(own["processes"], Count | None, "number of processes; None: as JAX finds it"),
+        "process": Leaf(own["process"], Number | None, "number of this process, from 0 on; None: as JAX finds it"),
+        "startup": Leaf(own["startup"], Seconds, "for all processes to find each other, and to see the workdir"),
+        "silence": Leaf(own["silence"], Seconds, "without a sign of life, after which a process counts as lost"),
+        "deadline": Leaf(
+            3600.0, Seconds, "for one computation or checkpoint of all processes, compilation included; then all end"
+        ),
+    }  # fmt: skip
 
 
 def explorer() -> Section:
@@ -252,6 +272,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("engine", engine),
     ("sglang", sglang),
     ("mesh", mesh),
+    ("distributed", distributed),
     ("explorer", explorer),
     ("llm", llm),
     ("validation", validation),

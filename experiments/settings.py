@@ -18,6 +18,7 @@ _ATTEMPTS = 2
 # Flags with a short form → the setting that each one sets.
 SHORT = {
     "engine": "engine.name", "explorer": "explorer.name", "environment": "environment.name", "data": "environment.data",
+    "distributed": "distributed.enabled",
 }  # fmt: skip
 
 

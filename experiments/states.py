@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from cojax import signals
+from cojax.learner.hosts import copied
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
 from cojax.loop import Loop, State
@@ -42,7 +42,7 @@ def begin(
         directory.files.note(name for name in ("initial.json", held_out.FILE) if (directory.folder / name).exists())
     second = None
     if methods.has_second_agent(config):
-        second = jax.tree.map(jnp.copy, learned)
+        second = loop.learner.hosts.run("copy", copied, learned)
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(second)) / 2**20
         CONSOLE.print(f"second agent: begins as the policy, {size:,.0f} MiB of parameters and moments", soft_wrap=True)
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)

@@ -36,6 +36,8 @@ from cojax.rollout.export import load_params
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import write_json
 from experiments.compatibility import in_todays_keys, todays_defaults
+from experiments.loading import begun, write_params
+from experiments.processes import ALONE, Together
 
 _MODEL, _TOKENIZER, _BASE = "model.json", "tokenizer", "base"
 _RESTORE = "Restore it from a copy"
@@ -68,6 +70,7 @@ def keep(
     begun: bool,
     origin: Mapping[str, Any] = types.MappingProxyType({}),
     reference: bool = False,
+    together: Together = ALONE,
 ) -> None:
     """Writes the files that are needed, with a checkpoint, to read the policy. A run that has `begun` keeps its own.
 
@@ -78,14 +81,16 @@ def keep(
     adapters = bool(config["learner"]["lora"]["rank"])
     own = (_taught(config) and (adapters or reference)) or (adapters and not config["model"]["path"])
     if own:
-        model_folder.write_model(workdir / _BASE, model, params)
-    record: dict[str, Any] = {"base": fingerprint(params)} if own or adapters else {}
+        write_params(workdir / _BASE, model, params, together)
+    record: dict[str, Any] = {}
+    if own or adapters:
+        record["base"] = together.run("fingerprint", fingerprint, params)
     if origin:
         record["origin"] = dict(origin)
     write_json(workdir / _MODEL, {"config": model.to_hf(), "dtype": model.dtype, **record})
 
 
-def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None) -> Params | None:
+def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, together: Together = ALONE) -> Params | None:
     """The parameters in the folder base/ of a run; None where it has none, or has not noted which they are.
 
     Raises CheckpointError where they have changed since.
@@ -94,8 +99,8 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None) -> Pa
     name = json.loads(path.read_text()).get("base") if path.exists() else None
     if name is None or not folder.is_dir():
         return None
-    params = load_params(folder, model, mesh)
-    if name != fingerprint(params):
+    params = begun(together, str(folder), model, 0, mesh)
+    if name != together.run("fingerprint", fingerprint, params):
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
     return params
 

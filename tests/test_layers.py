@@ -30,6 +30,8 @@ LEVELS = [
         "cojax.environment",
         "cojax.environment.wrapping",
         "cojax.storage.files",
+        "cojax.storage.folder_lock",
+        "cojax.storage.array_files",
         "cojax.storage.episodes",
         "cojax.storage.checksums",
         "cojax.storage.differences",
@@ -56,6 +58,7 @@ LEVELS = [
     {
         "cojax.warm_start",
         "cojax.preference",
+        "cojax.distributed",
         "cojax.storage.run_directory",
         "cojax.storage.run_files",
         "cojax.storage.verify",
@@ -75,7 +78,11 @@ LEVELS = [
 JAX_ROOMS = (
     "cojax.policy",
     "cojax.learner",
+    "cojax.storage.array_files",
     "cojax.storage.checkpoint",
+    "cojax.distributed.start",
+    "cojax.distributed.broadcast",
+    "cojax.distributed.lead",
     "cojax.rollout.local",
     "cojax.rollout.forwards",
     "cojax.rollout.export",

@@ -15,22 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from jax.stages import Compiled, Lowered, Wrapped
+from jax.stages import Lowered, Wrapped
 
 from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.conflicts import check_settings
 from cojax.learner.hard_negatives import HardNegatives
+from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, hf_arrays, together
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import required_route_shape
 from cojax.learner.train_state import Params, TrainState
-from cojax.learner.update import Metrics, NonFiniteUpdate, combine_updates, mean_metrics, micro_batch, train_step
+from cojax.learner.update import Metrics, NonFiniteUpdate, batch_logprobs, combine_updates, mean_metrics, train_step
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.logprobs import TokenScores, token_scores
-from cojax.policy.parameters import parameters, to_hf
+from cojax.policy.parameters import parameters
 from cojax.policy.precision import cast_for_compute
 from cojax.policy.routes import RouteShape
 from cojax.policy.sharding import evaluate
@@ -57,7 +58,7 @@ class Learner:
     `lora` it is also the frozen base, and the state holds only the adapters. With a `mesh`, rows are split over its
     data and fsdp axes, and the reference is spread like the parameters. `round_reference` is for learning in rounds
     (rounds.py): π_ref is `reference` ("initial"), or the policy at the beginning of each round ("round"). `hard` adds a
-    loss of the groups' hard negatives to each update.
+    loss of the groups' hard negatives to each update. `hosts` are the processes that compute together.
     """
 
     config: ModelConfig
@@ -82,6 +83,7 @@ class Learner:
     mesh: Mesh | None = None
     round_reference: str = ""
     hard: HardNegatives | None = None
+    hosts: Hosts = ONE_PROCESS
     route_shape: RouteShape | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,7 @@ class Learner:
         """Whether every update starts from the policy that π_old is."""
         return self.updates_per_batch == 1 and not self.round_reference
 
+    @together
     def init(self, params: Params, seed: int = 0) -> TrainState:
         """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
 
@@ -143,7 +146,7 @@ class Learner:
         """
         step = int(state.step)
         if step + 1 in self.skip_steps:  # no batch is made: making it may be what fails
-            return dataclasses.replace(state, step=state.step + 1), skipped_metrics(groups)
+            return advance(self.hosts, state), skipped_metrics(groups)
         batches, facts = self.objective.batches(
             groups, (self.seed, step), self.row_length, self.micro_rows, sizes, self.route_shape
         )
@@ -183,10 +186,11 @@ class Learner:
             state, raw = self.apply(state, batch, counts[index], pairs)
             updates.append(mean_metrics(jax.device_get(raw), tokens))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
-                flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), jax.device_get(batch))
+                flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)
-        return dataclasses.replace(state, step=state.step + 1), combine_updates(updates)
+        return advance(self.hosts, state), combine_updates(updates)
 
+    @together
     def prepare(self, state: TrainState, batch: TrainBatch, count: np.int32) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, with reference and old log-probs where they are needed."""
         placed = self.placement.micro_batches(batch, self.micro_rows)
@@ -200,21 +204,19 @@ class Learner:
             placed = dataclasses.replace(placed, reference_logprobs=placed.old_logprobs)
         return placed
 
+    @together
     def prepare_pairs(self, state: TrainState, batch: TrainBatch, count: np.int32) -> PreparedPairs:
         """As `prepare`, of hard negatives: their reference is the policy in `state`."""
         placed = self.placement.micro_batches(batch, self.micro_rows)
         reference = self._forward(self._frozen, state.params, placed, count)
         return dataclasses.replace(placed, reference_logprobs=reference), count
 
+    @together
     def apply(
         self, state: TrainState, batch: TrainBatch, count: np.int32, pairs: PreparedPairs | None = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """`train_step` on the first `count` micro-batches of a prepared batch, and on pairs. `state` is donated."""
         return self._step(state, self._frozen, batch, count, pairs, shardings=self.placement.shardings(state))
-
-    def programs(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> list[Compiled]:
-        """The programs of `lowered`, compiled. Later calls of `prepare` and `apply` find them compiled."""
-        return [program.compile() for program in self.lowered(state, batch, pairs).values()]
 
     def lowered(self, state: TrainState, batch: TrainBatch, pairs: TrainBatch | None = None) -> dict[str, Lowered]:
         """Programs of `apply` (update), `prepare` (reference, old) and `prepare_pairs` (pairs), for these shapes."""
@@ -230,6 +232,7 @@ class Learner:
             lowered["pairs"] = self._forward.lower(self._frozen, state.params, *extra)
         return lowered
 
+    @together
     def policy(self, state: TrainState) -> Params:
         """The policy without adapters: they are summed into their matrices, which have `config.dtype`."""
         if self.lora is None:
@@ -239,9 +242,13 @@ class Learner:
 
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which takes `state`."""
-        # to_hf copies: the next update overwrites these buffers.
-        learned = (state.params, None if self.lora is None else self.reference)
-        return Weights(version, lambda: to_hf(self.config, self.policy(state)), None, lambda: fingerprint(learned))
+        arrays = functools.partial(hf_arrays, self.config, lambda: self.policy(state), self.hosts)
+        return Weights(version, arrays, None, lambda: self.fingerprint(state))
+
+    @together
+    def fingerprint(self, state: TrainState) -> str:
+        """Equal for equal policies."""
+        return fingerprint((state.params, None if self.lora is None else self.reference))
 
     @functools.cached_property
     def _step(self) -> Wrapped:
@@ -252,16 +259,12 @@ class Learner:
             *, shardings: Shardings,
         ) -> tuple[TrainState, dict[str, jax.Array]]:  # fmt: skip
             return train_step(
-                state,
-                batch,
-                count,
+                state, batch, count,
                 score=functools.partial(self._scores, frozen, entropy=self.objective.loss.entropy),
-                loss=self.objective.loss,
-                optimizer=self.compensated_optimizer,
-                on_policy=self.on_policy,
-                shardings=shardings,
+                loss=self.objective.loss, optimizer=self.compensated_optimizer,
+                on_policy=self.on_policy, shardings=shardings,
                 extra=None if pairs is None or self.hard is None else (*pairs, self.hard.loss),
-            )
+            )  # fmt: skip
 
         return jax.jit(step, donate_argnums=0, static_argnames="shardings")
 
@@ -270,11 +273,7 @@ class Learner:
         """(frozen, params, batch [M, b, T], count) → float32[M, b, T], without gradient; 0 beyond `count`."""
 
         def forward(frozen: Params | None, params: Params | None, batch: TrainBatch, count: jax.Array) -> jax.Array:
-            def fill(index: jax.Array, out: jax.Array) -> jax.Array:
-                scores = self._scores(frozen, params, micro_batch(batch, index), entropy="none")
-                return jax.lax.dynamic_update_index_in_dim(out, scores.logprobs, index, 0)
-
-            return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
+            return batch_logprobs(functools.partial(self._scores, frozen, params, entropy="none"), batch, count)
 
         return jax.jit(forward, out_shardings=self.placement.batch)
 

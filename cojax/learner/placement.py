@@ -45,7 +45,10 @@ class Placement:
 
     def micro_batches(self, batch: TrainBatch, rows: int) -> TrainBatch:
         """[B, T] on the host → [M, b, T] on the devices, of `rows` rows each."""
-        return jax.device_put(jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch), self.batch)
+        micro = jax.tree.map(lambda array: array.reshape(-1, rows, *array.shape[1:]), batch)
+        if self.batch.is_fully_addressable:
+            return jax.device_put(micro, self.batch)
+        return jax.tree.map(lambda array: place(array, self.batch), micro)
 
     def abstract(self, batch: TrainBatch, rows: int) -> TrainBatch:
         """The result of `micro_batches` as ShapeDtypeStructs."""

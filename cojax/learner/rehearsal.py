@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.stages import Compiled
 
 from cojax.learner.batch import TrainBatch
 from cojax.learner.device_memory import DeviceMemoryError, check_fits, free_bytes, needed_bytes
@@ -35,7 +36,8 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
     try:
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
-            check_fits(learner.programs(state, full, pairs), len(devices), _batch_bytes(full, pairs), advice)
+            here = sum(device.process_index == jax.process_index() for device in devices)
+            check_fits(_programs(learner, state, full, pairs), here, _batch_bytes(full, pairs), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
@@ -60,7 +62,7 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
             needed = needed_bytes(
-                candidate.programs(state, full, pairs), len(devices), _batch_bytes(full, pairs) + beside
+                _programs(candidate, state, full, pairs), len(devices), _batch_bytes(full, pairs) + beside
             )
             if needed <= available:
                 return candidate
@@ -74,6 +76,11 @@ def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, Tr
         counts.append(learner.hard.rows(sizes, learner.micro_rows))
     full = [full_batch(rows, learner.row_length, learner.route_shape) for rows in counts]
     return full[0], full[1] if learner.hard is not None else None
+
+
+def _programs(learner: Learner, state: TrainState, full: TrainBatch, pairs: TrainBatch | None) -> list[Compiled]:
+    """The programs of a step, compiled. Later calls of `prepare` and `apply` find them compiled."""
+    return [program.compile() for program in learner.lowered(state, full, pairs).values()]
 
 
 def _batch_bytes(*full: TrainBatch | None) -> int:

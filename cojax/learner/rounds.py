@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from cojax.learner.batch import TrainBatch, describe, live_rows, pack_segments, sampled_mask, segment_of
+from cojax.learner.hosts import advance, fetch
 from cojax.learner.learner import Learner
 from cojax.learner.packing import Segment, capacity
 from cojax.learner.pairs import Pair, pack_drawn
@@ -58,7 +59,7 @@ def learn_round(
             updates.append({**found, **describe(batches[index])})
     metrics = combine_updates(updates)
     sums = {name: sum(update[name] for update in updates) for name in ("tokens_trained", "tokens_processed")}
-    return dataclasses.replace(state, step=state.step + 1), {**metrics, **sums}
+    return advance(learner.hosts, state), {**metrics, **sums}
 
 
 def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[Trajectory], batch_size: int) -> float:
@@ -70,7 +71,7 @@ def mean_log_ratio(learner: Learner, state: TrainState, trajectories: Sequence[T
     for start in range(0, len(trajectories), batch_size):
         batch = pack_examples(learner, trajectories[start : start + batch_size], batch_size)
         count = np.int32(-(-live_rows(batch) // learner.micro_rows))
-        own = np.asarray(jax.device_get(learner.prepare(state, batch, count).old_logprobs)).reshape(batch.tokens.shape)
+        own = fetch(learner.hosts, learner.prepare(state, batch, count)).old_logprobs.reshape(batch.tokens.shape)
         learned = batch.weights > 0
         total += float((batch.sampler_logprobs - own)[learned].sum(dtype=np.float64))
         tokens += int(learned.sum())

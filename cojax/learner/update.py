@@ -138,6 +138,15 @@ def loss_and_facts(
     return jnp.sum(micro.weights * per_token), jax.lax.stop_gradient({**sums, **peaks})
 
 
+def batch_logprobs(score: Callable[[TrainBatch], TokenScores], batch: TrainBatch, count: jax.Array) -> jax.Array:
+    """float32[M, b, T]: log-probs of the first `count` of M micro-batches, 0 beyond."""
+
+    def fill(index: jax.Array, out: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_index_in_dim(out, score(micro_batch(batch, index)).logprobs, index, 0)
+
+    return jax.lax.fori_loop(0, count, fill, jnp.zeros(batch.tokens.shape, jnp.float32))
+
+
 def micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
     """[M, b, T] → micro-batch `index`, [b, T]."""
     return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, index, keepdims=False), batch)

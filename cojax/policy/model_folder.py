@@ -31,6 +31,7 @@ from cojax.policy.parameters import (
     with_leaf,
 )
 from cojax.policy.sharding import check_divides, partition
+from cojax.policy.sharding import place as put
 from cojax.policy.tensor_files import (
     FLOATS,
     DamagedFile,
@@ -220,7 +221,7 @@ def _leaf(row: Parameter, config: ModelConfig, entries: Mapping[str, StoredTenso
     leaf = None
     for index, name in row.pieces(config):
         host = row.from_hf(entries[name].read(), config).astype(dtype, copy=False)
-        piece = jax.device_put(host, piece_place)
+        piece = put(host, piece_place)
         if not row.stacked:
             return jax.block_until_ready(piece)
         if leaf is None:

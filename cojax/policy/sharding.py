@@ -75,9 +75,16 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def place(leaf: jax.Array, sharding: Sharding) -> jax.Array:
-    """The array with this layout; of an outline, the outline with it."""
+    """The array with this layout; of an outline, the outline with it.
+
+    Over several hosts, each one puts its part of an array that all of them have onto its own devices.
+    """
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)  # type: ignore[return-value]
+    local = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable
+    if local and not sharding.is_fully_addressable:
+        host = np.asarray(leaf)
+        return jax.make_array_from_process_local_data(sharding, host, host.shape)
     return jax.device_put(leaf, sharding)
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from cojax.durable import sync_file, sync_folder
+from cojax.storage.array_files import ArrayFiles, ArrayStore
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import (
     StorageError,
@@ -68,6 +69,7 @@ class Checkpointer:
 
     folder: Path
     keep: int = 3
+    array_files: ArrayStore = dataclasses.field(default_factory=ArrayFiles)
 
     def save(self, step: int, arrays: Any, host: Mapping[str, Any]) -> None:
         """Writes one step, then prunes. All is on disk on return: the arrays may be donated at once.
@@ -81,7 +83,7 @@ class Checkpointer:
             folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
             temporary.mkdir()
-            self._orbax.save(temporary / "arrays", args=ocp.args.StandardSave(arrays))
+            self.array_files.save(temporary / "arrays", arrays)
             for path in sorted(temporary.rglob("*")):
                 (sync_folder if path.is_dir() else sync_file)(path)
             record = {"step": step, "host": host, "files": _listing(temporary / "arrays")}
@@ -203,7 +205,7 @@ class Checkpointer:
                 f"found {found.get(name, 'none')}, expected {wanted.get(name, 'none')}. "
                 "Use the configuration it was saved with, or start in a new workdir."
             )
-        return self._orbax.restore(folder / "arrays", args=ocp.args.StandardRestore(abstract))
+        return self.array_files.restore(folder / "arrays", abstract)
 
     def _branch(self, folder: Path, name: str) -> Any:
         saved = self._orbax.metadata(folder / "arrays").item_metadata.tree

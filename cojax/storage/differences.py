@@ -19,7 +19,7 @@ FREE_SETTINGS = frozenset(
         "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
         "accept_changed_code", "engine.slots",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
-        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang",
+        "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang", "distributed",
         "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",
         "llm.max_tokens_per_evolution", "llm.max_requests_per_evolution", "llm.price_in", "llm.price_out",
         "llm.send_schema", "llm.send_seed",

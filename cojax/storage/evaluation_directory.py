@@ -17,7 +17,7 @@ from typing import Any
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences
 from cojax.storage.files import Log, StorageError, read_json, write_json
-from cojax.storage.run_directory import RunDirectoryError, lock_folder
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from cojax.types import Trajectory, from_json, to_json
 
 _LOG = logging.getLogger("cojax")

@@ -12,14 +12,16 @@ import fcntl
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from cojax.pool import TaskPool, task_record
 from cojax.signals import Memory, apply
+from cojax.storage.array_files import ArrayStore
 from cojax.storage.checksums import CheckedLog, fingerprint, has_valid_checksum, with_checksum
 from cojax.storage.differences import FREE_SETTINGS, changed_code, check_facts, differences, history
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, PastTrajectories, read_trajectories, record_of
 from cojax.storage.files import explain_reading, read_json, write_json
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from cojax.storage.run_files import REMADE, RunFiles
 from cojax.storage.verify import Verified, verify
 from cojax.synthesis import Synthesis
@@ -28,10 +30,6 @@ from cojax.types import Group, Signal, Task, to_json
 _LOG = logging.getLogger(__name__)
 # The objects of summary.json that the closing table shows.
 _SUMMARY_OBJECTS = ("signals", "verdicts", "added", "outcomes", "seconds", "tokens")
-
-
-class RunDirectoryError(RuntimeError):
-    """The directory cannot be used for this run. The message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +48,14 @@ class Resumed:
 class RunDirectory:
     """The folder of one run, locked until `close`. Raises RunDirectoryError if another process is using it."""
 
-    def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
+    def __init__(
+        self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayStore | None = None
+    ):
         self.folder = folder
         # A stored configuration, perhaps of an older release → the same one with today's keys.
         self.in_todays_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
         self._lock = lock_folder(folder, "--config.workdir")
-        self.files = RunFiles(folder, checkpoints_kept=checkpoints_kept, episodes_kept=episodes_kept)
+        self.files = RunFiles(folder, checkpoints_kept, episodes_kept, array_files)
         self.metrics, self.tasks, self.memory = (self.files.logs[name] for name in ("metrics", "tasks", "memory"))
         self.signals, self.drafts = self.files.logs["signals"], self.files.logs["drafts"]
         self.expeditions, self.quarantine = self.files.logs["expeditions"], self.files.logs["quarantine"]
@@ -277,23 +277,3 @@ class RunDirectory:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             _LOG.info("summary.json or final.json is not what the run wrote (%s): they are made again", error)
             return None
-
-
-def lock_folder(folder: Path, setting: str) -> TextIO:
-    """Makes the folder and locks it until the returned file is closed or the process ends.
-
-    Raises RunDirectoryError, which names the `setting` that chooses the folder, if it cannot be written or is in use.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / ".lock", "a")  # noqa: SIM115  the caller closes it
-    except OSError as error:
-        raise RunDirectoryError(f"cannot write {folder}: {error.strerror}. Choose another {setting}.") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise RunDirectoryError(
-            f"another process is running in {folder}. Wait for it, stop it, or choose another {setting}."
-        ) from error
-    return lock

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.storage.array_files import ArrayFiles, ArrayStore
 from cojax.storage.checkpoint import Checkpointer
 from cojax.storage.checksums import CheckedLog, Checksums, fingerprint, with_checksum
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes, record_of, write_episodes
@@ -28,7 +29,9 @@ RESTORE = "Restore it from a copy, or start in a new workdir."
 class RunFiles:
     """The logs, episodes and checkpoints of one run."""
 
-    def __init__(self, folder: Path, *, checkpoints_kept: int = 3, episodes_kept: int = 0):
+    def __init__(
+        self, folder: Path, checkpoints_kept: int = 3, episodes_kept: int = 0, array_files: ArrayStore | None = None
+    ):  # fmt: skip
         self.folder = folder
         self.logs = {name: CheckedLog(folder / f"{name}.jsonl") for name in LOGS}
         self.paid = {name: CheckedLog(folder / f"{name}.jsonl", shared=True) for name in PAID}
@@ -36,7 +39,7 @@ class RunFiles:
         self.episodes = Episodes(folder / "episodes", keep=episodes_kept)
         # The groups sampled ahead, with which the step after a checkpoint begins.
         self.waiting = Episodes(folder / "waiting")
-        self.checkpointer = Checkpointer(folder / "checkpoints", keep=checkpoints_kept)
+        self.checkpointer = Checkpointer(folder / "checkpoints", checkpoints_kept, array_files or ArrayFiles())
 
     @property
     def checksummed(self) -> dict[str, CheckedLog]:

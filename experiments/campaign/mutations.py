@@ -15,7 +15,8 @@ from typing import Any
 
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import StorageError
-from cojax.storage.run_directory import RunDirectory, RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.run_directory import RunDirectory
 from cojax.storage.run_files import DERIVED, REMADE
 from cojax.storage.verify import Verified, verify
 

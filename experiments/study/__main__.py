@@ -24,7 +24,7 @@ from typing import Any
 
 from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import StorageError, write_json, write_text
-from cojax.storage.run_directory import RunDirectoryError, lock_folder
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments import compatibility, presets
 from experiments.checks import check
 from experiments.command_line import CommandLineParser

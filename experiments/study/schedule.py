@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cojax.host.processes import descendants, end
-from cojax.storage.run_directory import RunDirectoryError, lock_folder
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun
 

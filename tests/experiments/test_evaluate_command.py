@@ -17,7 +17,7 @@ from cojax.rollout.collect import RolloutError
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
-from cojax.storage.run_directory import RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
 from environments import load
 from environments.desk import Desk
 from experiments import report

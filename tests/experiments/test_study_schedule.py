@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cojax.storage.run_directory import RunDirectoryError, lock_folder
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments.study import schedule
 from experiments.study.runs import StudyRun
 from experiments.study.schedule import Queue

@@ -11,7 +11,7 @@ import small_runs
 
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import StorageError
-from cojax.storage.run_directory import RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
 from experiments.campaign import mutations
 
 IDENTITY = {"policy": "p", "samples": 2}

@@ -18,7 +18,8 @@ import small_runs
 from cojax.metrics import Metrics
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import StorageError
-from cojax.storage.run_directory import RunDirectory, RunDirectoryError
+from cojax.storage.folder_lock import RunDirectoryError
+from cojax.storage.run_directory import RunDirectory
 from cojax.storage.verify import verify
 from cojax.types import Action, Group, Task, Trajectory, Turn
 

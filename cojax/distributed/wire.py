@@ -1,0 +1,179 @@
+"""Messages between process 0 and the others, and the first sign that one of them is gone.
+
+Every process but 0 holds one connection to process 0. A message is a JSON object behind its length. Both ends send a
+sign of life twice a second. A connection that ends without a farewell, or is silent for too long, is a lost process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Message = Mapping[str, Any]
+_LENGTH = struct.Struct(">I")
+_LARGEST = 2**24  # bytes of a message
+_LARGEST_GREETING = 2**12
+_BEAT = 0.5  # seconds
+_SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
+
+
+class WireError(RuntimeError):
+    """A process cannot be reached, or said what it may not. The message names it."""
+
+
+class Wire:
+    """The connections of this process, by the number of the process at the other end.
+
+    `lost` is called once, on a thread of its own, with the number of a lost process and what was noticed. `beat` is
+    called twice a second on another one. `heard` is called with each message as it arrives, and says whether it has
+    dealt with it; `receive` gives the others.
+    """
+
+    def __init__(
+        self,
+        connections: Mapping[int, socket.socket],
+        silence: float,
+        lost: Callable[[int, str], None],
+        beat: Callable[[], None] = lambda: None,
+        heard: Callable[[int, Message], bool] = lambda number, message: False,
+    ) -> None:
+        self._connections, self._silence = connections, silence
+        self._lost, self._beat, self._heard = lost, beat, heard
+        self._locks = {number: threading.Lock() for number in connections}
+        self._received = queue.SimpleQueue[tuple[int, Message]]()
+        self._parting = threading.Event()
+        for number in connections:
+            threading.Thread(target=self._listen, args=(number,), name=f"process {number}", daemon=True).start()
+        threading.Thread(target=self._send_signs, name="signs of life", daemon=True).start()
+
+    def send(self, message: Message, to: int | None = None) -> None:
+        """Sends a message to one process, or to all. One that cannot be reached is lost."""
+        for number in self._connections if to is None else (to,):
+            try:
+                with self._locks[number]:
+                    _write(self._connections[number], message)
+            except OSError as error:
+                self._report(number, f"it cannot be reached ({error})")
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        """The next message and its sender. Raises WireError where none comes in time."""
+        try:
+            return self._received.get(timeout=timeout)
+        except queue.Empty:
+            raise WireError(f"no message came within {timeout:g} s") from None
+
+    def part(self) -> None:
+        """Takes leave of the other processes: from now on none of them is missed."""
+        self._parting.set()
+        self.send(_FAREWELL)
+
+    def _listen(self, number: int) -> None:
+        connection = self._connections[number]
+        try:
+            while (message := read(connection)).get("kind") != "farewell":
+                if message.get("kind") != "sign" and not self._heard(number, message):
+                    self._received.put((number, message))
+        except TimeoutError:
+            self._report(number, f"it has been silent for {self._silence:g} s")
+        except (OSError, WireError) as error:
+            self._report(number, str(error))
+
+    def _send_signs(self) -> None:
+        while not self._parting.wait(_BEAT):
+            self._beat()
+            self.send(_SIGN)
+
+    def _report(self, number: int, reason: str) -> None:
+        if not self._parting.is_set():
+            self._parting.set()
+            threading.Thread(target=self._lost, args=(number, reason), daemon=True).start()
+
+
+def accept(
+    server: socket.socket, token: str, processes: int, deadline: float, silence: float
+) -> dict[int, socket.socket]:
+    """The connections of processes 1 … `processes` − 1, once all have greeted with the token.
+
+    What greets otherwise is hung up on. Raises WireError, which names the missing ones, at the deadline.
+    """
+    found: dict[int, socket.socket] = {}
+    until = time.monotonic() + deadline
+    while len(found) < processes - 1:
+        server.settimeout(max(0.01, until - time.monotonic()))
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
+            raise WireError(f"no connection from process {missing} within {deadline:g} s") from None
+        connection.settimeout(5.0)
+        number = -1
+        with contextlib.suppress(OSError, WireError):
+            greeting = read(connection, _LARGEST_GREETING)
+            if hmac.compare_digest(str(greeting.get("token")), token) and isinstance(greeting.get("process"), int):
+                number = greeting["process"]
+        if not 0 < number < processes or number in found:
+            connection.close()
+            continue
+        found[number] = _ready(connection, silence)
+    return found
+
+
+def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
+    """The connection to process 0, greeted. Raises WireError at the deadline."""
+    until = time.monotonic() + deadline
+    while True:
+        try:
+            connection = socket.create_connection((host, port), timeout=5.0)
+            break
+        except OSError as error:
+            if time.monotonic() > until:
+                raise WireError(f"process 0 at {host} cannot be reached on port {port}: {error}") from error
+            time.sleep(0.2)
+    _write(connection, {"token": token, "process": process})
+    return _ready(connection, silence)
+
+
+def _ready(connection: socket.socket, silence: float) -> socket.socket:
+    connection.settimeout(silence)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _write(connection: socket.socket, message: Message) -> None:
+    text = json.dumps(message).encode()
+    if len(text) > _LARGEST:
+        raise ValueError(f"a message of {len(text)} bytes; expected at most {_LARGEST}")
+    connection.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def read(connection: socket.socket, largest: int = _LARGEST) -> Message:
+    """The next message. Raises OSError, TimeoutError, or WireError for an end or what is no message."""
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    if size > largest:
+        raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
+    try:
+        message = json.loads(_exactly(connection, size))
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"it sent what is no message: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError("it sent what is no message: expected an object")
+    return message
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    parts, missing = [], size
+    while missing:
+        part = connection.recv(min(missing, 2**20))
+        if not part:
+            raise WireError("its connection ended")
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)

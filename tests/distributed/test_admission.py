@@ -1,0 +1,90 @@
+"""Processes that do not fit together are refused by name; a folder that one of them does not see is found."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from wires import connected, unwanted
+
+from cojax.distributed.admission import admit, ask_admission, unseen
+from cojax.distributed.start import DistributedError
+from cojax.distributed.wire import Wire
+
+FACTS = {"settings": {"seed": 0, "optimizer": {"learning_rate": 0.1}}, "versions": {"jax": "0.10"}, "commit": "abc"}
+
+
+@contextlib.contextmanager
+def other_process(answer: Callable[[Wire], None]) -> Iterator[tuple[Wire, list[str]]]:
+    """The wire of process 0, and what process 1, which does `answer`, is refused with."""
+    one, other = connected()
+    refused: list[str] = []
+    wire = Wire({0: other}, 5.0, unwanted)
+
+    def work() -> None:
+        try:
+            answer(wire)
+        except DistributedError as error:
+            refused.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    leads = Wire({1: one}, 5.0, unwanted)
+    yield leads, refused
+    thread.join(5.0)
+    leads.part()
+    wire.part()
+
+
+def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_there(tmp_path):
+    with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
+        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+    assert not refused
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "named"),
+    [
+        ({**FACTS, "commit": "def"}, r"commit \(commit was 'abc', now 'def'\)"),
+        ({**FACTS, "versions": {"jax": "0.9"}}, r"versions\.jax \(versions\.jax was '0\.10', now '0\.9'\)"),
+        (
+            {**FACTS, "settings": {"seed": 0, "optimizer": {"learning_rate": 0.2}}},
+            r"settings\.optimizer\.learning_rate",
+        ),
+    ],
+)
+def test_what_differs_is_named_in_both_processes_and_nothing_is_written(theirs, named, tmp_path):
+    with (
+        other_process(lambda wire: ask_admission(wire, theirs, 5.0)) as (wire, refused),
+        pytest.raises(DistributedError, match=f"process 1 has other settings, versions or code .*: {named}") as one,
+    ):
+        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+    assert refused == [str(one.value)]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
+    def answer(wire: Wire) -> None:
+        """As `ask_admission` on a host where the folder is another one."""
+        wire.send({"kind": "facts", "facts": FACTS})
+        _, message = wire.receive(5.0)
+        elsewhere = Path(message["path"].replace(str(tmp_path), str(tmp_path / "elsewhere")))
+        wire.send({"kind": "seen", "fault": unseen(elsewhere, 0.2)})
+
+    with (
+        other_process(answer) as (wire, _),
+        pytest.raises(DistributedError, match=r"process 1 does not see .*/run: .* is missing .* --config\.workdir"),
+    ):
+        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+
+
+def test_a_process_that_does_not_answer_is_named(tmp_path):
+    with (
+        other_process(lambda wire: None) as (wire, _),
+        pytest.raises(DistributedError, match="process 1 does not answer: no message came within"),
+    ):
+        admit(wire, 2, FACTS, tmp_path / "run", 0.1)

@@ -1,0 +1,126 @@
+"""Process 0 names results of earlier operations; the follower holds its own until process 0 lets go of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from wires import connected, unwanted
+
+from cojax.distributed.broadcast import describe
+from cojax.distributed.follow import Follower
+from cojax.distributed.lead import Lead
+from cojax.distributed.wire import Wire, WireError
+
+
+def filled(number: int) -> dict[str, Any]:
+    return {"a": jnp.full(3, number), "b": jnp.full(2, -number)}
+
+
+def both(one: dict[str, Any], other: dict[str, Any] | None) -> tuple[Any, str]:
+    return {"a": one["a"] + (0 if other is None else other["a"])}, "said"
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {"filled": filled, "both": both, "sum": lambda tree: float(tree["a"].sum())}
+
+
+class Pair:
+    """A lead in this thread and a follower in another, each of which computes for itself."""
+
+    def __init__(self) -> None:
+        one, other = connected()
+        self.wire = Wire({1: one}, 5.0, unwanted)
+        self.lead = Lead(self.wire, 1)
+        self.follower = Follower(Wire({0: other}, 5.0, unwanted), dict(OPERATIONS))
+        self.ended: list[Any] = []
+        self.thread = threading.Thread(target=self._follow)
+        self.thread.start()
+
+    def _follow(self) -> None:
+        try:
+            self.ended.append(self.follower.follow())
+        except WireError as error:
+            self.ended.append(str(error))
+
+    def run(self, name: str, *arguments: Any) -> Any:
+        return self.lead.run(name, OPERATIONS[name], *arguments)
+
+    def end(self) -> Any:
+        self.wire.send({"kind": "end", "status": 3, "line": ""})
+        self.thread.join(5.0)
+        self.wire.part()
+        return self.ended[0]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    if made.thread.is_alive():
+        made.end()
+
+
+def held(pair: Pair) -> list[float]:
+    """The first number of what the follower holds, after an operation that makes it let go of the rest."""
+    pair.run("sum", pair.run("filled", 0))
+    assert pair.end() == 3
+    trees = [one for parts in pair.follower.results.values() for one in parts.values() if isinstance(one, dict)]
+    return sorted(float(tree["a"][0]) for tree in trees)
+
+
+def test_the_follower_computes_with_its_own_results_and_ends_with_process_0(pair):
+    one, other = pair.run("filled", 5), pair.run("filled", 7)
+    total, said = pair.run("both", one, other)
+    assert said == "said"
+    assert np.array_equal(total["a"], [12, 12, 12])
+    same, _ = pair.run("both", total, None)
+    del one
+    assert held(pair) == [0.0, 7.0, 12.0, 12.0]
+    assert np.array_equal(same["a"], [12, 12, 12])
+
+
+def test_what_process_0_lets_go_of_the_follower_lets_go_of(pair):
+    kept = [pair.run("filled", number) for number in range(5)]
+    del kept[1:4]
+    gc.collect()
+    assert held(pair) == [0.0, 0.0, 4.0]
+    assert len(kept) == 2
+
+
+def test_an_array_that_no_operation_made_cannot_be_sent(pair):
+    with pytest.raises(RuntimeError, match="not the result of an earlier one"):
+        pair.run("sum", {"a": jnp.ones(2)})
+
+
+def test_operations_run_on_the_main_thread_alone(pair):
+    raised: list[Exception] = []
+
+    def work() -> None:
+        try:
+            pair.run("filled", 1)
+        except RuntimeError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="evolution")
+    thread.start()
+    thread.join()
+    assert "filled was called on the thread 'evolution'" in str(raised[0])
+    assert "read the arrays of Weights within Engine.load" in str(raised[0])
+
+
+def test_an_operation_that_the_follower_does_not_know_ends_it():
+    pair = Pair()
+    pair.wire.send({"kind": "run", "operation": "os.system", "number": 1, "arguments": [], "freed": [], "data": []})
+    pair.thread.join(5.0)
+    assert pair.ended == ["process 0 wants 'os.system', which this process does not know"]
+    pair.wire.part()
+
+
+def test_arrays_are_described_by_dtype_and_shape():
+    assert describe(np.zeros((2, 3), np.int8)) == ("int8", [2, 3])
+    assert describe(np.asarray(np.float32(1))) == ("float32", [])

@@ -1,0 +1,133 @@
+"""Messages over real connections: order, signs of life, farewells, losses, and what greets wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+
+import pytest
+from wires import TOKEN, connected, server, unwanted
+
+from cojax.distributed.wire import Wire, WireError, accept, connect, read
+
+
+class Losses:
+    """What a wire reports as lost."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, str]] = []
+        self.any = threading.Event()
+
+    def __call__(self, number: int, reason: str) -> None:
+        self.found.append((number, reason))
+        self.any.set()
+
+
+def test_messages_arrive_in_order_and_signs_of_life_are_not_messages():
+    one, other = connected()
+    beats = threading.Semaphore(0)
+    first, second = Wire({1: one}, 5.0, unwanted, beats.release), Wire({0: other}, 5.0, unwanted)
+    for number in range(100):
+        first.send({"kind": "run", "number": number})
+    assert [second.receive(5.0) for _ in range(100)] == [(0, {"kind": "run", "number": n}) for n in range(100)]
+    assert beats.acquire(timeout=5.0)
+    assert beats.acquire(timeout=5.0)
+    with pytest.raises(WireError, match=r"no message came within 0.01 s"):
+        second.receive(0.01)
+    first.part()
+    second.part()
+
+
+def test_a_message_that_is_heard_is_not_received():
+    one, other = connected()
+    heard: list[int] = []
+    first = Wire({1: one}, 5.0, unwanted)
+    second = Wire({0: other}, 5.0, unwanted, heard=lambda n, m: m["kind"] == "stop" and not heard.append(m["signal"]))
+    first.send({"kind": "stop", "signal": 15})
+    first.send({"kind": "run"})
+    assert second.receive(5.0) == (0, {"kind": "run"})
+    assert heard == [15]
+    first.part()
+    second.part()
+
+
+def test_a_connection_that_ends_without_farewell_is_a_loss_and_one_that_parts_is_none():
+    one, other = connected()
+    losses = Losses()
+    Wire({1: one}, 5.0, losses)
+    other.close()
+    assert losses.any.wait(5.0)
+    assert losses.found == [(1, "its connection ended")]
+
+    one, other = connected()
+    losses = Losses()
+    first, second = Wire({1: one}, 5.0, losses), Wire({0: other}, 5.0, losses)
+    second.part()
+    first.part()
+    other.shutdown(socket.SHUT_RDWR)
+    assert not losses.any.wait(0.2)
+
+
+def test_silence_is_a_loss():
+    one, other = connected(silence=0.2)
+    losses = Losses()
+    Wire({1: one}, 0.2, losses)
+    assert losses.any.wait(5.0)
+    assert losses.found == [(1, "it has been silent for 0.2 s")]
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (struct.pack(">I", 2**31), "it sent a message of 2147483648 bytes; expected at most 16777216"),
+        (struct.pack(">I", 2) + b"[]", "it sent what is no message: expected an object"),
+        (struct.pack(">I", 2) + b"{x", "it sent what is no message"),
+        (struct.pack(">I", 9) + b"{}", "its connection ended"),
+    ],
+)
+def test_what_is_no_message_is_refused(sent, why):
+    one, other = socket.socketpair()
+    other.sendall(sent)
+    other.close()
+    with pytest.raises(WireError, match=why):
+        read(one)
+
+
+def greeting(message: object) -> bytes:
+    text = json.dumps(message).encode()
+    return struct.pack(">I", len(text)) + text
+
+
+def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
+    with server() as listening:
+        address = listening.getsockname()
+        strangers = []
+        for said in (
+            greeting({"token": "b" * 32, "process": 1}),
+            greeting({"token": TOKEN, "process": 7}),
+            greeting({"token": TOKEN, "process": "1"}),
+            b"GET / HTTP/1.1\r\n\r\n",
+        ):
+            stranger = socket.create_connection(address)
+            stranger.sendall(said)
+            strangers.append(stranger)
+        process = threading.Thread(target=lambda: connect(*address, TOKEN, 1, 5.0, 5.0))
+        process.start()
+        with pytest.raises(WireError, match=r"no connection from process 2 within 1 s"):
+            accept(listening, TOKEN, 3, 1.0, 5.0)
+        process.join()
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+            stranger.close()
+
+
+def test_process_0_that_is_not_there_is_named():
+    with server() as listening:
+        port = listening.getsockname()[1]
+    with pytest.raises(WireError, match=f"process 0 at 127.0.0.1 cannot be reached on port {port}"):
+        connect("127.0.0.1", port, TOKEN, 1, 0.0, 1.0)

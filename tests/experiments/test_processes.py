@@ -1,0 +1,62 @@
+"""Settings of several processes: what is refused before anything is connected, and what a run stores of them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from commands import Commands
+
+from experiments import desk
+from experiments.processes import as_of_one, check
+
+
+def config(**section):
+    made = desk.get_config()
+    made.engine.name = section.pop("engine", "sglang")
+    made.mesh.fsdp = section.pop("fsdp", -1)
+    made.distributed.update(section)
+    return made
+
+
+def test_one_process_and_a_whole_description_of_several_are_fine():
+    check(desk.get_config())
+    check(config(enabled=True))
+    check(config(coordinator="10.0.0.1:1234", processes=2, process=1))
+    check(config(coordinator="[::1]:1234", processes=1, process=0, engine="local", fsdp=1))
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"coordinator": "host"}, "distributed.coordinator is 'host'; expected HOST:PORT of process 0"),
+        ({"processes": 2}, "distributed.processes is 2, but distributed.coordinator is empty"),
+        ({"process": 0}, "distributed.process is 0, but distributed.coordinator is empty"),
+        ({"coordinator": "a:1", "processes": 2, "process": 2}, "distributed.process is 2 of distributed.processes=2"),
+        ({"coordinator": "a:1", "processes": 2, "engine": "local"}, "sample on servers by --config.engine=sglang"),
+        ({"coordinator": "a:1", "processes": 4, "fsdp": 1}, "spread the policy over the devices of all of them"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(section, named):
+    with pytest.raises(ValueError, match=re.escape(named)):
+        check(config(**section))
+
+
+def test_a_run_stores_nothing_of_how_its_processes_were_found():
+    made = config(coordinator="10.0.0.1:1234", processes=2, process=1)
+    stored = as_of_one(made)
+    assert stored.distributed == desk.get_config().distributed
+    assert made.distributed.process == 1
+    assert stored.mesh.fsdp == -1
+
+
+def test_without_a_coordinator_the_error_lists_where_one_was_looked_for(commands: Commands, tmp_path):
+    done = commands.run(
+        "experiments.run", "--config=experiments/desk.py", f"--config.workdir={tmp_path}/run",
+        "--config.distributed=true", "--config.engine=sglang", "--config.mesh.fsdp=-1",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "no coordinator was given and none was found" in done.stdout
+    for place in ("TPU pod", "Kubernetes", "Open MPI", "Slurm"):
+        assert place in done.stdout
+    assert not (tmp_path / "run").exists()
