@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from cojax import signals
+from cojax.environment import traits_of
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
 from cojax.loop import Loop, State
@@ -48,8 +49,15 @@ def begin(
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {_origin(loop)}{spent}", soft_wrap=True)
     return state
+
+
+def _origin(loop: Loop) -> str:
+    """Where D_0 comes from, in words."""
+    if traits_of(loop.environment).comparable:
+        return "by unguided exploration"
+    return "of the environment's own; the states of its episodes cannot be compared, so nothing is synthesized"
 
 
 def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
