@@ -110,8 +110,8 @@ def _report(
             listed = every or module.get("OFFICIAL_VERDICT", False)
             line = report.line(name, split, time.monotonic() - began, every=listed)
             line["unsolved"] = len(tasks) - len(solved)
-        elif not traits_of(environment).comparable:
-            opened = OpeningReport()
+        elif reason := traits_of(environment).incomparable:
+            opened = OpeningReport(reason)
             opened.plays.faults += _hanging(environment, functools.partial(opened.examine, tasks=tasks))
             line = opened.line(name, split, time.monotonic() - began)
         else:
@@ -152,7 +152,7 @@ def _drawn(
         return {split: environment.tasks(split, count) for split in splits}
     drawn: dict[str, tuple[Task, ...]] = {}
     # Nothing is explored from setups whose states cannot be compared.
-    named = _SPLITS if traits_of(environment).comparable else ("train", *_SPLITS[1:])
+    named = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
     for split in named:
         try:
             drawn[split] = environment.tasks(split, count)

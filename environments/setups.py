@@ -15,14 +15,14 @@ _STEPS, _TRIED = 6, 24
 # Walks that are begun, as one ends at an action that is refused and changes the state.
 _WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
-NOTHING = "nothing, as the states of two episodes cannot be compared"
 
 
 class OpeningReport:
     """What was found on tasks whose episodes end in no state that can be compared, and that bring no solutions."""
 
-    def __init__(self) -> None:
-        self.tasks = 0
+    def __init__(self, reason: str) -> None:
+        """`reason` says why no state can be compared."""
+        self.tasks, self.reason = 0, reason
         self.plays = SplitReport()
 
     def examine(self, environment: Environment, tasks: Sequence[Task]) -> None:
@@ -41,7 +41,7 @@ class OpeningReport:
         """The record that is printed as one line."""
         record = self.plays.line(name, split, seconds, every=True)
         kept = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds")
-        return {**{key: record[key] for key in kept}, "tasks": self.tasks, "synthesizes": NOTHING}
+        return {**{key: record[key] for key in kept}, "tasks": self.tasks, "synthesizes": f"nothing: {self.reason}"}
 
 
 class SetupReport:

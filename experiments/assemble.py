@@ -157,7 +157,7 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
 
     Deterministic: the same settings, and replies of a model, give the same tasks.
     """
-    if not traits_of(made.environment).comparable:
+    if traits_of(made.environment).incomparable:
         return traits.own_tasks(config, made.environment, reserved(config, made))
     explores = explorer(config, made, initial_explorer(config))
     try:

@@ -55,9 +55,8 @@ def begin(
 
 def _origin(loop: Loop) -> str:
     """Where D_0 comes from, in words."""
-    if traits_of(loop.environment).comparable:
-        return "by unguided exploration"
-    return "of the environment's own; the states of its episodes cannot be compared, so nothing is synthesized"
+    reason = traits_of(loop.environment).incomparable
+    return f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
 
 
 def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:

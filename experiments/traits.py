@@ -47,10 +47,12 @@ def width(config: ConfigDict, environment: Environment, usual: int) -> int:
 
 def check_evolution(config: ConfigDict, environment: Environment) -> None:
     """Raises ValueError where the task set is to evolve in an environment in which no task can be proved."""
-    if not traits_of(environment).comparable and evolves(config):
+    reason = traits_of(environment).incomparable
+    if reason and config.evolve != "none" and evolves(config):
         raise ValueError(
-            f"the states of two episodes of environment {environment.name!r} cannot be compared, so no synthesized task "
-            "can be proved: the environment trains on its own tasks and synthesizes nothing. Set --config.evolve=none"
+            f"no synthesized task could be proved in environment {environment.name!r}, as the states of its episodes "
+            f"cannot be compared ({reason}): it trains on its own tasks and synthesizes nothing. Set "
+            "--config.evolve=none"
         )
 
 

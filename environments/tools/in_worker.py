@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss
@@ -20,12 +22,11 @@ _CALLS, _TEXT, _ARGUMENTS = 64, 100_000, 100_000
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """What an episode tells as JSON when it opens: its part of the system message, whether its state can be compared,
-    and why not if it cannot."""
+    """What an episode tells as JSON when it opens: its part of the system message, and why its state cannot be
+    compared, if it cannot."""
 
     introduction: str = ""
-    comparable: bool = True
-    reason: str = ""
+    incomparable: str = ""
 
     def written(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -94,6 +95,39 @@ def opener(worker: IsolatedEnvironment, name: str) -> Callable[[Mapping[str, Any
             raise
 
     return opened
+
+
+def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
+    """The actions of a user's solution: texts, and calls as {"name", "arguments"}. Raises ValueError."""
+    made = []
+    for one in solution:
+        try:
+            made.append(Action(one if isinstance(one, str) else "", () if isinstance(one, str) else (_call(one),)))
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f'a solution holds {one!r:.200}; expected text or {{"name", "arguments"}}') from error
+    return tuple(made)
+
+
+def function_of(name: str) -> Callable[..., Any] | None:
+    """The function package.module:function within the worker; None for no name. Raises ValueError."""
+    if not name:
+        return None
+    module, _, attribute = name.partition(":")
+    try:
+        return vars(importlib.import_module(module))[attribute]
+    except (ImportError, KeyError, ValueError) as error:
+        raise ValueError(f"there is no {name!r}; expected package.module:name ({error})") from error
+
+
+def share_of(total: float, full: float) -> float:
+    """A package's reward over that of success, as a number in [0, 1]. Raises ValueError for one that is not finite."""
+    if not math.isfinite(total):
+        raise ValueError(f"the reward is {total}; expected a finite number")
+    return min(max(total / full, 0.0), 1.0)
+
+
+def _call(one: Mapping[str, Any]) -> Call:
+    return Call(one["name"], dict(one.get("arguments", {})))
 
 
 def _sendable(calls: tuple[Call, ...]) -> Iterator[Call]:

@@ -116,6 +116,6 @@ def _environment(
         instructions=instructions,
         ending="",
         traits=Traits(
-            concurrency=concurrency, deadline=deadline, worded_alike=True, comparable=world.opening.comparable
+            concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=world.opening.incomparable
         ),
     )

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import itertools
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import invoke
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from environments.tools.in_worker import Opening
+from environments.tools.in_worker import Opening, share_of
 from environments.verifiers.taskset import Row, own_state, qualified, query_of, served, system_of
 
 _NO_STATE = "the taskset declares no State of its own"
@@ -58,7 +57,7 @@ class RolloutEpisode:
         self._messages = [vf.SystemMessage(content=system)] if system else []
         self._messages.append(vf.UserMessage(content=query_of(self._task)))
         lacks = "" if self._read else _NO_TOOLS if not self._tools else "" if own_state(self._task) else _NO_STATE
-        return (Message("system", Opening(system, not lacks, lacks).written()),)
+        return (Message("system", Opening(system, lacks).written()),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return ()
@@ -81,12 +80,9 @@ class RolloutEpisode:
         """The taskset's rewards, over the reward of success, as a number in [0, 1]. Scored once."""
         if self._verdict is None:
             self._runner.run(self._score())
-            total = self._trace.reward
-            if not math.isfinite(total):
-                raise ValueError(f"the rewards of the taskset add up to {total}; expected a finite number")
             rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
             checks = tuple(Check(name, one.score >= 1.0) for name, one in rewards.items())
-            share = min(max(total / self._full, 0.0), 1.0)
+            share = share_of(self._trace.reward, self._full)
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.types import Task, Triplet
+from environments.tools.in_worker import function_of
 
 
 class Rollouts:
@@ -36,9 +36,9 @@ class Rollouts:
 
         train = Source.of(taskset, arguments, most)
         held_out = Source.of(taskset, {**arguments, **evaluation}, most) if evaluation else None
-        self._read, self._full = _function(state), full
+        self._read, self._full = function_of(state), full
         self._episode = RolloutEpisode
-        self._splits, self._rows = divided(train, held_out, _function(solution))
+        self._splits, self._rows = divided(train, held_out, function_of(solution))
         self._tools = train.documents()
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
@@ -56,13 +56,3 @@ class Rollouts:
 
 make = Rollouts
 
-
-def _function(name: str) -> Callable[..., Any] | None:
-    """The function package.module:function; None for no name. Raises ValueError."""
-    if not name:
-        return None
-    module, _, attribute = name.partition(":")
-    try:
-        return vars(importlib.import_module(module))[attribute]
-    except (ImportError, KeyError, ValueError) as error:
-        raise ValueError(f"there is no function {name!r}; expected package.module:function ({error})") from error

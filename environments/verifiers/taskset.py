@@ -15,7 +15,8 @@ from verifiers.v1.types import content_text
 from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import default_harness_id
 
-from cojax.types import Action, Call, Task, content_hash
+from cojax.types import Action, Task, content_hash
+from environments.tools.in_worker import actions_of
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
@@ -141,20 +142,10 @@ def own_state(task: Any) -> bool:
 
 
 def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None) -> Task:
-    actions = [_action(one) for one in solution(row.data)] if solution else []
+    actions = actions_of(solution(row.data)) if solution else ()
     if actions and actions[-1].calls:
-        actions.append(Action())
-    return Task(NAME, query_of(row), {"of": source, "task": index}, tuple(actions))
-
-
-def _action(one: Any) -> Action:
-    """An action of a solution: text, or a call as {"name", "arguments"}. Raises ValueError."""
-    if isinstance(one, str):
-        return Action(one)
-    try:
-        return Action(calls=(Call(one["name"], dict(one.get("arguments", {}))),))
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ValueError(f'a solution holds {one!r:.200}; expected text or {{"name", "arguments"}}') from error
+        actions = (*actions, Action())
+    return Task(NAME, query_of(row), {"of": source, "task": index}, actions)
 
 
 def _examine(module: str, task: Any) -> None:
