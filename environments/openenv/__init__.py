@@ -99,7 +99,9 @@ def examine(
     for name, given in (("resets", resets), ("evaluation", evaluation)):
         found = _json(name, given) if given.lstrip().startswith(("[", "{")) else []
         if not (isinstance(found, list) and all(isinstance(one, dict) for one in found)):
-            raise ValueError(f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment")
+            raise ValueError(
+                f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
+            )
     if not full > 0:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 

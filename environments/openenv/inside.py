@@ -62,9 +62,7 @@ class Sessions:
 make = Sessions
 
 
-def _tasks(
-    query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None
-) -> tuple[Task, ...]:
+def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
     """The official task of each reset. Raises ValueError where there is no reset that differs from the others."""
     made = {}
     for reset in resets:

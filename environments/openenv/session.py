@@ -47,9 +47,15 @@ class Made:
         made = self()
         self.action(made)
         rubric = made.rubric
-        judges = [one for one in (rubric, *(found for _, found in rubric.named_rubrics())) if isinstance(one, LLMJudge)] if rubric else []
+        judges = (
+            [one for one in (rubric, *(found for _, found in rubric.named_rubrics())) if isinstance(one, LLMJudge)]
+            if rubric
+            else []
+        )
         if judges:
-            raise ValueError("its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md")
+            raise ValueError(
+                "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
+            )
         made.close()
 
     def action(self, made: Environment) -> type[PackageAction]:
@@ -63,7 +69,9 @@ class Made:
                 for one in get_args(base):
                     if isinstance(one, type) and issubclass(one, PackageAction):
                         return one
-        raise ValueError(f"the actions of {type(made).__name__} are unknown; name their class: action=package.module:Class")
+        raise ValueError(
+            f"the actions of {type(made).__name__} are unknown; name their class: action=package.module:Class"
+        )
 
     def resets(self, given: Sequence[Mapping[str, Any]] | str) -> list[Mapping[str, Any]]:
         """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
@@ -105,7 +113,9 @@ class SessionEpisode:
         self._documents = self._tools()
         text = _written(self._seen(shown))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
-        return (Message("system", Opening(f"At the start the environment shows {text}" if text else "", lacks).written()),)
+        return (
+            Message("system", Opening(f"At the start the environment shows {text}" if text else "", lacks).written()),
+        )
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._documents

@@ -74,9 +74,7 @@ def make(
         raise
 
 
-def examine(
-    *, module: str = "", arguments: str = "{}", evaluation: str = "", full: float = 1.0, **others: Any
-) -> None:
+def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", full: float = 1.0, **others: Any) -> None:
     """Raises ValueError for settings that cannot be read."""
     if not module:
         raise ValueError("module is empty; name the taskset's module: --config.environment.module=my_taskset")

@@ -94,7 +94,9 @@ class RolloutEpisode:
         await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
         for toolset, own in self._row.source.toolsets(self._task):
             if toolset.config.url or toolset.config.runtime.type != "subprocess":
-                raise ValueError(f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container")
+                raise ValueError(
+                    f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
+                )
             self._share_state(toolset)
             await toolset.setup()
             if own:
@@ -104,7 +106,9 @@ class RolloutEpisode:
             for tool in await server.list_tools():
                 name = qualified(toolset, tool.name)
                 self._tools[name] = (server, tool.name)
-                self._documents.append(vf.Tool(name=name, description=tool.description or "", parameters=tool.input_schema))
+                self._documents.append(
+                    vf.Tool(name=name, description=tool.description or "", parameters=tool.input_schema)
+                )
 
     def _share_state(self, toolset: Any) -> None:
         """Has the toolset read and write the trace's state directly, and not through the package's HTTP channel."""

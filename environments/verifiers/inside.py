@@ -55,4 +55,3 @@ class Rollouts:
 
 
 make = Rollouts
-

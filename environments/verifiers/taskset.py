@@ -156,7 +156,9 @@ def _examine(module: str, task: Any) -> None:
         raise _unmapped(module, f"{found[0].__name__} rewrites messages: what was sampled would not be what is learned")
     for stop in task.hooks("stop"):
         if hook_boundary(stop, allow_trace=True) is not vf.Trace:
-            raise _unmapped(module, f"the stop {stop.__name__} reads requests or responses of a model; expected a Trace")
+            raise _unmapped(
+                module, f"the stop {stop.__name__} reads requests or responses of a model; expected a Trace"
+            )
     if task.config.judges:
         raise _unmapped(module, "its judges ask a model over a network, and so have no verifiable reward")
 
@@ -171,7 +173,9 @@ def _examine_data(module: str, task: Any) -> None:
         raise _unmapped(module, f"{named} has no prompt: its user, a model, opens the conversation")
     if isinstance(data.prompt, list):
         if [one.role for one in data.prompt] != ["system"] * (len(data.prompt) - 1) + ["user"]:
-            raise _unmapped(module, f"the prompt of {named} is a conversation; expected system messages and one of a user")
+            raise _unmapped(
+                module, f"the prompt of {named} is a conversation; expected system messages and one of a user"
+            )
         for one in data.prompt:
             if not isinstance(one.content, str) and any(part.type != "text" for part in one.content):
                 raise _unmapped(module, f"the prompt of {named} holds images; a policy reads text alone")

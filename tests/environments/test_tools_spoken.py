@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from ml_collections import ConfigDict
 import pytest
 
 from cojax.environment import Traits, play
@@ -12,7 +11,6 @@ from cojax.environment.replay import follow
 from cojax.types import NO_CALL, Action, Call, Message, Observation, Task, Triplet
 from environments.setups import OpeningReport, SetupReport
 from environments.tools import ToolEnvironment
-from experiments.traits import check_evolution, own_tasks
 
 SETUP = {"items": {"milk": {"day": "monday"}, "tea": {"day": "tuesday"}}}
 
@@ -91,11 +89,13 @@ def test_a_world_hears_an_action_before_its_calls() -> None:
         def state(self) -> dict:
             return self.held
 
-    def note(world: World) -> str:
+    def note(world) -> str:
         return heard[-1]
 
     environment = ToolEnvironment("said", [note], World, [SETUP], ending="")
-    found = play(environment, Task("said", "", SETUP), follow((Action("one", (Call("note"),)), Action("two"))), max_turns=2)
+    found = play(
+        environment, Task("said", "", SETUP), follow((Action("one", (Call("note"),)), Action("two"))), max_turns=2
+    )
     assert (found.turns[0].observation.text, heard) == ("one", ["one", "two"])
 
 
@@ -121,18 +121,3 @@ def test_tasks_without_a_state_are_opened_and_answer_garbage() -> None:
         line = report.line("said", "train", 0.0)
         assert (line["tasks"], line["thrown"], line["fault_count"]) == (2, 13, faults)
         assert line["synthesizes"] == "nothing: it has none"
-
-
-def test_a_run_is_told_that_nothing_is_synthesized_and_trains_on_the_environments_own_tasks() -> None:
-    config = ConfigDict({"evolve": "feedback", "method": "coevolve", "initial_tasks": 2, "seed": 0})
-    with pytest.raises(ValueError, match=r"\(it has none\).*Set --config.evolve=none"):
-        check_evolution(config, incomparable())
-    check_evolution(config, spoken())
-    config.evolve = "none"
-    check_evolution(config, incomparable())
-    environment = incomparable()
-    found = own_tasks(config, environment, environment.tasks("eval", 9))
-    assert [task.query for task in found.tasks] == ["Say 1.", "Say 2."]
-    assert not any(found.counts.values())
-    with pytest.raises(ValueError, match="no task in its split 'train'"):
-        own_tasks(config, environment, environment.tasks("train", 9))

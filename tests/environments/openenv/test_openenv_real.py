@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,13 +23,13 @@ HELD_OUT = '[{"seed": 100}, {"seed": 102}]'
 
 
 @pytest.fixture(scope="module")
-def lamps() -> Iterator[ToolEnvironment]:
-    yield load("houses:Lamps")
+def lamps() -> ToolEnvironment:
+    return load("houses:Lamps")
 
 
 @pytest.fixture(scope="module")
-def safe() -> Iterator[ToolEnvironment]:
-    yield load("houses:Safe")
+def safe() -> ToolEnvironment:
+    return load("houses:Safe")
 
 
 def load(module: str, **settings) -> ToolEnvironment:

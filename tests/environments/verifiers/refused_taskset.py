@@ -32,7 +32,11 @@ class Refused(vf.Taskset[Plain, Config]):
         url = vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url="data:image/png;base64,"))
         prompt = {
             "no prompt": None,
-            "conversation": [vf.UserMessage(content="a"), vf.AssistantMessage(content="b"), vf.UserMessage(content="c")],
+            "conversation": [
+                vf.UserMessage(content="a"),
+                vf.AssistantMessage(content="b"),
+                vf.UserMessage(content="c"),
+            ],
             "image": [vf.UserMessage(content=[url])],
         }.get(kind, "Do it.")
         yield made(vf.TaskData(prompt=prompt), self.config.task)

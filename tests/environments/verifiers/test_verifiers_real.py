@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,13 +25,13 @@ RIGHT = (("letters", "friday"), ("lamp", "monday"))
 
 
 @pytest.fixture(scope="module")
-def lists() -> Iterator[ToolEnvironment]:
-    yield load("lists_taskset")
+def lists() -> ToolEnvironment:
+    return load("lists_taskset")
 
 
 @pytest.fixture(scope="module")
-def sums() -> Iterator[ToolEnvironment]:
-    yield load("sums_taskset", full=1.5)
+def sums() -> ToolEnvironment:
+    return load("sums_taskset", full=1.5)
 
 
 def load(module: str, **settings) -> ToolEnvironment:
@@ -57,9 +56,7 @@ def messages(trajectory: Trajectory) -> list[dict]:
             {"id": f"{number}.{n}", "name": call.name, "arguments": json.dumps(call.arguments)}
             for n, call in enumerate(turn.action.calls)
         ]
-        written.append(
-            {"role": "assistant", "content": turn.action.text, "tool_calls": calls or None, "sampled": True}
-        )
+        written.append({"role": "assistant", "content": turn.action.text, "tool_calls": calls or None, "sampled": True})
         for call, one in zip(calls, turn.observation.messages, strict=False):
             written.append({"role": "tool", "tool_call_id": call["id"], "content": one.content})
     return written
@@ -99,7 +96,9 @@ def test_rewards_are_those_of_the_package(lists: ToolEnvironment) -> None:
     )  # fmt: skip
     ours = {name: trajectory.reward for name, trajectory in trajectories.items()}
     assert ours == dict(zip(plays, json.loads(scored.stdout), strict=True))
-    assert ours["all"] == 1.0 and 0.0 < ours["one move"] < 1.0 and ours["not said"] == 0.75
+    assert ours["all"] == 1.0
+    assert 0.0 < ours["one move"] < 1.0
+    assert ours["not said"] == 0.75
 
 
 def test_a_synthesized_task_is_judged_by_replay(lists: ToolEnvironment) -> None:
@@ -158,7 +157,9 @@ def test_the_check_finds_no_fault(module: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("module", ["lists_taskset", "sums_taskset"])
 def test_two_steps_of_the_main_command(module: str, tmp_path: Path) -> None:
     evolving = module == "lists_taskset"
-    more = [] if evolving else ["--config.evolve=none", "--config.warm_start.steps=0", "--config.sampling.max_tokens=16"]
+    more = (
+        [] if evolving else ["--config.evolve=none", "--config.warm_start.steps=0", "--config.sampling.max_tokens=16"]
+    )
     command = [
         sys.executable, "-m", "experiments.run", "--config=experiments/verifiers.py", "--config.policy=tiny",
         "--config.steps=2", f"--config.workdir={tmp_path / 'run'}", f"--config.environment.module={module}",
