@@ -120,7 +120,7 @@ class SplitReport:
 
 
 def throw_alone(report: SplitReport, environment: Environment, task: Task, name: str, action: Action) -> None:
-    """Plays one action in an episode of a task without a solution; a fault unless it is answered and earns less than 1."""
+    """Plays one action on a task without a solution; a fault unless it is answered and earns less than 1."""
     report.thrown += 1
     thrown = _play(environment, task, (action,))
     if thrown.outcome in ("environment_error", "timeout"):

@@ -66,8 +66,8 @@ def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[T
     tasks = tuple(task for task in found if task.id not in closed)[: config.initial_tasks]
     if not tasks:
         raise ValueError(
-            f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and nothing "
-            "can be synthesized in it; expected tasks of its own to train on"
+            f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
+            "nothing can be synthesized in it; expected tasks of its own to train on"
         )
     return dataclasses.replace(Collector("", 0, 0, NearDuplicates(0.0)).synthesis({}), tasks=tasks)
 

@@ -4,6 +4,7 @@ from typing import Literal
 from uuid import uuid4
 
 from fastmcp import FastMCP
+from pydantic import Field
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
@@ -12,7 +13,7 @@ ROOMS = ("kitchen", "cellar", "hall", "attic")
 
 
 class House(State):
-    lamps: dict[str, dict[str, str]] = {}
+    lamps: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class Lamps(MCPEnvironment):

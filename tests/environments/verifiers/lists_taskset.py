@@ -1,13 +1,14 @@
 """To-do lists as a taskset with tools and a state."""
 
 import verifiers.v1 as vf
+from pydantic import Field
 
 TITLES = ("milk", "bread", "stamps", "rent", "letters", "lamp")
 DAYS = ("monday", "tuesday", "friday")
 
 
 class Lists(vf.State):
-    items: dict[str, dict[str, str]] = {}
+    items: dict[str, dict[str, str]] = Field(default_factory=dict)
 
 
 class ListData(vf.TaskData):
