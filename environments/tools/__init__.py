@@ -41,6 +41,7 @@ Optional:
 
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
+abilities.py    what a world may have besides its state
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen

@@ -7,10 +7,11 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from environments.tools.abilities import Closes, EndsItself, Introduces, Listens
 from environments.tools.arguments import Seen, calls_of, seen_in
 from environments.tools.toolset import DONE, Refused, Tool, perform
 
@@ -22,38 +23,6 @@ _OFFERED, _OF_TOOL, _TRIED = 200, 8, 24
 _REMEMBERED, _ANSWERS, _ANSWER = 8, 4, 200
 # The most conditions of a verdict that are listed by themselves.
 _CHECKS = 50
-
-
-@runtime_checkable
-class EndsItself(Protocol):
-    """A world that may end the episode by itself."""
-
-    def over(self) -> bool:
-        """Whether the episode has ended."""
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A world that holds something to be freed."""
-
-    def close(self) -> None:
-        """Frees it. The world is not used any more."""
-
-
-@runtime_checkable
-class Introduces(Protocol):
-    """A world that shows something at first."""
-
-    def introduction(self) -> str:
-        """What it shows, beside the query."""
-
-
-@runtime_checkable
-class Listens(Protocol):
-    """A world that is told all that the actor writes."""
-
-    def listen(self, action: Action) -> None:
-        """Hears an action before its calls are made one by one."""
 
 
 @dataclasses.dataclass(frozen=True)

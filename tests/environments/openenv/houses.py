@@ -4,10 +4,10 @@ from typing import Literal
 from uuid import uuid4
 
 from fastmcp import FastMCP
-from pydantic import Field
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.types import Action, Observation, State
+from pydantic import Field
 
 ROOMS = ("kitchen", "cellar", "hall", "attic")
 
