@@ -41,6 +41,10 @@ class WorkerWorld:
         self._over = False
         self._replies: collections.deque[tuple[Call, str, bool]] = collections.deque()
 
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The documentation of the tools that the episode offers."""
+        return self._episode.tools()
+
     def introduction(self) -> str:
         return self.opening.introduction
 
