@@ -49,6 +49,8 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install appworld --data=tiny
 	$(BIN)/python -m environments.install tau2
 	$(BIN)/python -m environments.install mcp
+	$(BIN)/python -m environments.install verifiers
+	$(BIN)/python -m environments.install openenv
 
 # These take minutes to install, or an hour, and a compiler and Java.
 .worlds-nightly: $(VENV)/.real

@@ -24,6 +24,8 @@ Status = Literal["accepted", "retained", "discarded"]
 # for the episode ("cut").
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
+# The error of an action that holds no call, not even a broken one.
+NO_CALL = "no tool call found"
 # In place of a partial reward that an environment does not give.
 NOT_GIVEN = -1.0
 

@@ -19,6 +19,9 @@ actions that each offers. The line has `setups` in place of `tasks`, and `unnoti
 the state, so that dropping one goes unnoticed. That is right for a look-up. `unclean` names calls that were refused and
 changed the state all the same. An environment with `cases` is checked in each of them; its label is `server`.
 
+Where the states of two episodes cannot be compared, tasks without solutions are opened twice, and answer garbage; the
+line says that such an environment `synthesizes` nothing.
+
 A call that does not return is a fault, with which its split ends.
 
 Exit code 0 if there is no fault, 1 if there is one, 2 for bad arguments. With --mutations=all every call is dropped in
@@ -41,7 +44,7 @@ from typing import Any
 import environments
 from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.types import Task, to_json
-from environments.setups import SetupReport
+from environments.setups import OpeningReport, SetupReport
 from environments.solutions import SplitReport
 from environments.watch import HangingCall, watched
 from environments.worker.venv import InstallError
@@ -107,6 +110,10 @@ def _report(
             listed = every or module.get("OFFICIAL_VERDICT", False)
             line = report.line(name, split, time.monotonic() - began, every=listed)
             line["unsolved"] = len(tasks) - len(solved)
+        elif reason := traits_of(environment).incomparable:
+            opened = OpeningReport(reason)
+            opened.plays.faults += _hanging(environment, functools.partial(opened.examine, tasks=tasks))
+            line = opened.line(name, split, time.monotonic() - began)
         else:
             bare = SetupReport()
             bare.plays.faults += _hanging(environment, functools.partial(bare.examine, setups=tasks))
@@ -144,7 +151,9 @@ def _drawn(
         splits = own if own is not None and category == "all" else category.split(",")
         return {split: environment.tasks(split, count) for split in splits}
     drawn: dict[str, tuple[Task, ...]] = {}
-    for split in _SPLITS:
+    # Nothing is explored from setups whose states cannot be compared.
+    named = ("train", *_SPLITS[1:]) if traits_of(environment).incomparable else _SPLITS
+    for split in named:
         try:
             drawn[split] = environment.tasks(split, count)
         except ValueError:

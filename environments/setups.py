@@ -8,13 +8,40 @@ from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Observation, Task, canonical, content_hash, signature, to_json
-from environments.solutions import GARBAGE, SplitReport
+from environments.solutions import GARBAGE, SplitReport, asks_for_something, throw_alone
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
 # Walks that are begun, as one ends at an action that is refused and changes the state.
 _WALKS = 4
 UNNOTICED = "dropping this call goes unnoticed"
+
+
+class OpeningReport:
+    """What was found on tasks whose episodes end in no state that can be compared, and that bring no solutions."""
+
+    def __init__(self, reason: str) -> None:
+        """`reason` says why no state can be compared."""
+        self.tasks, self.reason = 0, reason
+        self.plays = SplitReport()
+
+    def examine(self, environment: Environment, tasks: Sequence[Task]) -> None:
+        """Each task opens twice alike; on the first of them, garbage is answered."""
+        for number, task in enumerate(tasks):
+            self.tasks += 1
+            try:
+                if reason := _differing_start(environment, task):
+                    self.plays.faults.append(f"task {task.id}: {reason}")
+                for name, action in GARBAGE.items() if number == 0 else ():
+                    throw_alone(self.plays, environment, task, name, action)
+            except EnvironmentFailure as failure:
+                self.plays.faults.append(f"task {task.id}: {failure}")
+
+    def line(self, name: str, split: str, seconds: float) -> dict[str, Any]:
+        """The record that is printed as one line."""
+        record = self.plays.line(name, split, seconds, every=True)
+        kept = ("environment", "split", "thrown", "answered", "faults", "fault_count", "seconds")
+        return {**{key: record[key] for key in kept}, "tasks": self.tasks, "synthesizes": f"nothing: {self.reason}"}
 
 
 class SetupReport:
@@ -48,8 +75,10 @@ class SetupReport:
                 self.plays.faults.append(f"{_name(setup)}: no action is offered that works")
                 return
             self._play(environment, task)
+            # Where text ends an episode, any text solves the task of a walk that leads back to its start.
+            asks = asks_for_something(environment, task) if garbage else True
             for name, action in GARBAGE.items() if garbage else ():
-                self.plays.throw(environment, task, name, action)
+                self.plays.throw(environment, task, name, action, asks=asks)
                 if _changes(environment, setup, action):
                     self.plays.faults.append(f"{_name(setup)}: {name} changes the state")
         except EnvironmentFailure as failure:
@@ -113,7 +142,7 @@ class SetupReport:
         if observation.ok:
             self.worked |= _tools(action)
             self.changed |= _tools(action) if changed else set()
-        elif changed:
+        elif changed and not observation.done:
             self.unclean.append(f"{signature(action):.200} is refused and changes the state")
         return observation, observation.ok or not changed
 
@@ -150,11 +179,12 @@ def _differing_start(environment: Environment, setup: Task) -> str:
 
 
 def _changes(environment: Environment, setup: Task, action: Action) -> bool:
+    """Whether the action changes the state, and does not end the episode."""
     episode = environment.start(setup)
     try:
         ask(episode.reset)
         before = ask(_state, episode)
-        ask(episode.step, action)
-        return ask(_state, episode) != before
+        ended = ask(episode.step, action).done
+        return not ended and ask(_state, episode) != before
     finally:
         episode.close()

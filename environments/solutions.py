@@ -84,17 +84,26 @@ class SplitReport:
             else:
                 self.let_through.append(f"{task.id}: {name} of action {index + 1}")
 
-    def throw(self, environment: Environment, task: Task, name: str, action: Action, *, endless: bool = False) -> None:
+    def throw(
+        self,
+        environment: Environment,
+        task: Task,
+        name: str,
+        action: Action,
+        *,
+        endless: bool = False,
+        asks: bool = True,
+    ) -> None:
         """Plays one action in an episode of the task; a fault unless it is answered and the next episode is sound.
 
-        An `endless` action must be cut off instead.
+        An `endless` action must be cut off instead. Where the task `asks` for something, no garbage solves it.
         """
         self.thrown += 1
         thrown = _play(environment, task, (action,))
         after = _play(environment, task, task.solution)
         if thrown.outcome == "environment_error" or (thrown.outcome == "timeout") != endless:
             self.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
-        elif thrown.reward >= 1.0:
+        elif asks and thrown.reward >= 1.0:
             self.faults.append(f"{task.id}: {name} earns reward 1")
         elif after.reward < 1.0:
             self.faults.append(f"{task.id}: after {name} the solution earns {after.reward} {after.error}")
@@ -108,6 +117,23 @@ class SplitReport:
         record |= {"faults": faults[:_LISTED], "fault_count": len(faults)}
         record["let_through"] = self.let_through if every else self.let_through[:_LISTED]
         return {"environment": environment, "split": split, **record, "seconds": round(seconds, 1)}
+
+
+def throw_alone(report: SplitReport, environment: Environment, task: Task, name: str, action: Action) -> None:
+    """Plays one action on a task without a solution; a fault unless it is answered and earns less than 1."""
+    report.thrown += 1
+    thrown = _play(environment, task, (action,))
+    if thrown.outcome in ("environment_error", "timeout"):
+        report.faults.append(f"{task.id}: {name} ends {thrown.outcome} {thrown.error}")
+    elif thrown.reward >= 1.0:
+        report.faults.append(f"{task.id}: {name} earns reward 1")
+    else:
+        report.answered += 1
+
+
+def asks_for_something(environment: Environment, task: Task) -> bool:
+    """Whether the last action of the task's solution, which ends the episode, is no solution by itself."""
+    return _play(environment, task, task.solution[-1:]).reward < 1.0
 
 
 def _drops(solution: Sequence[Action]) -> Iterator[tuple[int, tuple[Action, ...], str]]:

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax.curriculum import RecentScores
-from cojax.environment import Charted, Environment
+from cojax.environment import Charted, Environment, traits_of
 from cojax.explorer import Explorer, Metered
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
@@ -65,6 +65,7 @@ def parts(config: ConfigDict) -> Parts:
     Raises ValueError or OSError with the fix.
     """
     environment = entry(config, "environment.name").bound()()
+    traits.check_evolution(config, environment)
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)
     chat = Chat(tokenizer, TOOL_DOCUMENTS[config.model.tools])
@@ -171,7 +172,12 @@ def initial_policy(config: ConfigDict, made: Parts, found: Callable[[], Synthesi
 
 
 def initial(config: ConfigDict, made: Parts) -> Synthesis:
-    """D_0 by unguided exploration. Deterministic: the same settings, and replies of a model, give the same tasks."""
+    """D_0 by unguided exploration; where nothing can be synthesized, the environment's own tasks.
+
+    Deterministic: the same settings, and replies of a model, give the same tasks.
+    """
+    if traits_of(made.environment).incomparable:
+        return traits.own_tasks(config, made.environment, reserved(config, made))
     explores = explorer(config, made, initial_explorer(config))
     try:
         return initial_tasks(

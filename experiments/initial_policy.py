@@ -163,7 +163,13 @@ def demonstrations(
     """
     section = config.warm_start
     if section.split == INITIAL:
-        return [(task, task.solution) for task in initial()]
+        solved = [(task, task.solution) for task in initial() if task.solution]
+        if not solved:
+            raise ValueError(
+                f"the initial tasks of environment {environment.name!r} bring no solutions to learn from; set "
+                "--config.warm_start.steps=0"
+            )
+        return solved
     if not section.split:
         if isinstance(environment, Demonstrated):
             return environment.demonstrations(section.demonstrations, config.seed, noise)

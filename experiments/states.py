@@ -11,6 +11,7 @@ import jax
 from ml_collections import ConfigDict
 
 from cojax import signals
+from cojax.environment import traits_of
 from cojax.learner.hosts import copied
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
@@ -48,8 +49,14 @@ def begin(
     state = State(0, learned, TaskPool.of(initial.tasks), signals.init(loop.detectors), second=second)
     save(loop, state, directory)
     spent = f"; {explorer_line(initial.figures)}" if initial.figures else ""
-    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks by unguided exploration{spent}", soft_wrap=True)
+    CONSOLE.print(f"D_0: {len(initial.tasks)} tasks {_origin(loop)}{spent}", soft_wrap=True)
     return state
+
+
+def _origin(loop: Loop) -> str:
+    """Where D_0 comes from, in words."""
+    reason = traits_of(loop.environment).incomparable
+    return f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
 
 
 def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -10,12 +11,17 @@ from cojax.environment import Environment, traits_of
 from cojax.rollout.collect import Limits
 from cojax.signals import SignalKind
 from cojax.signals.commands import ByVerb
+from cojax.synthesis import Synthesis
+from cojax.synthesis.collector import Collector
 from cojax.types import Task
-from cojax.validation.similarity import usual_similarity
+from cojax.validation.similarity import NearDuplicates, usual_similarity
+from experiments.methods import evolves
 from experiments.settings import settings
 
 # Above this cosine, wording does not distinguish tasks.
 _TELLING = 0.95
+# The split that is trained on where nothing is synthesized.
+TRAIN = "train"
 
 
 def limits(config: ConfigDict, environment: Environment) -> Limits:
@@ -37,6 +43,33 @@ def width(config: ConfigDict, environment: Environment, usual: int) -> int:
     wanted = usual if config.explorer.width is None else config.explorer.width
     stated = traits_of(environment).concurrency
     return wanted if stated is None else min(wanted, stated)
+
+
+def check_evolution(config: ConfigDict, environment: Environment) -> None:
+    """Raises ValueError where the task set is to evolve in an environment in which no task can be proved."""
+    reason = traits_of(environment).incomparable
+    if reason and config.evolve != "none" and evolves(config):
+        raise ValueError(
+            f"no synthesized task could be proved in environment {environment.name!r}, as the states of its episodes "
+            f"cannot be compared ({reason}): it trains on its own tasks and synthesizes nothing. Set "
+            "--config.evolve=none"
+        )
+
+
+def own_tasks(config: ConfigDict, environment: Environment, reserved: Sequence[Task]) -> Synthesis:
+    """D_0 of an environment in which nothing is synthesized: at most initial_tasks of its split `train`.
+
+    Tasks to evaluate on are left out. Raises ValueError where none is left.
+    """
+    closed = {task.id for task in reserved}
+    found = environment.tasks(TRAIN, config.initial_tasks + len(closed), config.seed)
+    tasks = tuple(task for task in found if task.id not in closed)[: config.initial_tasks]
+    if not tasks:
+        raise ValueError(
+            f"environment {environment.name!r} has no task in its split {TRAIN!r} that is not evaluated on, and "
+            "nothing can be synthesized in it; expected tasks of its own to train on"
+        )
+    return dataclasses.replace(Collector("", 0, 0, NearDuplicates(0.0)).synthesis({}), tasks=tasks)
 
 
 def kinds(environment: Environment, made: Mapping[str, SignalKind]) -> Mapping[str, SignalKind]:

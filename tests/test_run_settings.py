@@ -23,7 +23,8 @@ REFUSED = (
     (("signals=boredom",), "signal 'boredom' not found; available: forgetting"),
     (
         ("environment.name=atlantis",),
-        "environment 'atlantis' not found; available: alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2",
+        "environment 'atlantis' not found; available: alfworld, appworld, bfcl, desk, mcp, openenv, "
+        "scienceworld, tau2, verifiers",
     ),
     (("engine.name=warp",), "engine 'warp' not found; available: local"),
     (("learner.loss=hope",), "loss 'hope' not found; available: grpo"),

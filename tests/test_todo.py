@@ -65,11 +65,13 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
         ("environment.lists=many", "environment.lists is 'many'; expected a whole number"),
         (
             "environment.name=",
-            "environment.name is empty; name one of alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2, or a",
+            "environment.name is empty; name one of alfworld, appworld, bfcl, desk, mcp, openenv, "
+            "scienceworld, tau2, verifiers, or a",
         ),
         (
             "environment.name=todoo",
-            "environment 'todoo' not found; available: alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2",
+            "environment 'todoo' not found; available: alfworld, appworld, bfcl, desk, mcp, openenv, "
+            "scienceworld, tau2, verifiers",
         ),
     ],
 )

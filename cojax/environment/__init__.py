@@ -103,13 +103,16 @@ class Traits:
     many seconds one call may take. None leaves both to the run's limits. With `worded_alike`, different tasks' queries
     have most of their words in common, so that the similarity from which on a query counts as an evaluation task's is
     measured. `commands` maps a tool that takes a whole command as text to the parameter that holds it: a pattern of
-    actions is then the command's first word, the verb.
+    actions is then the command's first word, the verb. `incomparable` says why the states of two
+    episodes cannot be compared, "" where they can. Without it no solution can be proved by execution: a run trains on
+    the environment's own split `train`, and synthesizes nothing.
     """
 
     concurrency: int | None = None
     deadline: float | None = None
     worded_alike: bool = False
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    incomparable: str = ""
 
 
 @runtime_checkable

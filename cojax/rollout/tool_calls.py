@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from cojax.storage.strict_json import NestedTooDeeply, parse_json
-from cojax.types import Action, Call
+from cojax.types import NO_CALL, Action, Call
 
 # What decides where a call begins and ends, and whether it is only thought of.
 _BOUNDARY = re.compile(r'\\["\\]|"|</?think>|</?tool_call>')
@@ -23,7 +23,7 @@ def parse(text: str, thinks: bool = False) -> Action:
     """
     found = _bodies(text[:_TEXT_CHARACTERS], thinks)
     if not found:
-        return Action(text, (), "no tool call found")
+        return Action(text, (), NO_CALL)
     calls = []
     for body in found:
         try:

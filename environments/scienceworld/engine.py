@@ -113,7 +113,7 @@ def task_names(jvm: str) -> list[str]:
 
 @functools.cache
 def _interface(jvm: str, solving: bool = False) -> Any:
-    """The simulator's class, in a JVM that is started now unless there is one, with which a process cannot be forked."""
+    """The simulator's class, in this process's JVM; one is started if there is none. With a JVM no process can fork."""
     import jpype
 
     package = _package()

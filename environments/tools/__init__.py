@@ -17,6 +17,7 @@ The world is plain JSON, or an object with
     call(name, arguments) → text          carries out a tool that is a document; raises an exception to refuse
     over() → bool                         optional: the world itself has ended the episode
     introduction() → text                 optional: what it shows at first; it follows the instructions
+    listen(action)                        optional: is told what the actor wrote, before its calls are made
     close()                               optional: frees what the world holds
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
@@ -25,7 +26,8 @@ observation, and the world must be as before. `cojax.environment.EnvironmentFail
 Optional:
 
 `ending`        The tool that ends an episode; its first parameter is the answer. If the world has no tool of that name,
-                one is added. The default is finish(answer).
+                one is added. The default is finish(answer). With "" it is no tool that ends an episode, but an action
+                without calls, whose text is the answer; then there may be no tools at all.
 `judge`         (task, world, answer, finished) → reward in [0, 1], or an Evaluation, or None: by replay, as without it.
 `fork`          world → an independent copy; then only actions that work are offered. Plain JSON is always copied.
 `affordances`   world → (name, arguments) of calls worth trying, in place of those from schemas and values seen.
@@ -39,10 +41,12 @@ Optional:
 
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
+abilities.py    what a world may have besides its state
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text
 arguments.py    arguments worth trying, from schemas and values seen
 wording.py      calls → a query
+in_worker.py    worlds in a worker, which take whole actions
 """
 
 from __future__ import annotations

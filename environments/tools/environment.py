@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
-from cojax.types import Action, Call, Evaluation, Task, Triplet, content_hash
+from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.tools import wording
-from environments.tools.episode import End, Rules, ToolEpisode, plain_json
+from environments.tools.episode import End, Rules, ToolEpisode, plain_json, spoken_answer
 from environments.tools.toolset import Refused, Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)
@@ -57,17 +57,18 @@ class ToolEnvironment:
     ):
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
-        made = toolset(tools)
+        made = toolset(tools, none=ending == "")
         self.name, self.traits = name, traits if traits.commands else _with_command(traits, made)
         if ending is None and _FINISH.name in made:
             raise ValueError(
                 f"a tool is called {_FINISH.name!r}, as is the one that ends an episode; say ending='finish' if it "
                 "does that, or name another ending"
             )
-        ends = made.get(ending or _FINISH.name) or _added(ending or _FINISH.name)
+        named = _FINISH.name if ending is None else ending
+        ends = made.get(named) or _added(named)
         self._rules = Rules(
             made, open, ends, fork, judge, affordances, instructions,
-            tuple(tool.document() for tool in {**made, ends.name: ends}.values()),
+            tuple(tool.document() for tool in {**made, ends.name: ends}.values() if tool.name),
         )  # fmt: skip
         self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
         self._setups = _distinct(name, setups)
@@ -99,6 +100,8 @@ class ToolEnvironment:
     def phrase(self, steps: Sequence[Triplet]) -> str | None:
         if self._phrase is not None:
             return self._phrase(steps)
+        if self._rules.spoken:
+            steps = [_with_call(step) for step in steps]
         called = {call.name for step in steps for call in step.action.calls} - {self._rules.ending.name}
         return wording.phrase(steps, self._rules.ending.name, set(filter(self.is_lookup, called)))
 
@@ -166,9 +169,11 @@ class ToolEnvironment:
 
 def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
     """The traits, in which a world's one tool takes a command if it takes free text and nothing else."""
-    tool, *others = tools.values()
+    if len(tools) != 1:
+        return traits
+    (tool,) = tools.values()
     properties = tool.parameters["properties"]
-    if others or len(properties) != 1 or not isinstance(inner := properties[tool.first], Mapping):
+    if len(properties) != 1 or not isinstance(inner := properties[tool.first], Mapping):
         return traits
     free = inner.get("type") == "string" and "enum" not in inner
     return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if free else traits
@@ -177,6 +182,15 @@ def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
 def _added(name: str) -> Tool:
     """A tool of that name which ends an episode and does nothing else."""
     return Tool(name, _FINISH.description, _FINISH.parameters, lambda world, arguments: _ended(arguments))
+
+
+def _with_call(step: Triplet) -> Triplet:
+    """A step whose text ends the episode, as a call of the nameless tool that ends it; any other step as it is."""
+    if step.action.calls:
+        return step
+    answer = spoken_answer(step.action)
+    call = Call("", {} if answer is None else {"answer": answer})
+    return Triplet(Action(calls=(call,)), Observation((Message("tool", ""),), done=True), step.run)
 
 
 def _ended(arguments: Mapping[str, Any]) -> str:
@@ -223,6 +237,7 @@ def _task(name: str, given: Task | Mapping[str, Any], ending: Tool) -> Task:
         query = str(given["query"])
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a task is {given!r:.200}; expected query, setup and solution ({error})") from error
+    solution = [Action(calls=(call,)) for call in calls]
     if not calls or calls[-1].name != ending.name:
-        calls.append(Call(ending.name))
-    return Task(name, query, setup, tuple(Action(calls=(call,)) for call in calls))
+        solution.append(Action(calls=(Call(ending.name),)) if ending.name else Action())
+    return Task(name, query, setup, tuple(solution))

@@ -7,10 +7,11 @@ import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from cojax.environment import EnvironmentFailure
-from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
+from environments.tools.abilities import Closes, EndsItself, Introduces, Listens
 from environments.tools.arguments import Seen, calls_of, seen_in
 from environments.tools.toolset import DONE, Refused, Tool, perform
 
@@ -22,30 +23,6 @@ _OFFERED, _OF_TOOL, _TRIED = 200, 8, 24
 _REMEMBERED, _ANSWERS, _ANSWER = 8, 4, 200
 # The most conditions of a verdict that are listed by themselves.
 _CHECKS = 50
-
-
-@runtime_checkable
-class EndsItself(Protocol):
-    """A world that may end the episode by itself."""
-
-    def over(self) -> bool:
-        """Whether the episode has ended."""
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A world that holds something to be freed."""
-
-    def close(self) -> None:
-        """Frees it. The world is not used any more."""
-
-
-@runtime_checkable
-class Introduces(Protocol):
-    """A world that shows something at first."""
-
-    def introduction(self) -> str:
-        """What it shows, beside the query."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +37,11 @@ class Rules:
     affordances: Callable[[Any], Any] | None
     instructions: str | Callable[[Any], str]
     documents: tuple[Mapping[str, Any], ...]
+
+    @property
+    def spoken(self) -> bool:
+        """Whether an action without calls ends the episode, and its text is the answer."""
+        return not self.ending.name
 
     def world(self, setup: Mapping[str, Any]) -> Any:
         """A fresh world. Raises TypeError for one that has no state."""
@@ -134,6 +116,11 @@ class ToolEpisode:
         """Carries out the calls in order, also after a refused one; one message for each call."""
         if self._finished:
             return self._refused("the episode is over")
+        if isinstance(self._world, Listens):
+            self._world.listen(action)
+        if not action.calls and self._rules.spoken and action.error in ("", NO_CALL):
+            self.answer, self._finished = spoken_answer(action), True
+            return Observation(done=True)
         if not action.calls:
             return self._refused((action.error or f"no call; end the episode by {self._rules.ending.name}")[:200])
         messages, ok = [], True
@@ -163,6 +150,8 @@ class ToolEpisode:
         state = state_of(self._world)
         calls = self._calls(state)[:_OFFERED]
         answers = [text for text in dict.fromkeys(reversed(self._shown)) if len(text) <= _ANSWER][:_ANSWERS]
+        if self._rules.spoken:
+            return (*(Action(calls=(call,)) for call in calls), *map(Action, answers), Action())
         ending, parameter = self._rules.ending.name, self._rules.ending.first
         ends = [Call(ending, {parameter: text}) for text in answers] if parameter is not None else []
         return tuple(Action(calls=(call,)) for call in (*calls, *ends, Call(ending)))
@@ -209,7 +198,7 @@ class ToolEpisode:
 
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending
-        if call.name != ending.name:
+        if call.name != ending.name or self._rules.spoken:
             text = perform(self._rules.tools, self._world, call)
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
@@ -265,6 +254,11 @@ class ToolEpisode:
             if isinstance(copied, Closes):
                 copied.close()
         return True
+
+
+def spoken_answer(action: Action) -> str | None:
+    """The answer in an action without calls: its text without a thought, None where there is none."""
+    return action.text.rpartition("</think>")[2].strip() or None
 
 
 def same_answer(given: str | None, expected: str) -> bool:

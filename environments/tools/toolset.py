@@ -63,15 +63,16 @@ class Tool:
         return _text(self.name, result)
 
 
-def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]]) -> dict[str, Tool]:
-    """The tools by name. Raises ValueError for one that cannot be read, for two of one name, and for none at all."""
+def toolset(tools: Iterable[Callable[..., Any] | Mapping[str, Any]], *, none: bool = False) -> dict[str, Tool]:
+    """The tools by name. Raises ValueError for one that cannot be read, for two of one name, and for no tool at all
+    unless `none` allows that."""
     found: dict[str, Tool] = {}
     for number, one in enumerate(tools, 1):
         tool = _of_document(one, number) if isinstance(one, Mapping) else _of_function(one, number)
         if tool.name in found:
             raise ValueError(f"two tools are called {tool.name!r}; give each a name of its own")
         found[tool.name] = tool
-    if not found:
+    if not found and not none:
         raise ValueError("there are no tools; expected functions, or documents with name and parameters")
     return found
 

@@ -190,7 +190,8 @@ def test_an_environment_of_the_repository_comes_first(outside):
     [
         (
             ["lihgts"],
-            "environment 'lihgts' not found; available: alfworld, appworld, bfcl, desk, mcp, scienceworld, tau2",
+            "environment 'lihgts' not found; available: alfworld, appworld, bfcl, desk, mcp, openenv, "
+            "scienceworld, tau2, verifiers",
         ),
         (["dsk"], "did you mean desk?"),
         (["house.cellar"], "no module 'house.cellar'"),

@@ -1,0 +1,74 @@
+"""The source of episodes, as it runs in a worker inside the package's own virtual environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action, Call, Task, Triplet
+from environments.tools.in_worker import actions_of, function_of
+
+NAME = "openenv"
+# The tool of environments/tools that ends an episode.
+_ENDING = "finish"
+
+
+class Sessions:
+    """Episodes and official tasks; wording and verdicts by replay are made outside of the worker."""
+
+    name = NAME
+
+    def __init__(
+        self,
+        made_by: str,
+        path: Sequence[str],
+        arguments: Mapping[str, Any],
+        action: str,
+        resets: Sequence[Mapping[str, Any]] | str,
+        evaluation: Sequence[Mapping[str, Any]] | str,
+        query: str,
+        reward: str,
+        full: float,
+        state: str,
+        ignore: Sequence[str],
+        solution: str,
+    ):
+        sys.path += path
+        from environments.openenv.session import Made, SessionEpisode
+
+        made = Made(function_of(made_by), arguments, function_of(action))
+        made.examine()
+        self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state), ignore)
+        solve = function_of(solution)
+        train, held_out = (_tasks(query, made.resets(given), solve) for given in (resets, evaluation))
+        if shared := {task.id for task in train} & {task.id for task in held_out}:
+            raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")
+        self._splits = {"train": train, "dev": held_out, "eval": held_out}
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        return self._splits[split][:count]
+
+    def start(self, task: Task) -> Any:
+        return self._opened(task.setup)
+
+    def phrase(self, steps: Sequence[Triplet]) -> str | None:
+        return None
+
+
+make = Sessions
+
+
+def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
+    """The official task of each reset. Raises ValueError where there is no reset that differs from the others."""
+    made = {}
+    for reset in resets:
+        actions = actions_of(solution(dict(reset))) if solution else ()
+        if actions and (not actions[-1].calls or actions[-1].calls[0].name != _ENDING):
+            actions = (*actions, Action(calls=(Call(_ENDING),)))
+        task = Task(NAME, query, dict(reset), actions)
+        made[task.id] = task
+    return tuple(made.values())

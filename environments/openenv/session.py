@@ -1,0 +1,213 @@
+"""One environment of the installed package, in this process, as its server would serve it to one client."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.mcp_environment import MCPEnvironment
+from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
+from openenv.core.env_server.serialization import deserialize_action, serialize_observation
+from openenv.core.env_server.types import Action as PackageAction
+from openenv.core.rubrics import LLMJudge
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from cojax.types import Action, Call, Evaluation, Message, Observation
+from environments.tools.in_worker import Opening, share_of
+
+# The tool of an environment whose actions are no calls of tools.
+ACT = "act"
+_NO_STATE = "its state holds nothing but {}"
+# The most characters of an answer.
+_ANSWER = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """How environments are made: a class or function, its arguments, and the class of the actions, if it was named."""
+
+    by: Any
+    arguments: Mapping[str, Any]
+    named: Any
+
+    def __call__(self) -> Environment:
+        """A fresh environment. Raises ValueError for what is none."""
+        made = self.by(**self.arguments)
+        if not isinstance(made, Environment):
+            raise ValueError(f"{self.by!r:.100} makes {type(made).__name__}; expected an Environment of openenv")
+        return made
+
+    def examine(self) -> None:
+        """Raises ValueError for an environment that has no counterpart here."""
+        made = self()
+        self.action(made)
+        rubric = made.rubric
+        judges = (
+            [one for one in (rubric, *(found for _, found in rubric.named_rubrics())) if isinstance(one, LLMJudge)]
+            if rubric
+            else []
+        )
+        if judges:
+            raise ValueError(
+                "its rubric asks a model over a network, and so gives no verifiable reward; see docs/openenv.md"
+            )
+        made.close()
+
+    def action(self, made: Environment) -> type[PackageAction]:
+        """The class of the environment's actions. Raises ValueError where it cannot be known."""
+        if self.named is not None:
+            return self.named
+        if isinstance(made, MCPEnvironment):
+            return CallToolAction
+        for kind in type(made).__mro__:
+            for base in vars(kind).get("__orig_bases__", ()):
+                for one in get_args(base):
+                    if isinstance(one, type) and issubclass(one, PackageAction):
+                        return one
+        raise ValueError(
+            f"the actions of {type(made).__name__} are unknown; name their class: action=package.module:Class"
+        )
+
+    def resets(self, given: Sequence[Mapping[str, Any]] | str) -> list[Mapping[str, Any]]:
+        """The arguments of each reset: as given, or of each task of the split that is named. Raises ValueError."""
+        if not isinstance(given, str):
+            return list(given)
+        if not given:
+            return []
+        made = self()
+        try:
+            return [{"split": given, "index": index} for index in range(made.num_tasks(given))]
+        except (AttributeError, KeyError, ValueError) as error:
+            raise ValueError(f"{type(made).__name__} has no split {given!r} of its own: {error!r}") from error
+        finally:
+            made.close()
+
+
+class SessionEpisode:
+    """An episode. `read`, environment → JSON, adds to its state, without the keys that `ignore` names."""
+
+    def __init__(
+        self,
+        made: Made,
+        reset: Mapping[str, Any],
+        reward: str,
+        full: float,
+        read: Callable[..., Any] | None,
+        ignore: Sequence[str],
+    ) -> None:
+        self._environment = made()
+        self._kind = made.action(self._environment)
+        self._reset, self._read, self._ignore = reset, read, set(ignore)
+        self._reward, self._full = reward, full
+        self._rewards: list[float] = []
+        self._runner = asyncio.Runner()
+        self._documents: tuple[Mapping[str, Any], ...] = ()
+
+    def reset(self) -> tuple[Message, ...]:
+        shown = self._made("reset", **self._reset)
+        self._documents = self._tools()
+        text = _written(self._seen(shown))
+        lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
+        return (
+            Message("system", Opening(f"At the start the environment shows {text}" if text else "", lacks).written()),
+        )
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return self._documents
+
+    def step(self, action: Action) -> Observation:
+        """Takes a step for each call. The role of a message is "user" for an error."""
+        messages, done = [], False
+        for call in action.calls:
+            if done:
+                messages.append(Message("user", "the episode is over"))
+                continue
+            text, worked, done = self._step(call)
+            messages.append(Message("tool" if worked else "user", text[:_ANSWER]))
+        return Observation(tuple(messages), done=done)
+
+    def state(self) -> Mapping[str, Any]:
+        """The environment's state, and what the reader adds."""
+        held = self._environment.state.model_dump(mode="json")
+        own = {name: value for name, value in held.items() if name not in self._ignore}
+        return own if self._read is None else {**own, "read": to_jsonable_python(self._read(self._environment))}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
+        total = sum(self._rewards) if self._reward == "sum" else self._rewards[-1] if self._rewards else 0.0
+        share = share_of(total, self._full)
+        return Evaluation(share, (), share)
+
+    def close(self) -> None:
+        """Nothing: the environment ends with its process."""
+
+    def _made(self, name: str, *arguments: Any, **named: Any) -> Any:
+        """The observation of a step or a reset: by its own asynchronous form if it has one, as its server does."""
+        own = f"{name}_async"
+        kind = type(self._environment)
+        if vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one)):
+            return self._runner.run(self._environment.__getattribute__(own)(*arguments, **named))
+        return self._environment.__getattribute__(name)(*arguments, **named)
+
+    def _tools(self) -> tuple[Mapping[str, Any], ...]:
+        if self._kind is not CallToolAction:
+            schema = self._kind.model_json_schema()
+            parameters = {key: value for key, value in schema.items() if key not in ("title", "description")}
+            parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
+            return (_document(ACT, schema.get("description", "") if self._kind.__doc__ else "", parameters),)
+        listed = self._made("step", ListToolsAction())
+        return tuple(_document(tool.name, tool.description, tool.input_schema) for tool in listed.tools)
+
+    def _step(self, call: Call) -> tuple[str, bool, bool]:
+        """What a call shows, whether it worked, and whether the episode is over."""
+        if self._kind is CallToolAction:
+            given = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
+        elif call.name == ACT:
+            given = dict(call.arguments)
+        else:
+            return f"there is no tool {call.name!r:.100}", False, False
+        try:
+            shown = self._made("step", deserialize_action(given, self._kind))
+        except ValidationError as error:
+            places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+            return "; ".join(places), False, False
+        self._rewards.append(float(shown.reward or 0.0))
+        if self._kind is not CallToolAction:
+            return _written(self._seen(shown)), True, bool(shown.done)
+        if shown.error is not None:
+            return shown.error.message, False, bool(shown.done)
+        return _text_of(shown.result), not _failed(shown.result), bool(shown.done)
+
+    def _seen(self, shown: Any) -> dict[str, Any]:
+        """An observation without its reward, which is for training, and without what is empty."""
+        seen = serialize_observation(shown)["observation"]
+        return {name: value for name, value in seen.items() if value not in (None, {}, [])}
+
+
+def _document(name: str, description: str, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _written(seen: Any) -> str:
+    """An observation as text: itself where it is one text, else JSON."""
+    if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
+        return only
+    return json.dumps(to_jsonable_python(seen), ensure_ascii=False) if seen else ""
+
+
+def _text_of(result: Any) -> str:
+    """The answer of a tool: the text of its result's content."""
+    blocks = to_jsonable_python(result.content)
+    return "\n".join(block.get("text", "") or json.dumps(block) for block in blocks)
+
+
+def _failed(result: Any) -> bool:
+    return bool(result.is_error)

@@ -1,0 +1,39 @@
+"""What a world may have besides its state and its calls."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from cojax.types import Action
+
+
+@runtime_checkable
+class EndsItself(Protocol):
+    """A world that may end the episode by itself."""
+
+    def over(self) -> bool:
+        """Whether the episode has ended."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A world that holds something to be freed."""
+
+    def close(self) -> None:
+        """Frees it. The world is not used any more."""
+
+
+@runtime_checkable
+class Introduces(Protocol):
+    """A world that shows something at first."""
+
+    def introduction(self) -> str:
+        """What it shows, beside the query."""
+
+
+@runtime_checkable
+class Listens(Protocol):
+    """A world that is told all that the actor writes."""
+
+    def listen(self, action: Action) -> None:
+        """Hears an action before its calls are made one by one."""

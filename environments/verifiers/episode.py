@@ -1,0 +1,186 @@
+"""One rollout of a task by the package's own parts: its trace, its tools, its stops, its rewards.
+
+The package would start servers and a harness, which speak over a network. Here the policy has the harness's part, and
+the tools are called directly; `RolloutEpisode` does what the package's Rollout and its harness `null` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import verifiers.v1 as vf
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from verifiers.v1 import graph
+from verifiers.v1.runtimes import SubprocessConfig, make_runtime
+from verifiers.v1.state import state_cls
+from verifiers.v1.utils.decorators import invoke
+
+from cojax.types import Action, Call, Check, Evaluation, Message, Observation
+from environments.tools.in_worker import Opening, share_of
+from environments.verifiers.taskset import Row, own_state, qualified, query_of, served, system_of
+
+_NO_STATE = "the taskset declares no State of its own"
+_NO_TOOLS = "the taskset has no tools"
+# The most characters of a tool's answer.
+_ANSWER = 200_000
+
+
+class RolloutEpisode:
+    """An episode of one task. `read`, (trace, toolsets) → JSON, adds to its state; `full` is the reward of success."""
+
+    def __init__(self, row: Row, read: Callable[..., Any] | None, full: float) -> None:
+        self._row, self._task, self._read, self._full = row, row.task, read, full
+        task = self._task
+        self._trace = vf.Trace(
+            task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            state=state_cls(type(task))(),
+            agent=vf.AgentInfo(config=vf.AgentConfig()),
+        )
+        self._runner = asyncio.Runner()
+        self._runtime = make_runtime(SubprocessConfig(), name=self._trace.id)
+        self._messages: list[Any] = []
+        self._tools: dict[str, tuple[MCPServer, str]] = {}
+        self._toolsets: list[Any] = []
+        self._documents: list[Any] = []
+        self._numbers = itertools.count(1)
+        self._verdict: Evaluation | None = None
+
+    def reset(self) -> tuple[Message, ...]:
+        self._runner.run(self._open())
+        system = system_of(self._task)
+        self._messages = [vf.SystemMessage(content=system)] if system else []
+        self._messages.append(vf.UserMessage(content=query_of(self._task)))
+        lacks = "" if self._read else _NO_TOOLS if not self._tools else "" if own_state(self._task) else _NO_STATE
+        return (Message("system", Opening(system, lacks).written()),)
+
+    def tools(self) -> tuple[Mapping[str, Any], ...]:
+        return ()
+
+    def step(self, action: Action) -> Observation:
+        """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
+        return self._runner.run(self._turn(action))
+
+    def state(self) -> Mapping[str, Any]:
+        """The taskset's own state, and what the reader adds; nothing where there is none."""
+        own = self._trace.state.model_dump(mode="json", exclude={"artifacts"})
+        if self._read is None:
+            return own
+        return {**own, "read": self._read(self._trace, list(self._toolsets))}
+
+    def affordances(self) -> tuple[Action, ...]:
+        return ()
+
+    def evaluate(self) -> Evaluation:
+        """The taskset's rewards, over the reward of success, as a number in [0, 1]. Scored once."""
+        if self._verdict is None:
+            self._runner.run(self._score())
+            rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
+            checks = tuple(Check(name, one.score >= 1.0) for name, one in rewards.items())
+            share = share_of(self._trace.reward, self._full)
+            self._verdict = Evaluation(share, checks, share)
+        return self._verdict
+
+    def close(self) -> None:
+        """Nothing: the episode ends with its process."""
+
+    async def _open(self) -> None:
+        await self._runtime.start()
+        await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
+        for toolset, own in self._row.source.toolsets(self._task):
+            if toolset.config.url or toolset.config.runtime.type != "subprocess":
+                raise ValueError(
+                    f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
+                )
+            self._share_state(toolset)
+            await toolset.setup()
+            if own:
+                await toolset.setup_task(self._task.data)
+            self._toolsets.append(toolset)
+            server = served(toolset)
+            for tool in await server.list_tools():
+                name = qualified(toolset, tool.name)
+                self._tools[name] = (server, tool.name)
+                self._documents.append(
+                    vf.Tool(name=name, description=tool.description or "", parameters=tool.input_schema)
+                )
+
+    def _share_state(self, toolset: Any) -> None:
+        """Has the toolset read and write the trace's state directly, and not through the package's HTTP channel."""
+        adapter, trace = toolset._state_adapter, self._trace
+
+        async def pull() -> Any:
+            return adapter.validate_json(trace.state.model_dump_json())
+
+        async def push(before: bytes) -> None:
+            if (after := adapter.dump_json(toolset.state)) != before:
+                trace.state = type(trace.state).model_validate_json(after)
+
+        toolset._pull_state, toolset._push_state = pull, push
+
+    async def _turn(self, action: Action) -> Observation:
+        calls = [(f"call_{next(self._numbers)}", call) for call in action.calls]
+        self._commit(action, calls)
+        answers = [(await self._answer(call), number, call) for number, call in calls]
+        for (text, _), number, call in answers:
+            self._messages.append(vf.ToolMessage(tool_call_id=number, content=text, name=call.name))
+        if action.error and not calls:
+            self._messages.append(vf.UserMessage(content=f"error: {action.error}"))
+        messages = tuple(Message("tool" if worked else "user", text) for (text, worked), _, _ in answers)
+        return Observation(messages, done=await self._stopped())
+
+    def _commit(self, action: Action, calls: list[tuple[str, Call]]) -> None:
+        """Adds the action to the trace as the reply of a model, its thought apart."""
+        thought, _, text = action.text.rpartition("</think>")
+        made = [
+            vf.ToolCall(id=number, name=call.name, arguments=json.dumps(dict(call.arguments))) for number, call in calls
+        ]
+        said = text.partition("<tool_call>")[0].strip() if made else text.strip()
+        message = vf.AssistantMessage(
+            content=said, reasoning_content=thought.replace("<think>", "").strip() or None, tool_calls=made or None
+        )
+        turn = graph.prepare_turn(self._trace, list(self._messages), self._documents)
+        turn.commit(
+            vf.Response(
+                id=self._trace.id,
+                created=0,
+                model="policy",
+                message=message,
+                finish_reason="tool_calls" if made else "stop",
+            )
+        )
+        self._messages.append(message)
+
+    async def _answer(self, call: Call) -> tuple[str, bool]:
+        """The answer to a call, and whether it worked."""
+        if call.name not in self._tools:
+            return f"error: unknown tool {call.name!r:.100}", False
+        server, name = self._tools[call.name]
+        try:
+            result = await server.call_tool(name, dict(call.arguments))
+        except ToolError as error:
+            return str(error)[:_ANSWER], False
+        blocks = [block.text if block.type == "text" else str(block) for block in result.content]
+        return "\n".join(blocks)[:_ANSWER], not result.is_error
+
+    async def _stopped(self) -> bool:
+        """Whether a stop of the task ends the rollout, as the package asks before each turn."""
+        for stop in self._task.hooks("stop"):
+            found = invoke(stop, {vf.Trace: self._trace})
+            if await found if inspect.isawaitable(found) else found:
+                graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
+                self._trace.stop(stop.__name__)
+                return True
+        return False
+
+    async def _score(self) -> None:
+        """Ends the rollout and scores it. Raises what the taskset raises."""
+        self._trace.is_completed = True
+        await invoke(self._task.finalize, {"trace": self._trace, "runtime": self._runtime})
+        await self._task.score(self._trace, self._runtime)
+        self._trace.ok = True

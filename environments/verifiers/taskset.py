@@ -1,0 +1,185 @@
+"""A taskset of the installed package: its tasks and tools. What has no counterpart here is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import verifiers.v1 as vf
+from mcp.server.mcpserver import MCPServer
+from verifiers.v1.session import hook_boundary
+from verifiers.v1.state import state_cls
+from verifiers.v1.types import content_text
+from verifiers.v1.utils.decorators import discover_decorated
+from verifiers.v1.utils.loaders import default_harness_id
+
+from cojax.types import Action, Task, content_hash
+from environments.tools.in_worker import actions_of
+
+NAME = "verifiers"
+# The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
+_PLAIN = "bash"
+# Of a taskset without evaluation tasks, one task in so many is held out, in halves for dev and eval.
+_HELD_OUT = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A loaded taskset and its tasks."""
+
+    taskset: Any
+    tasks: Sequence[Any]
+
+    @classmethod
+    def of(cls, module: str, arguments: Mapping[str, Any], most: int) -> Source:
+        """At most `most` tasks. Raises ValueError for a taskset that has no counterpart here, or no tasks."""
+        made = vf.taskset_config_type(module).model_validate({**arguments, "id": module})
+        if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
+            raise _unmapped(module, f"its environment {kind.__name__} plays agents of its own against the policy")
+        if (harness := default_harness_id(module)) != _PLAIN:
+            raise _unmapped(module, f"the harness {harness!r} that it brings runs the agent itself")
+        taskset = vf.load_taskset(made)
+        tasks = list(taskset.take(most))
+        if not tasks:
+            raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
+        _examine(module, tasks[0])
+        for task in tasks:
+            _examine_data(module, task)
+        return cls(taskset, tasks)
+
+    def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
+        """The toolsets of an episode, each with whether it is the task's own."""
+        shared = type(self.taskset).toolsets(self.taskset.config)
+        return [*((one, False) for one in shared), *((one, True) for one in task.toolsets(task.config))]
+
+    def documents(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools of each task, in OpenAI function format. Raises ValueError for two of one name."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for toolset, _ in self.toolsets(self.tasks[0]):
+            for tool in asyncio.run(served(toolset).list_tools()):
+                name = qualified(toolset, tool.name)
+                if name in found:
+                    raise ValueError(f"two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own")
+                document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
+                found[name] = {"type": "function", "function": document}
+        return tuple(found.values())
+
+
+def served(toolset: Any) -> MCPServer:
+    """The toolset's tools as the server that the package would start for it, without its port."""
+    server = MCPServer(toolset.server_name or type(toolset).__name__)
+    toolset.register(server)
+    return server
+
+
+def qualified(toolset: Any, name: str) -> str:
+    """The name by which a model calls a tool of the toolset."""
+    return f"{toolset.server_name}_{name}" if toolset.server_name else name
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A task of a source, as an episode plays it."""
+
+    source: Source
+    task: Any
+
+
+def divided(
+    train: Source, held_out: Source | None, solution: Callable[..., Any] | None
+) -> tuple[dict[str, tuple[Task, ...]], Callable[[Mapping[str, Any]], Row]]:
+    """The tasks of each split, and the row that a setup names.
+
+    The tasks of `held_out` are those of eval, and the first of them those of dev. Without it a fifth of the tasks, by a
+    hash of each, is divided between both.
+    """
+    sources = {"train": train, **({"eval": held_out} if held_out else {})}
+    made: dict[str, list[Task]] = {"train": [], "dev": [], "eval": []}
+    for name, source in sources.items():
+        for index, row in enumerate(source.tasks):
+            task = _task(name, index, row, solution)
+            split = name
+            if held_out is None:
+                place = int(content_hash(["held out", row.key]), 16) % (2 * _HELD_OUT)
+                split = "dev" if place == 0 else "eval" if place == 1 else "train"
+            made[split].append(task)
+    if held_out is not None:
+        made["dev"] = made["eval"]
+    if not made["train"]:
+        made = {"train": [*made["dev"], *made["eval"]], "dev": [], "eval": []}
+    distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in made.items()}
+    taken = {task.query for split in ("dev", "eval") for task in distinct[split]}
+    distinct["train"] = tuple(task for task in distinct["train"] if task.query not in taken) or distinct["train"]
+
+    def row_of(setup: Mapping[str, Any]) -> Row:
+        """Raises ValueError for a setup that names no task."""
+        source, index = sources.get(setup.get("of", "")), setup.get("task")
+        if source is None or not isinstance(index, int) or not 0 <= index < len(source.tasks):
+            raise ValueError(f"the setup is {dict(setup)!r:.200}; expected a task of {', '.join(sources)}")
+        return Row(source, source.tasks[index])
+
+    return distinct, row_of
+
+
+def system_of(task: Any) -> str:
+    """The system message of a task, "" where it has none."""
+    prompt = task.data.prompt
+    said = [content_text(one.content) for one in prompt[:-1]] if isinstance(prompt, list) else []
+    return "\n\n".join(filter(None, [task.data.system_prompt or "", *said]))
+
+
+def query_of(task: Any) -> str:
+    """What the user asks for."""
+    prompt = task.data.prompt
+    return prompt if isinstance(prompt, str) else content_text(prompt[-1].content)
+
+
+def own_state(task: Any) -> bool:
+    """Whether the taskset declares a state of its own."""
+    return bool(set(state_cls(type(task)).model_fields) - set(vf.State.model_fields))
+
+
+def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None) -> Task:
+    actions = actions_of(solution(row.data)) if solution else ()
+    if actions and actions[-1].calls:
+        actions = (*actions, Action())
+    return Task(NAME, query_of(row), {"of": source, "task": index}, actions)
+
+
+def _examine(module: str, task: Any) -> None:
+    """Raises ValueError for what all tasks of the taskset have and has no counterpart here."""
+    if task.NEEDS_CONTAINER:
+        raise _unmapped(module, "its tasks need a container")
+    if found := discover_decorated(task, "intercept"):
+        raise _unmapped(module, f"{found[0].__name__} rewrites messages: what was sampled would not be what is learned")
+    for stop in task.hooks("stop"):
+        if hook_boundary(stop, allow_trace=True) is not vf.Trace:
+            raise _unmapped(
+                module, f"the stop {stop.__name__} reads requests or responses of a model; expected a Trace"
+            )
+    if task.config.judges:
+        raise _unmapped(module, "its judges ask a model over a network, and so have no verifiable reward")
+
+
+def _examine_data(module: str, task: Any) -> None:
+    """Raises ValueError for a single task that has no counterpart here."""
+    data = task.data
+    named = f"task {data.idx}"
+    if data.image or data.agent_user or data.skills:
+        raise _unmapped(module, f"{named} needs an image, a user or skills of a container")
+    if not data.prompt:
+        raise _unmapped(module, f"{named} has no prompt: its user, a model, opens the conversation")
+    if isinstance(data.prompt, list):
+        if [one.role for one in data.prompt] != ["system"] * (len(data.prompt) - 1) + ["user"]:
+            raise _unmapped(
+                module, f"the prompt of {named} is a conversation; expected system messages and one of a user"
+            )
+        for one in data.prompt:
+            if not isinstance(one.content, str) and any(part.type != "text" for part in one.content):
+                raise _unmapped(module, f"the prompt of {named} holds images; a policy reads text alone")
+
+
+def _unmapped(module: str, reason: str) -> ValueError:
+    return ValueError(f"the taskset {module!r} cannot be played here: {reason}; see docs/verifiers.md")

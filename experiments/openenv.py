@@ -1,0 +1,38 @@
+"""An environment of the package `openenv`, with the paper's settings.
+
+    python -m environments.install openenv
+    python -m experiments.run --config=experiments/openenv.py --config.environment.module=my_env:MyEnvironment \\
+        --config.environment.path=FOLDER --config.model.path=models/Qwen3-4B
+
+docs/openenv.md describes the settings. Where the state can be compared, the run trains on tasks that are found with the
+tools and proved by execution. Where it cannot, it trains on the environment's own tasks and synthesizes nothing:
+--config.evolve=none says so, and without it the run ends in its first seconds.
+
+The same command with a small policy from scratch, on two CPU cores, in some minutes; where the tasks bring no solutions
+to learn from, it needs --config.warm_start.steps=0:
+
+    python -m experiments.run --config=experiments/openenv.py --config.environment.module=my_env:MyEnvironment \\
+        --config.environment.path=FOLDER --config.policy=tiny --config.steps=2
+
+Hardware: as the model needs it. Expected: nothing is measured, as it depends on the environment.
+"""
+
+from __future__ import annotations
+
+from ml_collections import ConfigDict
+
+from experiments import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.workdir = "runs/openenv"
+    config.environment.name = "openenv"
+    config.policy = "qwen3-4b"
+    config.engine.name = "sglang"  # a small policy's preset samples in this process
+    config.engine.max_length = 16_384
+    config.learner.row_length = 16_384
+    config.learner.micro_rows = 1
+    config.explorer.width = 4  # every episode is a process
+    config.evaluation.tasks = 200
+    return config
