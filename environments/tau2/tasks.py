@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,10 @@ from cojax.types import Action, Call, Task, canonical
 NAME = "tau2"
 # The official tool that ends an episode of the solo mode, and one of ours for domains without a solo mode.
 ENDING, REPLY = "done", "reply"
+# In the setup of an official task that is a conversation: the task's official id.
+CUSTOMER = "customer"
+# Said at the end of a conversation in which the customer asked to know nothing.
+_NOTHING_LEFT = "That is done. Is there anything else?"
 
 
 def task_of(domain: str, record: Mapping[str, Any]) -> Task:
@@ -27,6 +32,21 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
         record.get("ticket") or _request(record["user_scenario"]["instructions"]),
         setup_of(domain, record),
         (*actions, Action(calls=(Call(ENDING),))),
+    )
+
+
+def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
+    """The task of an official record as a conversation, whose solution ends with words for the customer.
+
+    The customer is expected to end it then. The query is the same as in writing, but no agent sees it.
+    """
+    task = task_of(domain, record)
+    told = ", ".join(record["evaluation_criteria"].get("communicate_info") or ())
+    calls = [action for action in task.solution if action.calls[0].name not in (ENDING, REPLY)]
+    return dataclasses.replace(
+        task,
+        setup={**task.setup, CUSTOMER: record["id"]},
+        solution=(*calls, Action(told or _NOTHING_LEFT)),
     )
 
 
