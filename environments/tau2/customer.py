@@ -13,7 +13,6 @@ from cojax.openai_api.client import ApiClient
 
 # Tokens that a reply may have, of which a thought may take most; the most characters of what the customer says.
 _TOKENS, _LONGEST = 2_048, 10_000
-_ATTEMPTS = 4
 
 
 def address(url: str, model: str) -> Address:
@@ -24,14 +23,14 @@ def address(url: str, model: str) -> Address:
 class Customer:
     """The customer's side of conversations, by `model` at `url`; any number of threads may call it.
 
-    A reply takes at most `deadline` seconds and four requests. Raises ValueError for an invalid address, deadline or
-    key.
+    A reply takes at most `deadline` seconds and `attempts` requests. Raises ValueError for an invalid address,
+    deadline or key.
     """
 
-    def __init__(self, url: str, model: str, deadline: float = 120.0) -> None:
+    def __init__(self, url: str, model: str, deadline: float = 120.0, *, attempts: int = 4) -> None:
         if not 0 < deadline < math.inf:
             raise ValueError(f"environment.user_deadline is {deadline}; expected seconds above 0")
-        self._address, self._deadline = address(url.rstrip("/"), model), deadline
+        self._address, self._deadline, self._attempts = address(url.rstrip("/"), model), deadline, attempts
         self._api = ApiClient(self._address)
         self._down = ""  # why no further request can succeed
 
@@ -63,7 +62,7 @@ class Customer:
             return self._api.chat(body, max(0.1, until - time.monotonic()), self._words)
 
         try:
-            return with_retries(attempt, _ATTEMPTS, lambda: until - time.monotonic(), time.sleep)
+            return with_retries(attempt, self._attempts, lambda: until - time.monotonic(), time.sleep)
         except CallFailed as failed:
             reason = f"the customer at {self._address.url} does not answer: {failed.reason}"
             if failed.kind == "unauthorised":
