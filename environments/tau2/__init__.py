@@ -82,7 +82,7 @@ def make(
     `user_deadline` seconds what the customer says next. Raises ValueError for settings that contradict each other, and
     InstallError where `python -m environments.install tau2` was not run.
     """
-    examine(domain=domain, user=user, user_url=user_url, user_model=user_model)
+    examine(domain=domain, user=user, user_url=user_url, user_model=user_model, user_deadline=user_deadline)
     environment = isolate(
         "environments.tau2.inside",
         python=interpreter("tau2", RECIPE),
@@ -103,7 +103,13 @@ def make(
 
 
 def examine(
-    *, domain: str = "telecom", user: str = "written", user_url: str = "", user_model: str = "", **others: Any
+    *,
+    domain: str = "telecom",
+    user: str = "written",
+    user_url: str = "",
+    user_model: str = "",
+    user_deadline: float = 120.0,
+    **others: Any,
 ) -> None:
     """Raises ValueError for settings of the user that contradict each other, or that may hold a secret."""
     if user not in _USERS:
@@ -120,4 +126,4 @@ def examine(
         )
     from environments.tau2.customer import address
 
-    address(user_url, user_model)
+    address(user_url, user_model, user_deadline)

@@ -15,9 +15,12 @@ from cojax.openai_api.client import ApiClient
 _TOKENS, _LONGEST = 2_048, 10_000
 
 
-def address(url: str, model: str) -> Address:
-    """Where the customer's model is. Raises ValueError for what cannot be an address, or an empty model."""
-    return Address(url, model, "environment.user_url", "environment.user_model")
+def address(url: str, model: str, deadline: float) -> Address:
+    """Where the customer's model is. Raises ValueError for what cannot be an address, an empty model, a deadline that
+    cannot be kept."""
+    if not 0 < deadline < math.inf:
+        raise ValueError(f"environment.user_deadline is {deadline}; expected seconds above 0")
+    return Address(url.rstrip("/"), model, "environment.user_url", "environment.user_model")
 
 
 class Customer:
@@ -28,9 +31,8 @@ class Customer:
     """
 
     def __init__(self, url: str, model: str, deadline: float = 120.0, *, attempts: int = 4) -> None:
-        if not 0 < deadline < math.inf:
-            raise ValueError(f"environment.user_deadline is {deadline}; expected seconds above 0")
-        self._address, self._deadline, self._attempts = address(url.rstrip("/"), model), deadline, attempts
+        self._address = address(url, model, deadline)
+        self._deadline, self._attempts = deadline, attempts
         self._api = ApiClient(self._address)
         self._down = ""  # why no further request can succeed
 

@@ -1,4 +1,4 @@
-"""The explorer's model, embeddings, evaluations and simulated customers keep the same bounds, whatever an endpoint does."""
+"""The explorer's model, embeddings, evaluations, simulated customers: the same bounds, whatever an endpoint does."""
 
 import email.utils
 import threading

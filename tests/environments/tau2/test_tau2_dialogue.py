@@ -1,7 +1,8 @@
 """Conversations with a customer behind a real endpoint on loopback; the world is a small shop of this file."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,9 +23,7 @@ from environments.tau2.official_texts import Texts
 from environments.tools import ToolEnvironment
 from environments.tools.toolset import toolset
 
-TEXTS = Texts(
-    "Serve.", "{agent_instruction} {domain_policy}", "Good day!", "Play: {instructions}", ("#STOP#", "#GONE#")
-)
+TEXTS = Texts("Serve.", "{agent_instruction}", "Good day!", "Play: {instructions}", ("#STOP#", "#GONE#"))
 REFUND = {"name": "refund", "description": "", "parameters": {"properties": {"order": {"type": "string"}}}}
 TASK = Task("shop", "A written request.", {"customer": "7"})
 PAY = Action("Let me see.", (Call("refund", {"order": "W1"}),))
@@ -152,7 +151,8 @@ def test_a_customer_who_leaves_at_once_ends_the_episode_before_any_call() -> Non
     played = Played(in_turn(STOP), PAY, PAY)
     assert played.shown == ["error: the customer has ended the conversation"]
     assert played.trajectory.outcome == "finished"
-    assert played.world is not None and played.world.refunded == []
+    assert played.world is not None
+    assert played.world.refunded == []
 
 
 def test_an_agent_can_neither_stop_nor_speak_for_the_customer() -> None:
@@ -302,24 +302,21 @@ def test_a_task_without_a_customer_is_played_as_before() -> None:
 MODEL = {"user": "model", "user_url": "http://127.0.0.1:9/v1", "user_model": "m"}
 
 
-@pytest.fixture(params=["load", "examine"])
-def refuses(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
-    def refused(**settings: Any) -> str:
-        with pytest.raises(ValueError) as caught:
-            if request.param == "load":
-                environments.load("tau2", **settings)
-            else:
-                environments.examine("tau2", settings)
-        return str(caught.value)
-
-    yield refused
-
-
-def test_settings_that_contradict_each_other_are_refused_at_once(refuses: Callable[..., str]) -> None:
-    assert "telecom is played in solo mode, without a user" in refuses(**MODEL)
-    retail = {"domain": "retail", **MODEL}
-    assert "environment.user_url is ''; expected an address" in refuses(**{**retail, "user_url": ""})
-    assert "environment.user_url holds credentials" in refuses(**{**retail, "user_url": "http://me:pw@host/v1"})
-    assert "environment.user_model is empty" in refuses(**{**retail, "user_model": ""})
-    assert "environment.user is 'robot'; expected one of written, model" in refuses(**{**retail, "user": "robot"})
-    assert "environment.user_model is given, but environment.user is written" in refuses(user_model="m")
+@pytest.mark.parametrize("make", [environments.load, lambda name, **given: environments.examine(name, given)])
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (MODEL, "telecom is played in solo mode, without a user"),
+        ({"domain": "retail", **MODEL, "user_url": ""}, "environment.user_url is ''; expected an address"),
+        ({"domain": "retail", **MODEL, "user_url": "http://me:pw@host/v1"}, "environment.user_url holds credentials"),
+        ({"domain": "retail", **MODEL, "user_model": ""}, "environment.user_model is empty"),
+        ({"domain": "retail", **MODEL, "user_deadline": 0.0}, "environment.user_deadline is 0.0; expected seconds"),
+        ({"domain": "retail", **MODEL, "user": "robot"}, "environment.user is 'robot'; expected one of written, model"),
+        ({"user_model": "m"}, "environment.user_model is given, but environment.user is written"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused_at_once(
+    make: Callable[..., Any], settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        make("tau2", **settings)
