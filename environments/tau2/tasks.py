@@ -14,8 +14,6 @@ NAME = "tau2"
 ENDING, REPLY = "done", "reply"
 # In the setup of an official task that is a conversation: the task's official id.
 CUSTOMER = "customer"
-# Said at the end of a conversation in which the customer asked to know nothing.
-_NOTHING_LEFT = "That is done. Is there anything else?"
 
 
 def task_of(domain: str, record: Mapping[str, Any]) -> Task:
@@ -36,18 +34,13 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
 
 
 def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
-    """The task of an official record as a conversation, whose solution ends with words for the customer.
+    """The task of an official record as a conversation.
 
-    The customer is expected to end it then. The query is the same as in writing, but no agent sees it.
+    It has no solution to be replayed, as the customer decides how it ends. The query is the same as in writing, so that
+    no other task is worded alike, but no agent sees it.
     """
     task = task_of(domain, record)
-    told = ", ".join(record["evaluation_criteria"].get("communicate_info") or ())
-    calls = [action for action in task.solution if action.calls[0].name not in (ENDING, REPLY)]
-    return dataclasses.replace(
-        task,
-        setup={**task.setup, CUSTOMER: record["id"]},
-        solution=(*calls, Action(told or _NOTHING_LEFT)),
-    )
+    return dataclasses.replace(task, setup={**task.setup, CUSTOMER: record["id"]}, solution=())
 
 
 def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,15 +26,35 @@ def customer(body: dict[str, Any], server: ChatServer) -> Answer:
     return Answer(words[min(len(said), 3)])
 
 
+Case = tuple[str, Task, tuple[Action, ...], str]
+
+
+def chosen(domain: str, written: IsolatedEnvironment) -> Case:
+    """A task that changes the database and whose customer asks for a number besides; its calls, and the number."""
+    changing = {"retail": "return_delivered_order_items", "airline": "cancel_reservation"}[domain]
+    for task in written.tasks("base", 1000):
+        made = [action.calls[0] for action in task.solution]  # those of the agent, and `done`
+        if changing in {call.name for call in made} and made[-2].name == "reply":
+            calls, number = task.solution[:-2], made[-2].arguments["message"]
+            NUMBERS[:] = number.split(", ")
+            return domain, task, calls, number
+    raise AssertionError(f"no task calls {changing}")
+
+
 @pytest.fixture(scope="module", params=["retail", "airline"])
-def talking(request: pytest.FixtureRequest) -> Iterator[tuple[str, Wrapped, ChatServer]]:
+def talking(request: pytest.FixtureRequest) -> Iterator[tuple[Case, Wrapped, ChatServer]]:
+    written = environments.load("tau2", domain=request.param)
+    assert isinstance(written, IsolatedEnvironment)
+    case = chosen(request.param, written)
+    written.close()
     with serving(customer) as server:
         environment = environments.load(
             "tau2", domain=request.param, user="model", user_url=server.url, user_model="scripted"
         )
         assert isinstance(environment, Wrapped)
         assert isinstance(environment.environment, IsolatedEnvironment)
-        yield request.param, environment, server
+        (task,) = [one for one in environment.tasks("base", 1000) if one.query == case[1].query]
+        yield (case[0], task, *case[2:]), environment, server
         environment.environment.close()
 
 
@@ -46,23 +66,10 @@ def says(text: str) -> Action:
     return Action(text, error="no tool call found")
 
 
-def chosen(domain: str, environment: Wrapped) -> Task:
-    """A task that changes the database, and whose customer asks for a number besides."""
-    changing = {"retail": "return_delivered_order_items", "airline": "cancel_reservation"}[domain]
-    for task in environment.tasks("base", 1000):
-        names = {call.name for action in task.solution for call in action.calls}
-        if changing in names and task.solution[-1].text[0].isdigit():
-            NUMBERS[:] = task.solution[-1].text.split(", ")
-            return task
-    raise AssertionError(f"no task calls {changing}")
-
-
 def test_reference_actions_in_a_conversation_earn_the_official_verdict(talking):
-    domain, environment, server = talking
-    task = chosen(domain, environment)
+    (_, task, calls, number), environment, server = talking
     server.bodies.clear()
-    *calls, last = task.solution
-    played = run(environment, task, says("May I?"), *calls[:-1], says("Sure?"), calls[-1], says(last.text))
+    played = run(environment, task, says("May I?"), *calls[:-1], says("Sure?"), calls[-1], says(number))
     assert (played.outcome, played.reward) == ("finished", 1.0)
     system, greeting, first = played.opening
     assert "<policy>" in system.content
@@ -74,19 +81,17 @@ def test_reference_actions_in_a_conversation_earn_the_official_verdict(talking):
     assert told.rstrip().endswith("</scenario>")
     assert "Reason for call:" in told
     assert [message["content"] for message in server.bodies[3]["messages"][1:]] == [
-        GREETING, "It is about my booking.", "May I?", f"Yes, {NUMBERS}.", "Sure?", "Yes.", last.text,
+        GREETING, "It is about my booking.", "May I?", f"Yes, {NUMBERS}.", "Sure?", "Yes.", number,
     ]  # fmt: skip
 
 
 def test_a_missing_change_an_unsaid_number_and_a_conversation_without_end_earn_nothing(talking):
-    domain, environment, _ = talking
-    task = chosen(domain, environment)
-    *calls, last = task.solution
+    (_, task, calls, number), environment, _ = talking
     ends = [says("One."), says("Two."), says("Three.")]
     changes = [one for one in calls if not one.calls[0].name.startswith(("get_", "find_", "search_", "calculate"))]
     less = [one for one in calls if one is not changes[0]]
-    assert run(environment, task, *less, says(last.text), *ends[1:]).reward == 0.0
-    open_ended = run(environment, task, *calls, says(last.text))
+    assert run(environment, task, *less, says(number), *ends[1:]).reward == 0.0
+    open_ended = run(environment, task, *calls, says(number))
     assert (open_ended.outcome, open_ended.reward, open_ended.partial) == ("truncated", 0.0, 1.0)
     unsaid = run(environment, task, *calls, *ends)
     # That the customer said the number counts for nothing.
@@ -96,7 +101,7 @@ def test_a_missing_change_an_unsaid_number_and_a_conversation_without_end_earn_n
 
 
 def test_an_agent_has_the_official_tools_alone_and_written_tasks_have_no_customer(talking):
-    domain, environment, server = talking
+    (domain, *_), environment, server = talking
     episode = environment.start(environment.tasks("base", 1)[0])
     episode.reset()
     names = {tool["function"]["name"] for tool in episode.tools()}
