@@ -257,7 +257,8 @@ def test_an_address_that_takes_no_request_is_not_asked_again() -> None:
 
 
 def test_the_wait_for_the_customer_counts_for_no_deadline_of_the_episode() -> None:
-    progress, since = Progress(), []
+    progress = Progress()
+    since: list[float] = []
 
     def script(body: dict[str, Any], server: ChatServer) -> Answer:
         since.append(progress.since)
