@@ -13,7 +13,8 @@ real, but the policy text is left out of its prompt; it solves none of the 114 t
     python -m experiments.run --config=experiments/tau2.py --config.policy=tiny --config.steps=2
 
 The official division into 74 tasks and 40: --config.evaluation.split=test; see docs/tau2.md, also for retail and
-airline, --config.environment.domain=retail and airline.
+airline, --config.environment.domain=retail and airline. There a model can play the customer:
+--config.environment.user=model --config.environment.user_url=http://HOST:PORT/v1 --config.environment.user_model=NAME.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def get_config() -> ConfigDict:
     config.environment.name = "tau2"
     config.environment.domain = "telecom"  # telecom | retail | airline
     config.environment.instructions = "official"  # official | workflow | brief
+    config.environment.user = "written"  # written | model, in retail and airline
     config.policy = "qwen3-4b"
     config.engine.name = "sglang"  # a small policy's preset samples in this process
     # The policy text and the documentation of 43 tools take 9,000 tokens, and an episode follows.

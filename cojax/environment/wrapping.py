@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.environment import Environment, Episode, runs_policy_code
+from cojax.environment import Environment, Episode, runs_policy_code, traits_of
 from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet
 
 
@@ -14,7 +14,7 @@ class Wrapped:
 
     def __init__(self, environment: Environment, start: Callable[[Task], Episode]) -> None:
         self.environment, self.name = environment, environment.name
-        self.runs_policy_code = runs_policy_code(environment)
+        self.runs_policy_code, self.traits = runs_policy_code(environment), traits_of(environment)
         self._start = start
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:

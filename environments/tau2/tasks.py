@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from cojax.types import Action, Call, Task, canonical
 NAME = "tau2"
 # The official tool that ends an episode of the solo mode, and one of ours for domains without a solo mode.
 ENDING, REPLY = "done", "reply"
+# In the setup of an official task that is a conversation: the task's official id.
+CUSTOMER = "customer"
 
 
 def task_of(domain: str, record: Mapping[str, Any]) -> Task:
@@ -28,6 +31,16 @@ def task_of(domain: str, record: Mapping[str, Any]) -> Task:
         setup_of(domain, record),
         (*actions, Action(calls=(Call(ENDING),))),
     )
+
+
+def conversation_of(domain: str, record: Mapping[str, Any]) -> Task:
+    """The task of an official record as a conversation.
+
+    It has no solution to be replayed, as the customer decides how it ends. The query is the same as in writing, so that
+    no other task is worded alike, but no agent sees it.
+    """
+    task = task_of(domain, record)
+    return dataclasses.replace(task, setup={**task.setup, CUSTOMER: record["id"]}, solution=())
 
 
 def setup_of(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:

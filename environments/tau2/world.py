@@ -46,6 +46,10 @@ class World:
         self.transferred |= name == _TRANSFER
         return reply.content
 
+    def hear(self, who: str, text: str) -> None:
+        """Records the official message of the "agent" or the "customer" that says this text."""
+        self.messages.append(official.message(who, text))
+
     def state(self) -> dict[str, Any]:
         """The databases, and whether the request was handed over. Of a large database it has the changed records."""
         tools, user = self.environment.tools, self.environment.user_tools
@@ -63,7 +67,7 @@ class World:
         text = arguments.get("message")
         if set(arguments) != {"message"} or not isinstance(text, str) or not text.strip():
             raise ValueError(f"{REPLY} takes a text that is not empty, called message")
-        self.messages.append(official.says(text))
+        self.hear("agent", text)
         return "The customer has read it and does not answer."
 
 

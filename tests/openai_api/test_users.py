@@ -1,4 +1,4 @@
-"""The explorer's model, embeddings and evaluations keep the same bounds, whatever an endpoint does."""
+"""The explorer's model, embeddings, evaluations, simulated customers: the same bounds, whatever an endpoint does."""
 
 import email.utils
 import threading
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from chat_server import Answer, Endless, in_turn, serving, soon
 
-from cojax.environment import EngineError
+from cojax.environment import EngineError, EnvironmentFailure
 from cojax.explorer.llm.chat_client import ChatClient
 from cojax.explorer.llm.chat_settings import ChatSettings
 from cojax.openai_api import calls
@@ -16,6 +16,7 @@ from cojax.quality.embedding import EmbeddingError
 from cojax.quality.endpoint import EndpointEmbedding, EndpointSettings
 from cojax.rollout.endpoint import ChatEndpoint
 from cojax.types import Message
+from environments.tau2.customer import Customer
 
 KEY = "sk-very-secret-0123456789"
 
@@ -42,7 +43,16 @@ def evaluation(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
     return endpoint([{"role": "user", "content": "hello"}], (), threading.Event())
 
 
-USERS = {explorer: "llm.base_url", embedding: "quality.base_url", evaluation: "--endpoint"}
+def customer(url: str, seconds: float = 20.0, attempts: int = 2) -> object:
+    return Customer(url, "m", seconds, attempts=attempts)("You want a refund.", [("agent", "hello")], 0)
+
+
+USERS = {
+    explorer: "llm.base_url",
+    embedding: "quality.base_url",
+    evaluation: "--endpoint",
+    customer: "environment.user_url",
+}
 Call = Callable[..., object]
 
 
@@ -52,7 +62,7 @@ def user(request: pytest.FixtureRequest) -> Call:
 
 
 def failed(user: Call, url: str, seconds: float = 20.0, attempts: int = 2) -> str:
-    with pytest.raises((EngineError, EmbeddingError)) as caught:
+    with pytest.raises((EngineError, EmbeddingError, EnvironmentFailure)) as caught:
         user(url, seconds, attempts)
     return str(caught.value)
 

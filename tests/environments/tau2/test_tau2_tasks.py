@@ -3,7 +3,7 @@
 from typing import Any
 
 from cojax.types import Action, Call
-from environments.tau2.tasks import scenarios, setup_of, strangers, task_of
+from environments.tau2.tasks import conversation_of, scenarios, setup_of, strangers, task_of
 
 FLIGHT_MODE = {"env_type": "user", "func_name": "turn_airplane_mode_on", "arguments": {}}
 NO_DATA = {"env_type": "user", "func_name": "turn_data_off", "arguments": {}}
@@ -60,6 +60,16 @@ def test_without_a_ticket_the_query_is_what_the_user_is_told_and_numbers_to_say_
         Action(calls=(Call("reply", {"message": "10, red"}),)),
         Action(calls=(Call("done"),)),
     )
+
+
+def test_a_conversation_is_another_task_with_the_same_query_and_no_solution_to_replay() -> None:
+    told = {"reason_for_call": "You want a refund.", "task_instructions": "Be brief."}
+    scenario = {"persona": None, "instructions": told}
+    official = {**record(), "ticket": None, "id": "7", "user_scenario": scenario}
+    written, spoken = task_of("retail", official), conversation_of("retail", official)
+    assert spoken.query == written.query
+    assert (spoken.setup, spoken.solution) == ({"domain": "retail", "customer": "7"}, ())
+    assert spoken.id != written.id
 
 
 def test_an_explorer_starts_in_no_state_of_an_evaluated_record_whatever_else_differs() -> None:
