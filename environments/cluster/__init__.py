@@ -13,7 +13,7 @@ messages.py    what crosses, and its bounds
 connection.py  the only importer of Ray
 
 Where an episode is played does not change what happens in it. A lost node raises EnvironmentFailure in its episodes:
-they are played again elsewhere, as any that the infrastructure lost. Ray is imported when `place` is called, no earlier.
+they are played again elsewhere, as any that the infrastructure lost. Ray is imported when `place` is called.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ from environments.cluster.host import Host
 _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 # Seconds for the cluster to accept a connection.
 _REACHED = 5.0
+# How often a connection is tried.
+_ATTEMPTS = 3
 # Calls of one actor under way at the same time: those of all its episodes.
 _CALLS = 10_000
 # A process has one connection, and keeps it to its end.
@@ -63,19 +65,28 @@ def connect(address: str) -> RayCluster:
 
         if ray.is_initialized() and _connected != address:
             raise ValueError(
-                f"environment.cluster is {address!r}, but this process is connected to {_connected or 'another'} already"
+                f"environment.cluster is {address!r}, but this process uses {_connected or 'another cluster'} already"
             )
         if not ray.is_initialized():
             _reach(address)
             logging.getLogger("ray").setLevel(logging.ERROR)
-            try:
-                with _same_handler():
-                    ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
-            except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                reason = " ".join(str(error).split())[:500]
-                raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}") from error
+            with _same_handler():
+                _join(ray, address)
             _connected = address
     return RayCluster(ray)
+
+
+def _join(ray: Any, address: str) -> None:
+    """Connects. The server that ray:// starts for a client sometimes ends at once: then it is asked for another."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
+            return
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if isinstance(error, ConnectionError) and attempt + 1 < _ATTEMPTS:
+                continue
+            reason = " ".join(str(error).split())[:500]
+            raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}") from error
 
 
 class RayCluster:

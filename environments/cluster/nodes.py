@@ -70,7 +70,7 @@ class Nodes:
                 _LOG.warning("%s", failure)
         if not self.live:
             raise EnvironmentFailure(
-                f"all {len(places)} nodes of the Ray cluster were lost before they had made {self.name}"
+                f"all {len(places)} nodes of the Ray cluster were lost while they made {self.name}"
             )
         self._most = read(Traits, self.described["traits"]).concurrency
         if self._most is not None:
@@ -120,7 +120,7 @@ class Nodes:
                     return take(min(free, key=lambda node: len(node.open)))
                 if now - began > _PLACED:
                     raise EnvironmentFailure(
-                        f"no node of the cluster took a call of {self.name} within {_PLACED:g} s; {len(heard)} are there"
+                        f"no node of the cluster was free for {self.name} within {_PLACED:g} s; {len(heard)} are there"
                     )
                 if (progress := PLAYING.get()) and progress.abandoned:
                     raise Abandoned
