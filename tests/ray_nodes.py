@@ -16,6 +16,7 @@ from cojax.host.processes import family
 
 # Bytes of each node's object store: replies are small.
 _STORE = 80 * 2**20
+_ATTEMPTS = 4
 
 
 class RayNodes:
@@ -23,25 +24,32 @@ class RayNodes:
     host."""
 
     def __init__(self, size: int) -> None:
-        from ray.cluster_utils import Cluster
-
         # Sockets lie in the folder, and their paths may not be long.
         self.folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        self.nodes: list[Any] = []
+        try:
+            self._start(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, size: int) -> None:
+        from ray.cluster_utils import Cluster
+
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         head = {
-            "num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE, "ray_client_server_port": port,
-            "temp_dir": self.folder,
+            "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
+            "object_store_memory": _STORE, "ray_client_server_port": port, "temp_dir": self.folder,
         }  # fmt: skip
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.address, self.client = self.cluster.address, f"ray://127.0.0.1:{port}"
-        self.nodes: list[Any] = []
         for _ in range(size):
             self.add()
 
     def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=_STORE))
+        self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=_STORE, include_log_monitor=False))
 
     def kill(self, id: str) -> None:
         """Ends all processes of a node at once, as when its machine is gone."""
@@ -54,8 +62,27 @@ class RayNodes:
         self.cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
-        self.cluster.shutdown()
+        """Ends all processes of the cluster: those that name its folder, and what descends from them."""
+        named = [pid for pid in family(os.getpid()) if self.folder.encode() in _command(pid)]
+        for pid in {member for one in named for member in family(one)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _started(size: int) -> RayNodes:
+    """Ray gives a node 30 seconds to start, which may be too few on a busy machine."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(Exception):
+            return RayNodes(size)
+    return RayNodes(size)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @contextlib.contextmanager
@@ -68,7 +95,7 @@ def ray_nodes(size: int) -> Iterator[RayNodes]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 
-    made = RayNodes(size)
+    made = _started(size)
     try:
         for number, handler in handlers.items():
             signal.signal(number, handler)
