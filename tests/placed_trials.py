@@ -19,7 +19,7 @@ from cojax.environment import (
 )
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task
 
-DEEDS = ("failure", "episode", "limit", "policy", "error", "exit", "junk", "infinity", "large")
+DEEDS = ("failure", "episode", "limit", "policy", "error", "exit", "junk", "infinity")
 FAILURES = {
     "failure": EnvironmentFailure, "episode": EpisodeFailure, "limit": LimitExceeded, "policy": PolicyLoss,
     "error": KeyError, "exit": SystemExit,

@@ -63,7 +63,7 @@ class RayNodes:
 
     def close(self) -> None:
         """Ends all processes of the cluster: those that name its folder, and what descends from them."""
-        named = [pid for pid in family(os.getpid()) if self.folder.encode() in _command(pid)]
+        named = [pid for pid in family(os.getpid()) if self.folder.encode() in command_line(pid)]
         for pid in {member for one in named for member in family(one)}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def _started(size: int) -> RayNodes:
     return RayNodes(size)
 
 
-def _command(pid: int) -> bytes:
+def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -46,6 +46,8 @@ class Host:
         request = wire.decode(line)
         episode = request["episode"]
         if episode not in self._threads:
+            if episode and request["op"] != "reset":
+                return messages.failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
             self._threads[episode] = _CallThread(self._episodes() if episode else self._service)
         thread = self._threads[episode]
         return await asyncio.wrap_future(thread.submit(functools.partial(self._answer, request, thread.operations)))

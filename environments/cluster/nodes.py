@@ -171,7 +171,7 @@ class Nodes:
             late = running() > start.until
             if not start.made.done() and not late:
                 continue
-            self._starting.remove(start)
+            self._starting = [one for one in self._starting if one is not start]
             try:
                 if late:
                     raise EnvironmentFailure(f"it took longer than {_MADE:g} s")
@@ -183,6 +183,8 @@ class Nodes:
             with self._changed:
                 self.live = sorted([*self.live, self._node(start)], key=lambda node: node.place.id)
                 self._changed.notify_all()
+        if self._closed.is_set():
+            self.close()  # an actor that was started meanwhile
         return failures
 
     def _node(self, start: _Start) -> Node:

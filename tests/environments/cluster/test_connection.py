@@ -44,18 +44,20 @@ def test_where_nothing_answers_is_said_without_waiting():
 @pytest.mark.parametrize("command", ["run", "evaluate"])
 def test_a_command_says_it_in_one_line(command, tmp_path):
     policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
-    code = f"{WITHOUT_RAY}from absl import app; from experiments import {command}, flags; "
+    given = [f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy]
+    code = f"{WITHOUT_RAY}from absl import app; from experiments import {command}; "
     code += f"app.run({command}.main, flags_parser={command}.parse)"
     done = subprocess.run(
-        [sys.executable, "-c", code, f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy],
-        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}, capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-c", code, *given],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout.strip() == (
-        "error: environment.cluster is 'ray://h:1', but Ray is not installed; run pip install 'cojax[ray]', or leave the "
-        "setting empty to keep the environment on this host"
+        "error: environment.cluster is 'ray://h:1', but Ray is not installed; run pip install 'cojax[ray]', or leave "
+        "the setting empty to keep the environment on this host"
     )
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "w").exists()
 
 
 def test_without_the_setting_ray_is_not_imported():

@@ -1,4 +1,4 @@
-"""The actor of a node, in this process: it makes the environment, plays episodes on threads and says what they count."""
+"""The actor of a node, in this process: it makes the environment, plays episodes, and says what their calls count."""
 
 import asyncio
 import json
