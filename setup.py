@@ -44,7 +44,9 @@ setup(
     ],
     extras_require={
         "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "pytest-xdist>=3.8", "ruff>=0.9"],
-        "real": ["torch==2.13.0"],
+        "real": ["torch==2.13.0", "ray[client]>=2.60"],
+        # Environments on a cluster; the client speaks ray://.
+        "ray": ["ray[client]>=2.60"],
         # Compilers for accelerators that are not there. With them JAX looks for the accelerators whenever it starts.
         "compilers": ["jax[tpu,cuda12-local]"],
         "wandb": ["wandb>=0.19"],

@@ -20,7 +20,7 @@ from cojax import registry
 from cojax.environment import Environment
 
 # Modules of this folder that are not environments.
-_OTHERS = {"worker", "tools", "install", "check", "setups", "solutions", "watch"}
+_OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions", "watch"}
 
 
 def available() -> list[str]:
@@ -64,6 +64,11 @@ def maker(name: str) -> Callable[..., Environment]:
 def load(name: str, **settings: Any) -> Environment:
     """The environment of that name. Raises RegistryError for an unknown one."""
     return maker(name)(**settings)
+
+
+def load_plain(name: str, given: Mapping[str, Any]) -> Environment:
+    """The environment of that name; its settings are given as JSON has them. Raises RegistryError."""
+    return load(name, **registry.check_settings("environment", name, maker(name), given))
 
 
 def function(setting: str, name: str) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """python -m environments.check NAME [--set KEY=VALUE …]: proves an environment sound, by the path that training uses.
 
-NAME is an environment of this folder, or package.module of one from outside. `--set` gives it a setting.
+NAME is an environment of this folder, or package.module of one from outside. `--set` gives it a setting. `--cluster`
+plays its episodes on the nodes of a Ray cluster.
 
 For the tasks of each split: the reference solution earns reward 1, twice with the same observations; without one of its
 calls it does not; and an episode answers garbage. It prints one JSON line a split:
@@ -44,6 +45,7 @@ from typing import Any
 import environments
 from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.types import Task, to_json
+from environments.cluster import place
 from environments.setups import OpeningReport, SetupReport
 from environments.solutions import SplitReport
 from environments.watch import HangingCall, watched
@@ -66,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the environment (repeatable)"
     )
     parser.add_argument("--data", help="the data, as it was installed: short for --set data=DATA")
+    parser.add_argument(
+        "--cluster", help="a Ray cluster on whose nodes it is checked, ray://HOST:PORT (docs/cluster.md)"
+    )
     parser.add_argument("--category", "--splits", default="all", help="comma-separated splits (default: all)")
     parser.add_argument("--count", type=int, help=f"tasks of each split (default: the environment's own, or {_COUNT})")
     parser.add_argument("--mutations", choices=("one", "all"), default="one", help="calls dropped (default: one)")
@@ -77,12 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module, settings = vars(environments.module(options.name)), _settings(options.name, given)
         count = options.count or module.get("COUNT", _COUNT)
         if "check" in module and options.name in known:
-            if settings:
-                raise ValueError(f"the check of {options.name!r} is its own, and takes no --set")
+            if settings or options.cluster:
+                raise ValueError(f"the check of {options.name!r} is its own, and takes no --set and no --cluster")
             return int(module["check"](count, every=options.mutations == "all", **settings))
         wrong = 0
         for server, case in module.get("cases", lambda given: {"": given})(settings).items():
-            environment = environments.load(options.name, **case)
+            name = environments.full_name(options.name)
+            environment = place(options.cluster, name, case) if options.cluster else environments.load(name, **case)
             drawn = _drawn(environment, module.get("SPLITS"), options.category, count)
             wrong += _report(environment, options.name, drawn, module, options.mutations == "all", server)
     except (ValueError, InstallError, EnvironmentFailure) as error:

@@ -37,7 +37,7 @@ from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates, setup_hash
-from experiments import explorers, methods, policies, traits
+from experiments import explorers, methods, placement, policies, traits
 from experiments import initial_policy as initial_policies
 from experiments.engines import check_routes
 from experiments.entries import entry, learned_by, made_signals, reads_initial
@@ -64,7 +64,7 @@ def parts(config: ConfigDict) -> Parts:
 
     Raises ValueError or OSError with the fix.
     """
-    environment = entry(config, "environment.name").bound()()
+    environment = placement.environment(config)
     traits.check_evolution(config, environment)
     explorers.check_ending(config, environment)
     tokenizer, model = policies.tokenizer_and_shape(config, environment)

@@ -14,7 +14,7 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import assemble, engines, entries, explorers, methods, policies, processes
+from experiments import assemble, engines, entries, explorers, methods, placement, policies, processes
 from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
@@ -26,7 +26,7 @@ _MODELS = {"llm", "policy"}
 _SCORES = ((), (0.0,), (1.0, 0.5))
 _LENGTHS = [np.array([3, 1]), np.array([2, 0, 4])]
 # Settings that hold addresses of servers.
-_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router")
+_ADDRESSES = ("llm.base_url", "quality.base_url", "sglang.urls", "sglang.router", "environment.cluster")
 
 
 def check_run(config: ConfigDict) -> None:
@@ -52,6 +52,7 @@ def check(config: ConfigDict) -> None:
     EMBEDDINGS[config.quality.embedding](config.quality.base_url, config.quality.model, None)
     _check_servers(config)
     _check_addresses(config)
+    placement.check(config)
     if not config.workdir:
         raise ValueError("workdir is empty; name a folder for the run")
     _check_groups(config)

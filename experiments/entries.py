@@ -231,8 +231,8 @@ def overridden(config: ConfigDict, flags: Mapping[str, str]) -> ConfigDict:
     with config.unlocked(), config.ignore_type():
         for leaf, choice in CHOICES.items():
             if choice.section and leaf in flags and flags[leaf] != at(config, leaf):
-                kept = {"name": ""} if choice.section == "environment" else {}
-                put(config, choice.section, ConfigDict(kept))
+                own = {key: value for key, value in at(config, choice.section).items() if _is_leaf(choice.section, key)}
+                put(config, choice.section, ConfigDict(own))
                 put(config, leaf, flags[leaf])
         for name, text in flags.items():
             if name in LEAVES and name not in CHOICES:
@@ -277,9 +277,15 @@ def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[s
 
 
 def _section(config: ConfigDict, leaf: str) -> dict[str, Any]:
-    """The overrides of an entry's settings; environment.name is not one."""
-    given = at(config, CHOICES[leaf].section).to_dict()
-    return {name: value for name, value in given.items() if leaf != "environment.name" or name != "name"}
+    """The overrides of an entry's settings; what the section holds for every entry, as environment.name, is not one."""
+    section = CHOICES[leaf].section
+    given = at(config, section).to_dict()
+    return {name: value for name, value in given.items() if not _is_leaf(section, name)}
+
+
+def _is_leaf(section: str, key: str) -> bool:
+    """Whether a setting is of the section itself, and not of the entry whose settings stand there too."""
+    return f"{section}.{key}" in LEAVES
 
 
 def _signal(config: ConfigDict, whole: str) -> ChosenEntry:

@@ -45,8 +45,7 @@ from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import engines, entries, subjects, traits
-from experiments.entries import entry
+from experiments import engines, entries, placement, subjects, traits
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.held_out import of_run
@@ -107,7 +106,7 @@ def evaluate(
     `held` are the tasks that the policy's run held out; they are evaluation.split where the environment has none.
     """
     with EvaluationDirectory(out) as directory:
-        environment = entry(config, "environment.name").bound()()
+        environment = placement.environment(config)
         tasks = {split: tasks_of(config, environment, split, held) for split in splits}
         directory.claim(identity(config, subject, tasks, samples), facts())
         log_to(out / "evaluate.log")
@@ -222,6 +221,8 @@ def identity(config: ConfigDict, subject: Subject, tasks: Mapping[str, Sequence[
             kept.setdefault(section, {})[leaf] = plain[section][leaf]
         else:
             kept[leaf] = plain[leaf]
+    # Where episodes are played does not decide how they end.
+    del kept["environment"]["cluster"]
     if subject.policy and config.engine.name == "local" and any(size != 1 for size in plain["mesh"].values()):
         kept["mesh"] = plain["mesh"]
     return kept
@@ -254,6 +255,7 @@ def _check(config: ConfigDict, samples: int) -> None:
         raise ValueError("environment.name is empty; name the environment to evaluate in: --config.environment=desk")
     for _ in entries.chosen(config):
         pass
+    placement.check(config)
     temperature = config.evaluation.temperature
     if config.evaluation.trials > 1:
         raise ValueError(

@@ -89,7 +89,7 @@ def initial_policy(
 
     key = {
         "environment": environment.name,
-        "environment_settings": settings(config.environment, "name", "isolated"),
+        "environment_settings": settings(config.environment, "name", "isolated", "cluster"),
         "seed": config.seed,
         "settings": section.to_dict(),
         "model": dataclasses.asdict(model),

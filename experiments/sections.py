@@ -39,7 +39,14 @@ from experiments.settings import ATTEMPTERS, JUDGES
 
 def environment() -> Section:
     """The environment. Its own settings are in the same section as its name."""
-    return {"name": Leaf("", str, "the environment")}
+    return {
+        "name": Leaf("", str, "the environment"),
+        "cluster": Leaf(
+            "", str,
+            "a Ray cluster on whose nodes episodes are played, ray://HOST:PORT, or HOST:PORT or auto on a host of it "
+            '(docs/cluster.md); "": on this host',
+        ),
+    }  # fmt: skip
 
 
 def engine() -> Section:

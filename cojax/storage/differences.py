@@ -17,7 +17,7 @@ LEARNING_SETTINGS = frozenset(
 FREE_SETTINGS = frozenset(
     {
         "workdir", "steps", "wandb", "checkpoints_kept", "checkpoint_every", "episodes_kept", "mismatch_alarm",
-        "accept_changed_code", "engine.slots",
+        "accept_changed_code", "engine.slots", "environment.cluster",
         "limits.error_rate", "limits.concurrency", "limits.retries", "limits.environment_deadline",
         "limits.engine_deadline", "learner.micro_rows", "learner.remat", "mesh", "sglang", "distributed",
         "llm.base_url", "llm.timeout", "llm.deadline", "llm.attempts", "llm.concurrency",

@@ -10,6 +10,7 @@ trainer ── client ──socket── supervisor ──socket── fork serv
 wire.py         messages
 client.py       the supervisor process as the trainer's threads call it
 isolated.py     Environment and Episode on top of it
+served.py       what an environment of another process answers, here or on a node of a cluster
 records.py      reads what a worker sends as records, exactly
 supervisor.py   starts the fork server; ends when the trainer ends, in whatever way
 child_supervision.py    relays calls; enforces deadlines and sizes; decides what caused a loss

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss, Traits
-from cojax.types import Action, Evaluation, Message, Observation, Task, Triplet, to_json
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
+from cojax.types import Action, Evaluation, Message, Observation, Task, to_json
 from environments.worker import wire
 from environments.worker.bounds import Bounds
 from environments.worker.client import Client, Connection
 from environments.worker.records import Malformed, Opening, read
-
-# Demonstrations fetched with one call.
-_PAGE = 256
-_T = TypeVar("_T")
+from environments.worker.served import Served, ServedCharted, ServedDemonstrated
 
 
-class IsolatedEnvironment:
+class IsolatedEnvironment(Served):
     """An environment in a worker, by the protocol of `cojax.environment.Environment`.
 
     A failure of the host or the worker raises EnvironmentFailure. A failure of the episode's own process raises
@@ -28,33 +23,11 @@ class IsolatedEnvironment:
     """
 
     def __init__(self, client: Client, bounds: Bounds, runs_policy_code: bool) -> None:
+        super().__init__(client.connection.described)
         self._client, self._bounds, self.runs_policy_code = client, bounds, runs_policy_code
-        described = client.connection.described
-        self.name: str = described["name"]
-        self.layers: Mapping[str, bool] = described["layers"]
-        self.traits = read(Traits, described["traits"])
-
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._tools
-
-    @functools.cached_property
-    def _tools(self) -> tuple[Mapping[str, Any], ...]:
-        return read(tuple[Mapping[str, Any], ...], self._call("tools"))
-
-    def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
-        """As the environment's own. Raises ValueError where it does."""
-        try:
-            found = self._call("tasks", split, count, seed)
-        except EnvironmentFailure as failure:
-            _, named, reason = str(failure).partition("ValueError: ")
-            raise ValueError(reason) if named else failure from None
-        return read(tuple[Task, ...], found)
 
     def start(self, task: Task) -> IsolatedEpisode:
         return IsolatedEpisode(self._client.connect(), task, self._bounds, self.runs_policy_code)
-
-    def phrase(self, steps: Sequence[Triplet]) -> str | None:
-        return self._call("phrase", to_json(steps))
 
     @property
     def supervisor(self) -> int:
@@ -76,43 +49,15 @@ class IsolatedEnvironment:
             return self._client.connect().call(0, op, list(arguments), self._bounds.service_deadline)
 
 
-class ChartedEnvironment(IsolatedEnvironment):
-    """An environment with the protocol `Charted`, as the scripted explorer needs it."""
-
-    def popularity(self) -> Mapping[str, float]:
-        return self._popularity
-
-    @functools.cached_property
-    def _popularity(self) -> Mapping[str, float]:
-        return self._call("popularity")
-
-    def neighbours(self, tool: str) -> tuple[str, ...]:
-        return self._neighbours(tool)
-
-    @functools.cached_property
-    def _neighbours(self) -> Any:
-        return functools.cache(lambda tool: tuple(self._call("neighbours", tool)))
+class IsolatedCharted(IsolatedEnvironment, ServedCharted):
+    """An environment with the protocol `Charted`."""
 
 
-class DemonstratedEnvironment(IsolatedEnvironment):
-    """An environment with the protocol `Demonstrated`, from which a policy can be trained from scratch."""
-
-    def lexicon(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        names, texts = self._call("lexicon")
-        return tuple(names), tuple(texts)
-
-    def demonstrations(
-        self, count: int, seed: int, noise: tuple[float, float]
-    ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
-        for start in itertools.count(0, _PAGE):
-            page = self._call("demonstrations", count, seed, noise, start, _PAGE)
-            for task, actions in page:
-                yield read(Task, task), read(tuple[Action, ...], actions)
-            if len(page) < _PAGE:
-                return
+class IsolatedDemonstrated(IsolatedEnvironment, ServedDemonstrated):
+    """An environment with the protocol `Demonstrated`."""
 
 
-class ChartedDemonstratedEnvironment(ChartedEnvironment, DemonstratedEnvironment):
+class IsolatedChartedDemonstrated(IsolatedCharted, ServedDemonstrated):
     """An environment with both protocols."""
 
 
@@ -121,9 +66,9 @@ def environment_of(client: Client, bounds: Bounds, runs_policy_code: bool) -> Is
     described = client.connection.described
     kinds: dict[tuple[bool, bool], type[IsolatedEnvironment]] = {
         (False, False): IsolatedEnvironment,
-        (True, False): ChartedEnvironment,
-        (False, True): DemonstratedEnvironment,
-        (True, True): ChartedDemonstratedEnvironment,
+        (True, False): IsolatedCharted,
+        (False, True): IsolatedDemonstrated,
+        (True, True): IsolatedChartedDemonstrated,
     }
     return kinds[described["charted"], described["demonstrated"]](client, bounds, runs_policy_code)
 

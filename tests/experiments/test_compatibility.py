@@ -54,7 +54,7 @@ def test_a_relative_model_folder_of_another_release_is_that_of_the_command(tmp_p
 def test_of_an_entry_the_papers_setting_comes_before_its_own() -> None:
     defaults = entries.defaults(desk.get_config())
     assert defaults["learner"]["loss_settings"] == {"kl_coefficient": 1e-3}
-    assert defaults["environment"] == {"name": "", "isolated": False}
+    assert defaults["environment"] == {"name": "", "cluster": "", "isolated": False}
     assert defaults["signal_settings"]["rare"] == {"pattern": "sequence", "percent": 5.0}
 
 

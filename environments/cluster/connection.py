@@ -1,0 +1,149 @@
+"""The connection to a Ray cluster: its address, its nodes and their actors. The only importer of Ray.
+
+Ray's ports have no authentication by default: who reaches them runs code on every node. A cluster must be private.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import importlib.util
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from environments.cluster.host import Host
+
+_ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
+# Seconds for the cluster to accept a connection.
+_REACHED = 5.0
+# How often a connection is tried.
+_ATTEMPTS = 3
+# Calls of one actor under way at the same time: those of all its episodes.
+_CALLS = 10_000
+# A process has one connection, and keeps it to its end.
+_connected = ""
+_connecting = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A node of the cluster: Ray's id of it and its address."""
+
+    id: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.id[:8]})"
+
+
+def check(address: str) -> None:
+    """Raises ValueError for an address that is none, and where Ray is not installed. Connects to nothing."""
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(
+            f"environment.cluster is {address!r:.200}; expected ray://HOST:PORT, or HOST:PORT or auto on a host of the "
+            "cluster"
+        )
+    if importlib.util.find_spec("ray") is None:
+        raise ValueError(
+            f"environment.cluster is {address!r}, but Ray is not installed; run pip install 'cojax[ray]', or leave the "
+            "setting empty to keep the environment on this host"
+        )
+
+
+def connect(address: str) -> RayCluster:
+    """The cluster at that address. Raises ValueError where it cannot be reached or used."""
+    global _connected
+    check(address)
+    with _connecting:
+        import ray
+
+        if ray.is_initialized() and _connected != address:
+            raise ValueError(
+                f"environment.cluster is {address!r}, but this process uses {_connected or 'another cluster'} already"
+            )
+        if not ray.is_initialized():
+            _reach(address)
+            logging.getLogger("ray").setLevel(logging.ERROR)
+            with _same_handler():
+                _join(ray, address)
+            _connected = address
+    return RayCluster(ray)
+
+
+def _join(ray: Any, address: str) -> None:
+    """Connects. The server that ray:// starts for a client sometimes ends at once: then it is asked for another."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
+            return
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            if isinstance(error, ConnectionError) and attempt + 1 < _ATTEMPTS:
+                continue
+            reason = " ".join(str(error).split())[:500]
+            raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}") from error
+
+
+class RayCluster:
+    """What is asked of Ray, by the module of that name."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        # An actor takes no processor from Ray's books: its node has only it, and its children come and go.
+        self._hosts = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=_CALLS)(Host)
+
+    def places(self) -> list[Place]:
+        """The living nodes that offer processors, in a fixed order."""
+        found: list[Mapping[str, Any]] = self._ray.nodes()
+        usable = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        return sorted((Place(node["NodeID"], node["NodeManagerAddress"]) for node in usable), key=lambda one: one.id)
+
+    def actor(self, place: Place) -> Any:
+        """A new actor on that node, and on no other."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return self._hosts.options(scheduling_strategy=NodeAffinitySchedulingStrategy(place.id, soft=False)).remote()
+
+    def send(self, actor: Any, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+        """Calls a method of an actor."""
+        methods = {"make": actor.make, "call": actor.call, "beat": actor.beat, "end": actor.end}
+        return methods[method].remote(*arguments).future()
+
+    def end(self, actor: Any) -> None:
+        """Ends an actor with its processes. Never raises."""
+        with contextlib.suppress(Exception):
+            self._ray.kill(actor)
+
+    def of_the_call(self, error: BaseException) -> bool:
+        """Whether an error is the call's own, so that the actor still works."""
+        return isinstance(error, self._ray.exceptions.RayTaskError)
+
+
+def _reach(address: str) -> None:
+    """Raises ValueError where nothing listens at the address: Ray itself would try for half a minute."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or found["host"] is None:
+        return
+    try:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), _REACHED).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"environment.cluster is {address!r}, but nothing answers there ({error}); start the cluster, or correct "
+            "the address"
+        ) from error
+
+
+@contextlib.contextmanager
+def _same_handler() -> Iterator[None]:
+    """Keeps this process's handler of SIGTERM, which Ray replaces by its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,178 @@
+"""The actor of a node: makes the environment there and serves its episodes, each on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import environments
+from cojax import types
+from cojax.environment import PLAYING, EnvironmentFailure, PolicyLoss, Progress, ask, running, runs_policy_code
+from cojax.types import Action, Task, from_json, to_json
+from environments.cluster import messages
+from environments.worker import child, wire
+
+_Operations = dict[str, Callable[..., Any]]
+# Calls in which a policy's code may have caused what an environment raises; as `cojax.environment.play` attributes it.
+_OF_THE_POLICY = ("step", "evaluate")
+
+
+class Host:
+    """One environment and its episodes, by the numbers that the trainer gives them. What crosses are bytes."""
+
+    def __init__(self) -> None:
+        self._threads: dict[int, _CallThread] = {}
+        self._current: dict[int, Progress] = {}
+        self._service: _Operations = {}
+        self._episodes: Callable[[], _Operations] = dict
+        self._failure: type[EnvironmentFailure] = EnvironmentFailure
+
+    async def make(self, order: bytes) -> bytes:
+        """Makes the environment; what the trainer must know of it, or why it cannot be made."""
+        return await asyncio.to_thread(self._make, order)
+
+    async def call(self, line: bytes) -> bytes:
+        """Carries out one call of an episode, or of the environment."""
+        request = wire.decode(line)
+        episode = request["episode"]
+        if episode not in self._threads:
+            if episode and request["op"] != "reset":
+                return messages.failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
+            self._threads[episode] = _CallThread(self._episodes() if episode else self._service)
+        thread = self._threads[episode]
+        return await asyncio.wrap_future(thread.submit(functools.partial(self._answer, request, thread.operations)))
+
+    async def beat(self) -> bytes:
+        """Says that the node lives, and how much time each call under way has counted."""
+        now = running()
+        counted = {str(number): max(0.0, now - progress.since) for number, progress in list(self._current.items())}
+        return wire.encode({"counted": counted, "process": os.getpid()})
+
+    async def end(self, episode: int) -> None:
+        """Closes an episode once its current call is over."""
+        if thread := self._threads.pop(episode, None):
+            thread.end()
+
+    def _make(self, order: bytes) -> bytes:
+        try:
+            asked = wire.decode(order)
+            if (ours := code_of(asked["name"])) != asked["code"]:
+                raise RuntimeError(
+                    f"its code ({ours[:12]}, in {_root()}) is not the trainer's ({asked['code'][:12]}); install the "
+                    "same commit there"
+                )
+            environment = environments.load_plain(asked["name"], asked["settings"])
+            self._service = child.environment_operations(environment)
+            self._episodes = functools.partial(_episode_operations, environment)
+            self._failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
+            described = child.describe(environment) | {
+                "runs_policy_code": runs_policy_code(environment),
+                "layers": dict(vars(environment).get("layers", {})),
+            }
+            return wire.encode({"described": described})
+        except (Exception, SystemExit) as error:
+            return wire.encode(wire.failed(wire.START, f"{type(error).__name__}: {error}"))
+
+    def _answer(self, request: dict[str, Any], operations: _Operations) -> bytes:
+        number, episode, op = request["id"], request["episode"], request["op"]
+        # What the environment excuses is taken off `since`, as on a thread of the trainer.
+        progress = self._current[number] = Progress(since=running())
+        playing = PLAYING.set(progress)
+        failure = self._failure if episode and op in _OF_THE_POLICY else EnvironmentFailure
+
+        def answered() -> bytes:
+            value = to_json(operations[op](*request["arguments"]))
+            return messages.answer(number, episode, value, _counted(progress))
+
+        try:
+            return ask(answered, failure=failure)
+        except EnvironmentFailure as error:
+            return messages.failed(number, error, _counted(progress))
+        finally:
+            PLAYING.reset(playing)
+            self._current.pop(number, None)
+
+
+class _CallThread:
+    """A daemon thread that makes the calls of one episode one after another, and then closes it."""
+
+    def __init__(self, operations: _Operations) -> None:
+        self.operations = operations
+        self._calls: queue.SimpleQueue[tuple[Callable[[], bytes], concurrent.futures.Future[bytes]] | None]
+        self._calls = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="episode", daemon=True).start()
+
+    def submit(self, call: Callable[[], bytes]) -> concurrent.futures.Future[bytes]:
+        future: concurrent.futures.Future[bytes] = concurrent.futures.Future()
+        self._calls.put((call, future))
+        return future
+
+    def end(self) -> None:
+        self._calls.put(None)
+
+    def _work(self) -> None:
+        while (given := self._calls.get()) is not None:
+            call, future = given
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+        with contextlib.suppress(Exception):
+            self.operations["close"]()
+
+
+def code_of(name: str) -> str:
+    """A hash of the code that an environment of that name runs: our packages, and its own module where it is another's.
+
+    Nodes must have the trainer's: otherwise a verdict could depend on where an episode is played.
+    """
+    files = {
+        f"{package}/{path.relative_to(_root() / package)}": path
+        for package in ("cojax", "environments")
+        for path in (_root() / package).rglob("*.py")
+    }
+    if name not in environments.available():
+        named = environments.full_name(name).partition(":")[0]
+        modules = [environments.module(name), sys.modules[named]]
+        files |= {module.__name__: Path(str(module.__file__)) for module in modules}
+    found = hashlib.sha256()
+    for relative, path in sorted(files.items()):
+        found.update(f"{relative}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return found.hexdigest()
+
+
+def _root() -> Path:
+    """The folder that holds our packages."""
+    return Path(types.__file__).parents[1]
+
+
+def _counted(progress: Progress) -> float:
+    return max(0.0, running() - progress.since)
+
+
+def _episode_operations(environment: Any) -> _Operations:
+    """The calls of one episode; `reset` makes it."""
+    started: list[Any] = []
+
+    def reset(task: Any) -> Any:
+        started.append(environment.start(from_json(Task, task)))
+        return {"messages": started[0].reset(), "tools": started[0].tools()}
+
+    return {
+        "reset": reset,
+        "step": lambda action: started[0].step(from_json(Action, action)),
+        "state": lambda: started[0].state(),
+        "affordances": lambda: started[0].affordances(),
+        "evaluate": lambda: started[0].evaluate(),
+        "close": lambda: [episode.close() for episode in started],
+    }

@@ -1,0 +1,88 @@
+"""What crosses between the trainer and a node: bytes, one JSON object in ASCII each, of bounded size.
+
+trainer → node   {"id", "episode", "op", "arguments"}   episode 0 is the environment itself
+node → trainer   {"id", "counted": seconds, "value"} or {"id", "counted", "failure": type, "message"}
+                 {"counted": {id: seconds}}   when asked for it
+
+`counted` is how much of a call's time counts against its deadlines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, PolicyLoss
+from environments.worker import wire
+from environments.worker.records import Malformed, read
+from environments.worker.replies import Scan
+
+# The failures that cross as they are, the narrowest first.
+FAILURES: dict[str, type[EnvironmentFailure]] = {
+    one.__name__: one for one in (PolicyLoss, LimitExceeded, EpisodeFailure, EnvironmentFailure)
+}
+# The most bytes of a request.
+REQUEST = 64 * 2**20
+# The bounds of a reply in bytes and values: of an episode, and of the whole environment, which may list all tasks.
+_OUTPUT, _VALUES = 32 * 2**20, 1_000_000
+_SERVICE_OUTPUT, _SERVICE_VALUES = 512 * 2**20, 64_000_000
+# Bytes that are examined at a time, and the longest message of a failure in characters.
+_PART, _MESSAGE = 64 * 2**10, 2_000
+
+
+def request(number: int, episode: int, op: str, arguments: list[Any]) -> bytes:
+    """A call. Raises EnvironmentFailure for one that is too long."""
+    line = wire.encode({"id": number, "episode": episode, "op": op, "arguments": arguments})
+    if len(line) > REQUEST:
+        raise EnvironmentFailure(f"{op} has {len(line):,} bytes, more than the {REQUEST:,} that can be sent to a node")
+    return line
+
+
+def answer(number: int, episode: int, value: Any, counted: float) -> bytes:
+    """The reply with a value. Raises LimitExceeded for one that is too long, ValueError for one that is not JSON."""
+    line = wire.encode({"id": number, "counted": counted, "value": value})
+    if len(line) > (most := _bounds(episode)[0]):
+        raise LimitExceeded(f"the reply has {len(line):,} bytes, more than the {most:,} that a node may send")
+    return line
+
+
+def failed(number: int, error: EnvironmentFailure, counted: float) -> bytes:
+    """The reply that says why there is no value."""
+    name = next(name for name, kind in FAILURES.items() if isinstance(error, kind))
+    said = str(error)[:_MESSAGE].encode("utf-8", "replace").decode()
+    return wire.encode({"id": number, "counted": counted, "failure": name, "message": said})
+
+
+def reply(line: object, number: int, episode: int) -> tuple[float, Any, EnvironmentFailure | None]:
+    """(seconds counted, value, failure) of a reply to that call. Raises Malformed where it is none."""
+    found = decoded(line, *_bounds(episode))
+    counted = read(float, found.get("counted"))
+    if found.get("id") != number:
+        raise Malformed(f"found a reply to call {found.get('id')!r:.50}, expected one to {number}")
+    if found.keys() == {"id", "counted", "value"}:
+        return counted, found["value"], None
+    if found.keys() != {"id", "counted", "failure", "message"} or found["failure"] not in FAILURES:
+        raise Malformed("a reply has neither a value nor a known failure")
+    return counted, None, FAILURES[found["failure"]](read(str, found["message"]))
+
+
+def progress(line: object) -> dict[str, float]:
+    """Call → seconds that it has counted so far. Raises Malformed."""
+    found = read(dict, decoded(line, _OUTPUT, _VALUES).get("counted"))
+    return {number: read(float, seconds) for number, seconds in found.items()}
+
+
+def decoded(line: object, most: int = _OUTPUT, values: int = _VALUES) -> dict[str, Any]:
+    """The JSON object of a reply, whose size and depth are bounded before it is parsed. Raises Malformed."""
+    if not isinstance(line, bytes) or len(line) > most:
+        raise Malformed(f"a reply is no text of at most {most:,} bytes")
+    scan = Scan(values)
+    try:
+        for start in range(0, len(line), _PART):
+            scan.take(line[start : start + _PART])
+        return wire.decode(line)
+    except ValueError as error:
+        raise Malformed(f"a reply cannot be read: {error}") from error
+
+
+def _bounds(episode: int) -> tuple[int, int]:
+    return (_OUTPUT, _VALUES) if episode else (_SERVICE_OUTPUT, _SERVICE_VALUES)

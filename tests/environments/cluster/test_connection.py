@@ -1,0 +1,68 @@
+"""A cluster is named by an address; without Ray, or where nothing answers, that is said at once."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from environments.cluster import check, connection
+
+ROOT = Path(__file__).parents[3]
+# Stands before the import of everything else; Ray is then not found, installed or not.
+WITHOUT_RAY = "import sys; sys.modules['ray'] = None; "
+
+
+@pytest.mark.parametrize(
+    "address", ["ray:/host:1", "host", "ray://host", "ray://host:port", "http://host:1", "a b:1", "local"]
+)
+def test_what_is_no_address_is_refused(address):
+    with pytest.raises(ValueError, match=r"environment\.cluster is .*; expected ray://HOST:PORT, or HOST:PORT or auto"):
+        check(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["ray://head.local:10001", "10.0.0.3:6379", "[::1]:6379", "ray://[fe80::1]:1", "auto"]
+)
+def test_without_ray_the_extra_is_named(address, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match=r"Ray is not installed; run pip install 'cojax\[ray\]'"):
+        check(address)
+
+
+def test_where_nothing_answers_is_said_without_waiting():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        with pytest.raises(ValueError, match="but nothing answers there"):
+            connection._reach(f"ray://127.0.0.1:{port}")
+    with pytest.raises(ValueError, match="but nothing answers there"):
+        connection._reach("ray://127.0.0.1:99999")
+
+
+@pytest.mark.parametrize("command", ["run", "evaluate"])
+def test_a_command_says_it_in_one_line(command, tmp_path):
+    policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
+    given = [f"--config={ROOT}/experiments/desk.py", "--config.environment.cluster=ray://h:1", *policy]
+    code = f"{WITHOUT_RAY}from absl import app; from experiments import {command}; "
+    code += f"app.run({command}.main, flags_parser={command}.parse)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *given],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin", "HOME": str(tmp_path / "home")},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout.strip() == (
+        "error: environment.cluster is 'ray://h:1', but Ray is not installed; run pip install 'cojax[ray]', or leave "
+        "the setting empty to keep the environment on this host"
+    )
+    assert not (tmp_path / "w").exists()
+
+
+def test_without_the_setting_ray_is_not_imported():
+    code = (
+        "import sys, environments, environments.cluster, experiments.run, experiments.evaluate, environments.check; "
+        "environments.load('desk'); sys.exit('ray' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)

@@ -1,0 +1,53 @@
+"""`environment.cluster` is a setting of every environment, and decides no result."""
+
+import pytest
+
+from cojax.storage.differences import FREE_SETTINGS, differences
+from experiments import base, bfcl, desk, entries
+from experiments.checks import check
+from experiments.evaluate import identity
+from experiments.subjects import Subject
+
+CLUSTER = "ray://head:10001"
+
+
+@pytest.mark.parametrize("experiment", [desk, bfcl])
+def test_it_is_no_setting_of_the_environments_own(experiment):
+    config = experiment.get_config()
+    assert config.environment.cluster == ""
+    config.environment.cluster = CLUSTER
+    chosen = entries.entry(config, "environment.name")
+    assert "cluster" not in chosen.given
+    assert "cluster" not in chosen.described()["settings"]
+
+
+def test_a_flag_sets_it_and_another_environment_keeps_it():
+    config = entries.overridden(desk.get_config(), {"environment.cluster": CLUSTER})
+    assert config.environment.to_dict() == {"name": "desk", "cluster": CLUSTER, "isolated": False}
+    config = entries.overridden(config, {"environment.name": "bfcl"})
+    assert config.environment.to_dict() == {"name": "bfcl", "cluster": CLUSTER}
+
+
+def test_a_run_may_go_on_elsewhere():
+    here, there = desk.get_config(), desk.get_config()
+    there.environment.cluster = CLUSTER
+    assert differences(here.to_dict(), there.to_dict(), FREE_SETTINGS) == ""
+    assert base.LEAVES["environment.cluster"].default == ""
+
+
+def test_an_evaluation_is_the_same_one_elsewhere():
+    subject = Subject(name="m", identity={"model": "m"})
+    here, there = desk.get_config(), desk.get_config()
+    there.environment.cluster = CLUSTER
+    assert identity(here, subject, {}, 1) == identity(there, subject, {}, 1)
+    assert "cluster" not in identity(here, subject, {}, 1)["environment"]
+
+
+def test_an_address_is_checked_before_anything_is_built():
+    config = desk.get_config()
+    config.environment.cluster = "head"
+    with pytest.raises(ValueError, match=r"environment\.cluster is 'head'; expected ray://HOST:PORT"):
+        check(config)
+    config.environment.cluster = "ray://user:key@head:1"
+    with pytest.raises(ValueError, match=r"environment\.cluster holds credentials"):
+        check(config)

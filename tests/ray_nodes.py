@@ -1,0 +1,116 @@
+"""A Ray cluster of several nodes on this machine, by Ray's own utility. Needs Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cojax.host.processes import family
+
+# Bytes of each node's object store: replies are small.
+_STORE = 80 * 2**20
+_ATTEMPTS = 5
+_T = TypeVar("_T")
+
+
+class RayNodes:
+    """`size` nodes of one processor, and a head without. `address` is for a host of the cluster, `client` for any
+    host."""
+
+    def __init__(self, size: int) -> None:
+        # Sockets lie in the folder, and their paths may not be long.
+        self.folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        self.nodes: list[Any] = []
+        try:
+            self._start(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, size: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        head = {
+            "num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True,
+            "object_store_memory": _STORE, "ray_client_server_port": port, "temp_dir": self.folder,
+        }  # fmt: skip
+        self.cluster = _patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self.address, self.client = self.cluster.address, f"ray://127.0.0.1:{port}"
+        for _ in range(size):
+            self.add()
+
+    def add(self) -> None:
+        given = {"num_cpus": 1, "object_store_memory": _STORE, "include_log_monitor": False}
+        self.nodes.append(_patiently(lambda: self.cluster.add_node(**given)))
+
+    def kill(self, id: str) -> None:
+        """Ends all processes of a node at once, as when its machine is gone."""
+        (node,) = (one for one in self.nodes if one.node_id == id)
+        self.nodes.remove(node)
+        raylets = [process.process.pid for process in node.all_processes["raylet"]]
+        _end([member for raylet in raylets for member in family(raylet)])
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def close(self) -> None:
+        """Ends all processes of the cluster: those that name its folder, and what descends from them."""
+        named = [pid for pid in family(os.getpid()) if self.folder.encode() in command_line(pid)]
+        _end({member for one in named for member in family(one)})
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _patiently(start: Callable[[], _T]) -> _T:
+    """Ray gives a node 30 seconds to start, which may be too few on a busy machine. What did not start is ended."""
+    before = set(family(os.getpid()))
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return start()
+        except Exception:
+            _end(set(family(os.getpid())) - before)
+    return start()
+
+
+def _end(processes: Iterable[int]) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@contextlib.contextmanager
+def ray_nodes(size: int) -> Iterator[RayNodes]:
+    """The cluster; its nodes also find the modules beside the tests. Afterwards this process has left it."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    variables = dict(os.environ)
+    here = Path(__file__).parent
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here.parent), str(here), variables.get("PYTHONPATH"))))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+
+    made = RayNodes(size)
+    try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        yield made
+    finally:
+        ray.shutdown()
+        made.close()
+        os.environ.clear()
+        os.environ.update(variables)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
