@@ -31,7 +31,7 @@ from cojax.policy.transformer import Params
 from cojax.preference.rounds import Rounds
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
+from cojax.synthesis import EVOLUTIONS, MEMORIES, SELECTIONS, Synthesis, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates, setup_hash
@@ -205,6 +205,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         return {"success": result.success, "partial": result.partial, "lost": result.lost, **kinds_of_task}
 
     explores = explorer(config, made)
+    evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
         environment=made.environment,
@@ -217,9 +218,11 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **made.signals,
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": EpisodeCount()} if config.episodes else {}),
+            **{name: MEMORIES[name]() for name in reads(evolve)},
         },
         kinds=made.signals,
-        evolve=entry(config, "evolve").function if methods.evolves(config) else EVOLUTIONS["none"],
+        evolve=evolve,
+        reads=reads(evolve),
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,

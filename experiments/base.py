@@ -229,6 +229,7 @@ OPEN: Mapping[str, str] = {
     "learner.advantage_settings": "learner.advantage",
     "learner.weighting_settings": "learner.weighting",
     "curriculum_settings": "curriculum",
+    "evolve_settings": "evolve",
     "signal_settings": "each signal, under its name, e.g. --config.signal_settings.forgetting.window=5; the name of "
     "package.module:name is `name`",
 }

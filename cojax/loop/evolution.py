@@ -95,10 +95,12 @@ class Evolution:
             kinds=loop.kinds,
             closed=loop.closed,
         )
+        # Copies: the next step changes the memories, and may run at the same time.
+        read = [dict(state.memory[name]) for name in loop.reads]
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                loop.evolve(inputs),
+                loop.evolve(inputs, *read),
                 loop.environment,
                 loop.explorer,
                 loop.validate,
