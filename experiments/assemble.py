@@ -223,6 +223,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         kinds=made.signals,
         evolve=evolve,
         reads=reads(evolve),
+        admission=entry(config, "synthesis.admit").bound()(),
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,
@@ -245,7 +246,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         select=SELECTIONS[config.synthesis.select],
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
-        **settings(config.synthesis, "select"),
+        **settings(config.synthesis, "select", "admit"),
     )
 
 

@@ -22,7 +22,7 @@ from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.signals import SIGNALS, SignalKind, check
-from cojax.synthesis import EVOLUTIONS, reads
+from cojax.synthesis import ADMISSIONS, EVOLUTIONS, reads
 from experiments import base, methods
 from experiments.base import LEAVES, OPEN, PAPER, at, put
 from experiments.compatibility import without_old_names
@@ -58,6 +58,7 @@ CHOICES: dict[str, Choice] = {
     "curriculum": _of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
     "environment.name": Choice("environment", environments.maker, environments.available, "environment", ()),
     "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
+    "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
     "engine.name": _of("engine", ENGINES, takes=("config", "model")),
     "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
     "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
@@ -101,7 +102,7 @@ def _plain(value: Any) -> Any:
 
 
 # Kinds whose entries declare settings.
-_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve"}
+_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve", "admission"}
 
 
 def entry(config: ConfigDict, leaf: str) -> ChosenEntry:

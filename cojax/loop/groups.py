@@ -14,6 +14,9 @@ from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.types import Group, Signal, Task
 
+# Tells the random numbers of probes from those of training, whose seeds have one number less.
+_PROBE = 1
+
 
 class EpisodeCount:
     """A detector that raises no signals: it counts the episodes of all steps so far."""
@@ -111,6 +114,18 @@ def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> 
     """Plays the episodes of these numbers, of each task, with the weights that the engine holds."""
     with time_rollout(loop):
         return _play(loop, tasks, step, lambda: False, samples)
+
+
+def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
+    """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
+
+    Their random numbers are not those of any step. Raises RolloutStopped soon after `stop` turns true.
+    """
+    if not tasks:
+        return []
+    actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
+    collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
+    return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
 
 
 def _play(

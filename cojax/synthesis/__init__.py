@@ -5,6 +5,7 @@ evolutions.py        the ways to guide an evolution, by name
 expeditions.py       chooses the task and the guidance of each expedition
 expedition_batch.py  runs a batch of expeditions in parallel and validates their drafts
 collector.py         gathers the new tasks, in the order of the expeditions
+admission.py         chooses the tasks that enter the pool, if more are found than it takes
 records.py           makes the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
 interruption.py      stops an evolution early
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
+from cojax.synthesis.admission import ADMISSIONS, Admission, admit
 from cojax.synthesis.collector import Collector, Synthesis
 from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, reads
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
@@ -27,14 +29,17 @@ from cojax.types import Task
 from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
+    "ADMISSIONS",
     "EVOLUTIONS",
     "MEMORIES",
     "SELECTIONS",
+    "Admission",
     "EvolutionInputs",
     "Expedition",
     "Interrupted",
     "Synthesis",
     "Validate",
+    "admit",
     "initial_tasks",
     "reads",
     "sample_setups",

@@ -127,9 +127,9 @@ def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dic
 
 
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What a run used: training episodes and their turns, tokens sampled and learned from, actions of the explorer,
-    drafts validated, tasks added."""
-    turns = episodes = explored = drafts = 0
+    """What a run used: episodes of training and of probes and their turns, tokens sampled and learned from,
+    actions of the explorer, drafts validated, tasks added."""
+    turns = episodes = explored = drafts = probed = sampled = 0
     for row in metrics:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         episodes += sum(row["outcomes"].values())
@@ -138,10 +138,16 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
         evolution = row.get("evolution", {})
         explored += evolution.get("triplets", 0)
         drafts += evolution.get("drafts", 0)
+        # Episodes by which an admission tried candidates are episodes of the policy like all others.
+        probe = evolution.get("probe", {})
+        probed += probe.get("episodes", 0)
+        turns += probe.get("turns", 0)
+        sampled += probe.get("tokens", 0)
     return {
-        "episodes": episodes,
+        "episodes": episodes + probed,
+        **({"probe_episodes": probed} if probed else {}),
         "turns": turns,
-        "tokens_sampled": summary["tokens"]["sampled"],
+        "tokens_sampled": summary["tokens"]["sampled"] + sampled,
         "tokens_trained": summary["tokens"]["trained"],
         "explorer_actions": explored,
         "drafts": drafts,
