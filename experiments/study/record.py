@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import environments
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.signals import SIGNALS
@@ -20,7 +19,7 @@ from experiments import held_out
 from experiments.study import schedule
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun, plain_configuration
-from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, least_popular
+from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, environment_of, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
@@ -66,7 +65,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
     metrics = list(Log(workdir / "metrics.jsonl").read())
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(workdir / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
-    environment = environments.load(config["config"]["environment"]["name"])
+    environment = environment_of(config["config"])
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not targets and (workdir / held_out.FILE).exists():
         targets = held_out.stored(workdir / held_out.FILE)
