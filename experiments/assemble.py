@@ -29,6 +29,7 @@ from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
 from cojax.preference.rounds import Rounds
+from cojax.prefixes import PrefixLengths
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.synthesis import EVOLUTIONS, MEMORIES, SELECTIONS, Synthesis, initial_tasks, reads
@@ -219,6 +220,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": EpisodeCount()} if config.episodes else {}),
             **{name: MEMORIES[name]() for name in reads(evolve)},
+            **({"prefixes": PrefixLengths()} if config.prefix_replay else {}),
         },
         kinds=made.signals,
         evolve=evolve,

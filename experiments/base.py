@@ -60,6 +60,11 @@ def loop() -> Section:
         "initial_tasks": Leaf(100, Count, "tasks in D_0, N"),
         "evolve": Leaf("feedback", str, "what guides the explorer"),
         "evolve_every": Leaf(10, Count, "steps between evolutions, F"),
+        "prefix_replay": Leaf(
+            False, bool,
+            "episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which are not "
+            "learned; their number keeps success near one half",
+        ),
         "signals": Leaf("forgetting,boundary,rare", str, "the signals in use, separated by commas"),
         "validate": Leaf(True, bool, "whether drafts are validated; False is the ablation"),
         "seed": Leaf(0, Annotated[int, Range(-(2**63), 2**63 - 1)], "decides all random choices"),

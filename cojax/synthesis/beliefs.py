@@ -20,9 +20,10 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+from cojax.prefixes import replayed
 from cojax.registry.annotations import Range
 from cojax.signals.tools import tools_of
-from cojax.types import Group, Signal, Task
+from cojax.types import Action, Group, Signal, Task
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
@@ -42,7 +43,11 @@ def pair_key(one: str, other: str, length: int) -> str:
 
 def solution_tools(task: Task) -> list[str]:
     """The tools of the task's solution, each once, in order."""
-    return list(dict.fromkeys(tool for action in task.solution for tool in tools_of(action)))
+    return _tools(task.solution)
+
+
+def _tools(actions: Sequence[Action]) -> list[str]:
+    return list(dict.fromkeys(tool for action in actions for tool in tools_of(action)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +69,8 @@ class Beliefs:
             solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
             failed = len(group.valid) - solved
             if group.valid:
-                for key in _keys(group.task):
+                # Of a replayed beginning the policy played nothing.
+                for key in _keys(group.task.solution[replayed(group.valid[0]) :]):
                     counts = found.setdefault(key, [0.0, 0.0])
                     counts[0] += solved
                     counts[1] += failed
@@ -75,10 +81,10 @@ class Beliefs:
         return changes, []
 
 
-def _keys(task: Task) -> list[str]:
-    tools = solution_tools(task)
+def _keys(actions: Sequence[Action]) -> list[str]:
+    tools = _tools(actions)
     pairs = itertools.combinations(tools, 2)
-    return [*map(tool_key, tools), *(pair_key(one, other, len(task.solution)) for one, other in pairs)]
+    return [*map(tool_key, tools), *(pair_key(one, other, len(actions)) for one, other in pairs)]
 
 
 def _discounted(entry: Sequence[float] | None, now: int, discount: float) -> Evidence:

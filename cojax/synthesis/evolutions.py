@@ -17,6 +17,7 @@ from cojax.synthesis.expeditions import (
     unguided,
     uniform,
 )
+from cojax.synthesis.frontier import frontier
 from cojax.synthesis.posteriors import posteriors
 
 # (EvolutionInputs, the memory of each detector of MEMORIES that a further parameter names) → expeditions. The settings
@@ -31,6 +32,7 @@ EVOLUTIONS: dict[str, Evolve] = {
     "displaced": around_displaced_signals,
     "feedback": around_signals,
     "posteriors": posteriors,
+    "frontier": frontier,
 }
 # Detectors that raise no signals, by the name of the parameter that receives their memory.
 MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": Beliefs}

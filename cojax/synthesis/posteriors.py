@@ -74,7 +74,7 @@ def _contender(
     trajectory, tools = rng.choice(parents)
     task = trajectory.task
     if task.id not in offered:
-        offered[task.id] = [tool for tool in _tools(environment, task) if tool != ending]
+        offered[task.id] = [tool for tool in offered_tools(environment, task) if tool != ending]
     one = rng.choice(tools)
     others = [tool for tool in offered[task.id] if tool != one]
     pair = (one, rng.choice(others)) if others else (one, one)
@@ -82,7 +82,7 @@ def _contender(
     return drawn, trajectory, tuple(dict.fromkeys(pair))
 
 
-def _tools(environment: Environment, task: Task) -> list[str]:
+def offered_tools(environment: Environment, task: Task) -> list[str]:
     """The tools that an episode of the task offers."""
     episode = ask(environment.start, task)
     try:

@@ -32,6 +32,7 @@ _METHODS: Mapping[str, tuple[str, Settings]] = {
     "control": ("control: guided, without signals", {"evolve": "trajectory"}),
     "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
     "posteriors": ("posteriors: Thompson sampling", {"evolve": "posteriors"}),
+    "frontier": ("frontier: joins with prefix replay", {"evolve": "frontier", "prefix_replay": True}),
     "probe": ("uniform + probe before admission", {"evolve": "uniform", **_PROBED}),
     "posteriors-probe": ("posteriors + probe", {"evolve": "posteriors", **_PROBED}),
 }
@@ -55,9 +56,10 @@ TABLES = {
     "wide": _table(
         "Where choice matters: a grown desk of hundreds of tools, in as many episodes",
         "wide",
-        ("uniform", "feedback", "posteriors", "probe", "posteriors-probe"),
+        ("uniform", "feedback", "posteriors", "frontier", "probe", "posteriors-probe"),
         (
             ("posteriors", "uniform"),
+            ("frontier", "uniform"),
             ("probe", "uniform"),
             ("posteriors-probe", "uniform"),
             ("feedback", "uniform"),
