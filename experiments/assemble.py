@@ -220,7 +220,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": EpisodeCount()} if config.episodes else {}),
             **{name: MEMORIES[name]() for name in reads(evolve)},
-            **({"prefixes": PrefixLengths()} if config.prefix_replay else {}),
+            **({"prefixes": PrefixLengths()} if config.synthesis.prefix_replay else {}),
         },
         kinds=made.signals,
         evolve=evolve,
@@ -248,7 +248,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         select=SELECTIONS[config.synthesis.select],
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
-        **settings(config.synthesis, "select", "admit"),
+        **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 
 

@@ -60,11 +60,6 @@ def loop() -> Section:
         "initial_tasks": Leaf(100, Count, "tasks in D_0, N"),
         "evolve": Leaf("feedback", str, "what guides the explorer"),
         "evolve_every": Leaf(10, Count, "steps between evolutions, F"),
-        "prefix_replay": Leaf(
-            False, bool,
-            "episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which are not "
-            "learned; their number keeps success near one half",
-        ),
         "signals": Leaf("forgetting,boundary,rare", str, "the signals in use, separated by commas"),
         "validate": Leaf(True, bool, "whether drafts are validated; False is the ablation"),
         "seed": Leaf(0, Annotated[int, Range(-(2**63), 2**63 - 1)], "decides all random choices"),
@@ -206,6 +201,12 @@ def synthesis() -> Section:
         "budget": Leaf(40, Count, "most tasks that an evolution adds"),
         "per_context": Leaf(2, Count, "most tasks from one expedition"),
         "admit": Leaf("all", str, "which of the tasks found enter the pool: all, or those that a probe chooses"),
+        "prefix_replay": Leaf(
+            False,
+            bool,
+            "episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which are not "
+            "learned; their number keeps success near one half",
+        ),
         "select": Leaf("confident", one_of(SELECTIONS), "which signals to follow if there are more than contexts"),
     }
 

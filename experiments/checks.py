@@ -120,14 +120,16 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 def _check_prefix_replay(config: ConfigDict) -> None:
     """Raises ValueError where replayed actions could not be left out of what is learned."""
-    if not config.prefix_replay:
+    if not config.synthesis.prefix_replay:
         return
     if config.method != "coevolve":
-        raise ValueError(f"prefix_replay is True, but method is {config.method!r}; only coevolve replays prefixes")
+        raise ValueError(
+            f"synthesis.prefix_replay is True, but method is {config.method!r}; only coevolve replays prefixes"
+        )
     if config.learner.routes != "own":
         raise ValueError(
-            f"prefix_replay is True, but learner.routes is {config.learner.routes!r}: the sampler reports no routes of "
-            "replayed actions; set --config.learner.routes=own"
+            f"synthesis.prefix_replay is True, but learner.routes is {config.learner.routes!r}: the sampler reports no "
+            "routes of replayed actions; set --config.learner.routes=own"
         )
 
 

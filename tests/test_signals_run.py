@@ -65,7 +65,7 @@ def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(run
 def test_the_frontier_replays_prefixes_of_joined_tasks_alone(runs: Runs, tmp_path: Path) -> None:
     settings = (
         "environment.suites=2", "evolve=frontier", "evolve_settings.mastered=0.0", "evolve_settings.episodes=1.0",
-        "evolve_settings.floor=0.0", "prefix_replay=True", "fresh_fraction=1.0", "steps=4",
+        "evolve_settings.floor=0.0", "synthesis.prefix_replay=True", "fresh_fraction=1.0", "steps=4",
     )  # fmt: skip
     done = runs(tmp_path / "run", *settings)
     assert done.returncode == 0, done.stdout + done.stderr

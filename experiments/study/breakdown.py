@@ -14,7 +14,7 @@ from experiments.study.tasks import environment_of, least_popular
 # Solutions of this many actions or more are one kind.
 _LONG = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the worst tenth is told.
-MANY = 100
+MANY = 60
 
 
 def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:

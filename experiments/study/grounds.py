@@ -32,7 +32,7 @@ _METHODS: Mapping[str, tuple[str, Settings]] = {
     "control": ("control: guided, without signals", {"evolve": "trajectory"}),
     "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
     "posteriors": ("posteriors: Thompson sampling", {"evolve": "posteriors"}),
-    "frontier": ("frontier: joins with prefix replay", {"evolve": "frontier", "prefix_replay": True}),
+    "frontier": ("frontier: joins with prefix replay", {"evolve": "frontier", "synthesis.prefix_replay": True}),
     "probe": ("uniform + probe before admission", {"evolve": "uniform", **_PROBED}),
     "posteriors-probe": ("posteriors + probe", {"evolve": "posteriors", **_PROBED}),
 }

@@ -93,3 +93,16 @@ def test_the_desk_of_the_other_tables_has_too_few_skills_for_a_worst_tenth():
     one, _ = held_out("feedback", 101, lambda tool: True)
     assert worst_tenth([one]) is None
     assert "worst_tenth" not in summarise("one", Table("A table", ("feedback",), ()), (101,), known(one))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"learner.routes": "compared"}, "synthesis.prefix_replay is True, but learner.routes is 'compared'"),
+        ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft'; only coevolve replays prefixes"),
+    ],
+)
+def test_prefixes_are_replayed_only_where_they_can_be_left_out(settings, reason):
+    given = {"synthesis.prefix_replay": True, **settings}
+    with pytest.raises(ValueError, match=reason):
+        check(resolve(configuration_of(given), given))
