@@ -31,9 +31,10 @@ from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
 from cojax.preference.rounds import Rounds
+from cojax.prefixes import PrefixLengths
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.synthesis import EVOLUTIONS, SELECTIONS, Synthesis, initial_tasks
+from cojax.synthesis import EVOLUTIONS, MEMORIES, SELECTIONS, Synthesis, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates, setup_hash
@@ -230,6 +231,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         return {"success": result.success, "partial": result.partial, "lost": result.lost, **kinds_of_task}
 
     explores = explorer(config, made)
+    evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
         environment=made.environment,
@@ -242,9 +244,13 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
             **made.signals,
             **({"visits": RecentScores()} if curriculum else {}),
             **({"played": EpisodeCount()} if config.episodes else {}),
+            **{name: MEMORIES[name]() for name in reads(evolve)},
+            **({"prefixes": PrefixLengths()} if config.synthesis.prefix_replay else {}),
         },
         kinds=made.signals,
-        evolve=entry(config, "evolve").function if methods.evolves(config) else EVOLUTIONS["none"],
+        evolve=evolve,
+        reads=reads(evolve),
+        admission=entry(config, "synthesis.admit").bound()(),
         popularity=popularity(made.environment),
         sampling=sampling(config, made.chat, config.sampling.temperature),
         limits=made.limits,
@@ -267,7 +273,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         select=SELECTIONS[config.synthesis.select],
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
-        **settings(config.synthesis, "select"),
+        **settings(config.synthesis, "select", "admit", "prefix_replay"),
     )
 
 

@@ -206,6 +206,13 @@ def synthesis() -> Section:
         "contexts": Leaf(40, Count, "expeditions per evolution"),
         "budget": Leaf(40, Count, "most tasks that an evolution adds"),
         "per_context": Leaf(2, Count, "most tasks from one expedition"),
+        "admit": Leaf("all", str, "which of the tasks found enter the pool: all, or those that a probe chooses"),
+        "prefix_replay": Leaf(
+            False,
+            bool,
+            "episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which are not "
+            "learned; their number keeps success near one half",
+        ),
         "select": Leaf("confident", one_of(SELECTIONS), "which signals to follow if there are more than contexts"),
     }
 
@@ -235,6 +242,8 @@ OPEN: Mapping[str, str] = {
     "learner.advantage_settings": "learner.advantage",
     "learner.weighting_settings": "learner.weighting",
     "curriculum_settings": "curriculum",
+    "evolve_settings": "evolve",
+    "admission_settings": "synthesis.admit",
     "signal_settings": "each signal, under its name, e.g. --config.signal_settings.forgetting.window=5; the name of "
     "package.module:name is `name`",
 }

@@ -67,6 +67,7 @@ def check(config: ConfigDict) -> None:
             "--config.evaluation.trials=3, say, or take it back"
         )
     _check_validation(config)
+    _check_prefix_replay(config)
     _check_explorers(config)
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(
@@ -116,6 +117,21 @@ def _check_warm_start(config: ConfigDict) -> None:
     if section.steps and section.demonstrations < section.batch_size:
         raise ValueError(
             f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"
+        )
+
+
+def _check_prefix_replay(config: ConfigDict) -> None:
+    """Raises ValueError where replayed actions could not be left out of what is learned."""
+    if not config.synthesis.prefix_replay:
+        return
+    if config.method != "coevolve":
+        raise ValueError(
+            f"synthesis.prefix_replay is True, but method is {config.method!r}; only coevolve replays prefixes"
+        )
+    if config.learner.routes != "own":
+        raise ValueError(
+            f"synthesis.prefix_replay is True, but learner.routes is {config.learner.routes!r}: the sampler reports no "
+            "routes of replayed actions; set --config.learner.routes=own"
         )
 
 

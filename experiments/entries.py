@@ -22,7 +22,7 @@ from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.signals import SIGNALS, SignalKind, check
-from cojax.synthesis import EVOLUTIONS
+from cojax.synthesis import ADMISSIONS, EVOLUTIONS, reads
 from experiments import base, methods
 from experiments.base import LEAVES, OPEN, PAPER, at, put
 from experiments.compatibility import without_old_names
@@ -57,7 +57,8 @@ CHOICES: dict[str, Choice] = {
     "learner.weighting": _of("weighting", WEIGHTINGS, "learner.weighting_settings", ("lengths",)),
     "curriculum": _of("curriculum", CURRICULA, "curriculum_settings", ("scores",)),
     "environment.name": Choice("environment", environments.maker, environments.available, "environment", ()),
-    "evolve": _of("evolve", EVOLUTIONS, takes=("inputs",)),
+    "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
+    "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
     "engine.name": _of("engine", ENGINES, takes=("config", "model")),
     "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
     "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
@@ -101,7 +102,7 @@ def _plain(value: Any) -> Any:
 
 
 # Kinds whose entries declare settings.
-_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal"}
+_DECLARING = {"loss", "advantage", "weighting", "curriculum", "environment", "signal", "evolve", "admission"}
 
 
 def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
@@ -113,7 +114,8 @@ def entry(config: ConfigDict, leaf: str) -> ChosenEntry:
         overrides = {**PAPER.get(leaf, {}).get(name, {}), **_section(config, leaf)}
         given = registry.check_settings(choice.kind, name, function, overrides, f"{choice.section}.")
     if choice.takes is not None:
-        registry.check_call(choice.kind, name, function, choice.takes, given)
+        takes = (*choice.takes, *reads(function)) if leaf == "evolve" else choice.takes
+        registry.check_call(choice.kind, name, function, takes, given)
     if leaf == "environment.name":
         environments.examine(name, given)
     full = environments.full_name(name) if leaf == "environment.name" else name

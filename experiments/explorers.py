@@ -122,7 +122,10 @@ def samples_policy(config: ConfigDict) -> bool:
     attempted = config.validate and config.explorer.name == "llm" and attempts(config) > 0
     # An explorer from outside may sample it.
     unknown = ":" in config.explorer.name
-    return unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
+    probes = config.synthesis.admit != "all"
+    return (
+        probes or unknown or config.explorer.name == "policy" or (attempted and config.validation.attempter == "policy")
+    )
 
 
 def journal(config: ConfigDict) -> Journal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.curriculum import Curriculum
@@ -17,7 +17,8 @@ from cojax.rollout.chat import Chat
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Engine, Sampling
 from cojax.signals import Detector, Memory, SignalKind
-from cojax.synthesis import EvolutionInputs, Expedition, Validate
+from cojax.synthesis import Admission, Validate
+from cojax.synthesis.evolutions import Evolve
 from cojax.synthesis.selection import Select, even
 from cojax.types import Group, Signal
 from cojax.validation.similarity import NearDuplicates
@@ -53,11 +54,13 @@ class State:
 class Loop:
     """Everything that stays: the parts, and the paper's settings (Table 9) by their names.
 
-    Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`. Every `evolve_every` steps it prepares at most `contexts`
-    expeditions. They find at most `budget` tasks together and `per_context` each. `select` is an entry of
-    `synthesis.SELECTIONS`. A draft is refused if `near_duplicates` finds a task with similar wording in the pool. No
-    setup whose hash is in `closed` is explored without a signal.
-    `quality` measures the pool after an evolution, for the step's record.
+    Evolution: `evolve` is an entry of `synthesis.EVOLUTIONS`, which is also given the memories of the detectors
+    `reads`. Every `evolve_every` steps it prepares at most `contexts` expeditions. They find at most
+    `budget` tasks together and `per_context` each. `select` is an entry of `synthesis.SELECTIONS`. A draft is refused
+    if `near_duplicates` finds a task with similar wording in the pool. No setup whose hash is in `closed` is explored
+    without a signal. With an `admission`, an evolution prepares and finds as many times more, and the admission chooses
+    among these tasks after the policy has tried each. `quality` measures the pool after an evolution, for the step's
+    record.
 
     Tasks: the share `fresh_fraction` of a batch is drawn from the newest tasks (0 in the paper). `curriculum`, an entry
     of `curriculum.CURRICULA`, weights the other tasks by the scores that the detector `visits` remembers; None weights
@@ -83,7 +86,7 @@ class Loop:
     explorer: Explorer
     validate: Validate
     detectors: Mapping[str, Detector]
-    evolve: Callable[[EvolutionInputs], Iterator[Expedition]]
+    evolve: Evolve
     popularity: Mapping[str, float] | None
     sampling: Sampling
     limits: Limits
@@ -106,6 +109,8 @@ class Loop:
     episodes: int = 0
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
+    reads: tuple[str, ...] = ()
+    admission: Admission | None = None
     near_duplicates: NearDuplicates = dataclasses.field(default_factory=lambda: NearDuplicates(0.0))
     closed: frozenset[str] = frozenset()
     score: Callable[[int], Mapping[str, float] | None] = lambda step: None

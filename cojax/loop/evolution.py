@@ -11,8 +11,10 @@ from typing import Any
 from cojax import signals
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
+from cojax.loop.groups import probe_tasks
+from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import EvolutionInputs, Synthesis, synthesize
+from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, synthesize
 from cojax.synthesis.selection import visits_of
 
 _LOG = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class Evolution:
         The function may run on any thread. It raises Interrupted once its argument, `stop`, returns true.
         """
         loop, seed = self.loop, (self.loop.seed, state.step - 1)
+        more = loop.admission.candidates if loop.admission else 1
         recall = self.directory.recall(range(state.evolved + 1, state.step + 1))
         loop.near_duplicates.update(state.pool)
         keeps_scores = isinstance(loop.kinds.get("forgetting"), signals.Forgetting)
@@ -88,22 +91,24 @@ class Evolution:
             episodes=recall.ids,
             find=recall.find,
             popularity=loop.popularity,
-            contexts=loop.contexts,
+            contexts=loop.contexts * more,
             seed=seed,
             select=loop.select,
             visits=visits_of(recall.records, windows, loop.group_size),
             kinds=loop.kinds,
             closed=loop.closed,
         )
+        # Copies: the next step changes the memories, and may run at the same time.
+        read = [dict(state.memory[name]) for name in loop.reads]
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                loop.evolve(inputs),
+                loop.evolve(inputs, *read),
                 loop.environment,
                 loop.explorer,
                 loop.validate,
                 state.pool.__contains__,
-                budget=loop.budget,
+                budget=loop.budget * more,
                 per_context=loop.per_context,
                 seed=seed,
                 step=state.step,
@@ -116,9 +121,20 @@ class Evolution:
                     state.step, synthesis.counts["expeditions"],
                     "; ".join(synthesis.reasons()) or "the explorer wrote no draft",
                 )  # fmt: skip
-            return synthesis
+            return self._admitted(synthesis, state.step, seed, stop)
 
         return evolve
+
+    def _admitted(self, synthesis: Synthesis, step: int, seed: tuple, stop: Callable[[], bool]) -> Synthesis:
+        """The synthesis with the tasks that the loop's admission chooses; all of them without one."""
+        admission = self.loop.admission
+        if admission is None:
+            return synthesis
+        try:
+            groups = probe_tasks(self.loop, synthesis.tasks, step, admission.attempts, stop)
+        except RolloutStopped as stopped:
+            raise Interrupted from stopped
+        return admit(synthesis, groups, admission.choose(groups, self.loop.budget, seed))
 
 
 def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
@@ -130,5 +146,6 @@ def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
             **synthesis.counts,
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
+            **({"probe": dict(synthesis.probe)} if synthesis.probe else {}),
         }
     }

@@ -10,9 +10,13 @@ from typing import Any
 from cojax.curriculum import task_weight
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
+from cojax.prefixes import prefix
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.types import Group, Signal, Task
+
+# Tells the random numbers of probes from those of training, whose seeds have one number less.
+_PROBE = 1
 
 
 class EpisodeCount:
@@ -28,7 +32,7 @@ class EpisodeCount:
 def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
     """Plays the groups of `step`; `state` is the state before the step."""
     with time_rollout(loop):
-        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step))
+        return _play_and_refill(loop, state, step, draw_tasks(loop, state, step), _prefix_lengths(loop, state))
 
 
 @contextlib.contextmanager
@@ -43,28 +47,36 @@ def sample_ahead(loop: Loop, state: State, step: int) -> Iterator[list[Group]]:
         yield groups
         return
     tasks = draw_tasks(loop, state, step)
-    with in_background("ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, unwanted)) as sampled:
+    lengths = _prefix_lengths(loop, state)
+    with in_background(
+        "ahead", lambda unwanted: _play_and_refill(loop, state, step, tasks, lengths, unwanted)
+    ) as sampled:
         yield groups
         with time_rollout(loop):
             groups += sampled.result()
 
 
 def _play_and_refill(
-    loop: Loop, state: State, step: int, tasks: Sequence[Task], stop: Callable[[], bool] = lambda: False
+    loop: Loop,
+    state: State,
+    step: int,
+    tasks: Sequence[Task],
+    lengths: Mapping[str, int] | None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Group]:
     """Plays these tasks and, with dynamic sampling, further ones (DAPO, arXiv 2503.14476, §3.2).
 
     Tasks are added until `batch_size` groups are live, `dynamic_sampling` groups were sampled, the run's episodes are
     used up, or the pool has no other task. All groups are sampled from the same weights.
     """
-    groups, refill = _play(loop, tasks, step, stop), 0
+    groups, refill = _play(loop, tasks, step, stop, lengths=lengths), 0
     while (missing := _missing(loop, state, groups)) > 0:
         refill += 1
         known = {group.task.id for group in groups}
         further = [task for task in draw_tasks(loop, state, step, refill) if task.id not in known]
         if not further:
             break
-        groups += _play(loop, further[:missing], step, stop)
+        groups += _play(loop, further[:missing], step, stop, lengths=lengths)
     return groups
 
 
@@ -113,21 +125,48 @@ def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> 
         return _play(loop, tasks, step, lambda: False, samples)
 
 
-def _play(
-    loop: Loop, tasks: Sequence[Task], step: int, stop: Callable[[], bool], samples: range | None = None
-) -> list[Group]:
-    """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
+def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
+    """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
 
-    Their random numbers depend on the seed, the step and their number only.
+    Their random numbers are not those of any step. Raises RolloutStopped soon after `stop` turns true.
     """
     if not tasks:
         return []
     actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
+    collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
+    return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
+
+
+def _play(
+    loop: Loop,
+    tasks: Sequence[Task],
+    step: int,
+    stop: Callable[[], bool],
+    samples: range | None = None,
+    lengths: Mapping[str, int] | None = None,
+) -> list[Group]:
+    """Plays the groups of these tasks, or only the episodes with the numbers `samples`.
+
+    Their random numbers depend on the seed, the step and their number only. With `lengths`, the memory of
+    `PrefixLengths`, they begin with the prefixes of their tasks.
+    """
+    if not tasks:
+        return []
+    # An episode's session is STEP-TASK-SAMPLE.
+    prefixes = {} if lengths is None else {task.id: prefix(task, lengths) for task in tasks}
+    actors = PolicyActors(
+        loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(session.split("-")[1], ())
+    )
     numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
     )
     return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
+
+
+def _prefix_lengths(loop: Loop, state: State) -> Mapping[str, int] | None:
+    """A copy of the memory of `PrefixLengths`, which the step may change meanwhile; None in a run without it."""
+    return dict(state.memory["prefixes"]) if "prefixes" in loop.detectors else None
 
 
 @contextlib.contextmanager

@@ -200,19 +200,35 @@ class PolicyActors:
     engine: Engine
     chat: Chat
     sampling: Sampling
+    prefix: Callable[[str], Sequence[Action]] = lambda session: ()  # session → actions that its episode begins with
 
     def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
-        return PolicyActor(self.engine, self.chat, self.sampling, session=session, seed=seed)
+        return PolicyActor(
+            self.engine, self.chat, self.sampling, session=session, seed=seed, prefix=self.prefix(session)
+        )
 
     def release(self, session: str) -> None:
         self.engine.release(session)
 
 
 class PolicyActor:
-    """The actor of one episode: renders the new messages, samples an action, and keeps every token."""
+    """The actor of one episode: renders the new messages, samples an action, and keeps every token.
 
-    def __init__(self, engine: Engine, chat: Chat, sampling: Sampling, *, session: str, seed: tuple[int, ...]):
-        self.engine, self.chat, self.sampling = engine, chat, sampling
+    The actions of `prefix` come first. Their tokens count as prompt: they were not sampled, so nothing is learned from
+    them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        chat: Chat,
+        sampling: Sampling,
+        *,
+        session: str,
+        seed: tuple[int, ...],
+        prefix: Sequence[Action] = (),
+    ):
+        self.engine, self.chat, self.sampling, self.prefix = engine, chat, sampling, prefix
         self.session, self.seed = session, seed
         self.tokens: tuple[int, ...] = ()
         self.turns = 0
@@ -223,6 +239,11 @@ class PolicyActor:
         else:
             new = self.chat.open(messages, ask(episode.tools))
         prompt = self.tokens + new
+        if self.turns < len(self.prefix):
+            replayed = self.chat.encode_action(self.prefix[self.turns])
+            self.tokens = prompt + replayed
+            self.turns += 1
+            return Turn(self.chat.read(replayed), prompt_tokens=new + replayed)
         done = self.engine.generate(prompt, self.sampling, session=self.session, seed=(*self.seed, self.turns))
         self.tokens = prompt + done.tokens
         self.turns += 1

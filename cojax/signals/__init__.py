@@ -60,7 +60,18 @@ class SignalKind(Detector, Protocol):
 
 SIGNALS: dict[str, Callable[..., SignalKind]] = {"forgetting": Forgetting, "boundary": Boundary, "rare": Rare}
 # Origins of tasks, which no signal may have as its name.
-_TAKEN = {"seed", "unguided", "uniform", "trajectory", "visits", "played"}
+_TAKEN = {
+    "seed",
+    "unguided",
+    "uniform",
+    "trajectory",
+    "posterior",
+    "frontier",
+    "visits",
+    "played",
+    "beliefs",
+    "prefixes",
+}
 
 
 def check(kind: Any) -> SignalKind:

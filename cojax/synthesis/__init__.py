@@ -1,9 +1,11 @@
 """Stages 2 and 3 as one pipeline: expeditions → contexts → triplets → drafts → verdicts → tasks.
 
 selection.py         selects the signals that an evolution follows
+evolutions.py        the ways to guide an evolution, by name
 expeditions.py       chooses the task and the guidance of each expedition
 expedition_batch.py  runs a batch of expeditions in parallel and validates their drafts
 collector.py         gathers the new tasks, in the order of the expeditions
+admission.py         chooses the tasks that enter the pool, if more are found than it takes
 records.py           makes the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
 interruption.py      stops an evolution early
 """
@@ -16,23 +18,30 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
+from cojax.synthesis.admission import ADMISSIONS, Admission, admit
 from cojax.synthesis.collector import Collector, Synthesis
+from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, reads
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
-from cojax.synthesis.expeditions import EVOLUTIONS, EvolutionInputs, Expedition, sample_setups
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, sample_setups
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.selection import SELECTIONS
 from cojax.types import Task
 from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
+    "ADMISSIONS",
     "EVOLUTIONS",
+    "MEMORIES",
     "SELECTIONS",
+    "Admission",
     "EvolutionInputs",
     "Expedition",
     "Interrupted",
     "Synthesis",
     "Validate",
+    "admit",
     "initial_tasks",
+    "reads",
     "sample_setups",
     "synthesize",
 ]  # fmt: skip

@@ -25,7 +25,8 @@ class Synthesis:
     """The result of an evolution.
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
-    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them.
+    expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is what an
+    admission cost (admission.py), empty if nothing was tried.
 
     `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
     discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
@@ -37,6 +38,7 @@ class Synthesis:
     counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
     expeditions: tuple[dict[str, Any], ...] = ()
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    probe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:

@@ -71,6 +71,11 @@ class EvolutionInputs:
         drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWN if self.closed else 1), self.seed)
         return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
 
+    def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:
+        """Valid trajectories in random order, one of each task."""
+        # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
+        yield from _one_of_each_task(self, rng.sample(self.episodes, len(self.episodes)))
+
     def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
         return self.select(self.signals, self.contexts, self.seed, confidence_by(self.kinds, self.visits))
@@ -98,7 +103,7 @@ def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     episodes = list(inputs.episodes)
     random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
     for trajectory in itertools.islice(_one_of_each_task(inputs, episodes), inputs.contexts):
-        yield Expedition(trajectory.task, "trajectory", reflect=_reflect_on(trajectory, "trajectory", None))
+        yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory, "trajectory", None))
 
 
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
@@ -111,7 +116,7 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     rng = random.Random(repr(("displaced", inputs.seed)))
     chosen = inputs.selected_signals()
     kinds = dict.fromkeys(signal.kind for signal in chosen)
-    trajectories = {kind: _in_random_order(inputs, rng) for kind in kinds}
+    trajectories = {kind: inputs.trajectories(rng) for kind in kinds}
     for signal in chosen:
         trajectory = next(trajectories[signal.kind], None)
         if trajectory is None:
@@ -120,13 +125,8 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
         moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
-        reflect = _reflect_on(trajectory, signal.kind, moved)
+        reflect = reflect_on(trajectory, signal.kind, moved)
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
-
-
-def _in_random_order(inputs: EvolutionInputs, rng: random.Random) -> Iterator[Trajectory]:
-    # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
-    yield from _one_of_each_task(inputs, rng.sample(inputs.episodes, len(inputs.episodes)))
 
 
 def _one_of_each_task(inputs: EvolutionInputs, episodes: Sequence[str]) -> Iterator[Trajectory]:
@@ -142,24 +142,13 @@ def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that have the signals."""
     for signal in inputs.selected_signals():
         trajectory = inputs.find(signal.episode)
-        reflect = _reflect_on(trajectory, signal.kind, signal)
+        reflect = reflect_on(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
-def _reflect_on(
-    trajectory: Trajectory, kind: Origin, signal: Signal | None
-) -> Callable[[Explorer], ExplorationContext]:
+def reflect_on(trajectory: Trajectory, kind: Origin, signal: Signal | None) -> Callable[[Explorer], ExplorationContext]:
+    """Makes the context of an expedition around the trajectory, of that kind, when it starts."""
     return lambda explorer: explorer.reflect(trajectory, kind, signal)
-
-
-EVOLUTIONS: dict[str, Callable[[EvolutionInputs], Iterator[Expedition]]] = {
-    "none": static,
-    "random": unguided,
-    "uniform": uniform,
-    "trajectory": around_trajectories,
-    "displaced": around_displaced_signals,
-    "feedback": around_signals,
-}
 
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task
 from environments.desk import generator, office
 from environments.desk.office import Refused
-from environments.desk.skills import SKILLS, Skill, carry_out, follow
+from environments.desk.skills import Skill, carry_out, follow
+from environments.desk.suite import DESK, Suite, suite_of
 from environments.desk.tools import FINISH, perform
 
 
 def demonstrations(
-    count: int, seed: int, noise: tuple[float, float] = (0.10, 0.85)
+    count: int,
+    seed: int,
+    noise: tuple[float, float] = (0.10, 0.85),
+    suites: Sequence[Suite] = (DESK,),
+    splits: Mapping[str, generator.Split] = generator.SPLITS,
 ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
     """Tasks of the seed split with the demonstrator's actions.
 
-    The skill of popularity rank i of n is bungled with probability noise[0] + (noise[1] − noise[0])·i/(n − 1), each
-    occurrence independently; the demonstrator then goes on with the rest.
+    The skill of popularity rank i of n, within its suite, is bungled with probability
+    noise[0] + (noise[1] − noise[0])·i/(n − 1), each occurrence independently; the demonstrator then goes on with the
+    rest.
     """
-    for index, (task, plan) in zip(range(count), generator.stream("seed", seed), strict=False):
-        yield task, demonstrate(task, plan, noise, random.Random(f"{generator.NAME}/noise/{seed}/{index}"))
+    for index, (task, plan) in zip(range(count), generator.stream("seed", seed, suites, splits), strict=False):
+        rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
+        yield task, demonstrate(task, plan, noise, rng, suite_of(task.setup, suites))
 
 
-def demonstrate(task: Task, plan: generator.Plan, noise: tuple[float, float], rng: random.Random) -> tuple[Action, ...]:
+def demonstrate(
+    task: Task, plan: generator.Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK
+) -> tuple[Action, ...]:
     """The demonstrator's actions, observing as it goes; they end with finish."""
-    state, calls = office.copy(task.setup), list[Call]()
+    state, calls = office.copy(task.setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
         calls.append(call)
         try:
             if call.name != FINISH:
-                observation, changes = perform(state, call)
+                observation, changes = perform(state, call, suite.tools)
                 office.apply(state, changes)
                 return observation
         except Refused:
@@ -42,7 +51,7 @@ def demonstrate(task: Task, plan: generator.Plan, noise: tuple[float, float], rn
         return next(iter(call.arguments.values()))
 
     for skill, words in plan:
-        if rng.random() < _chance(skill, noise):
+        if rng.random() < _chance(suite.skills.index(skill) / (len(suite.skills) - 1), noise):
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)
@@ -63,10 +72,11 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
         follow([template for template in templates if not template.looks], {**words, **guessed}, act)
         return
     wrong = max(index for index, template in enumerate(templates) if template.tool != FINISH)
-    confused = dataclasses.replace(templates[wrong], tool=skill.confused)
+    confused = skill.template(skill.confused, templates[wrong].names, templates[wrong].binds)
     follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
 
 
-def _chance(skill: Skill, noise: tuple[float, float]) -> float:
+def _chance(place: float, noise: tuple[float, float]) -> float:
+    """The chance of a mistake in a skill; `place` is 0 for the most popular one and 1 for the least popular."""
     low, high = noise
-    return low + (high - low) * SKILLS.index(skill) / (len(SKILLS) - 1)
+    return low + (high - low) * place

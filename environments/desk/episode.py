@@ -10,24 +10,24 @@ from typing import Any, TypeVar
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, canonical
 from environments.desk import office
 from environments.desk.office import Refused
-from environments.desk.tools import FINISH, TOOLS, documentation, perform, words
-from environments.desk.words import WORDS, kind
+from environments.desk.suite import DESK, Suite
+from environments.desk.tools import FINISH, documentation, perform, words
 
 _T = TypeVar("_T")
 
-# The most actions offered; names offered for each free choice; values seen that are offered per kind.
+# The most actions offered; new names offered; values seen that are offered per kind.
 _OFFERED = 300
 _FRESH = 2
-_CHOICES = {"text": 3, "day": 3}
 _SEEN = 4
 
 
 class DeskEpisode:
     """The office of one task. Raises ValueError for a setup that is no office."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: Task, suite: Suite = DESK):
         self._task = task
-        self._office = office.copy(task.setup)
+        self._suite = suite
+        self._office = office.copy(task.setup, suite.shelves)
         self._answer: str | None = None
         self._finished = False
         self._seen: dict[str, list[str]] = {"text": [], "day": [], "address": [], "folder": []}
@@ -36,7 +36,7 @@ class DeskEpisode:
         return (Message("user", self._task.query),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return documentation()
+        return documentation(self._suite.tools.values())
 
     def step(self, action: Action) -> Observation:
         """Carries out the calls in order up to the first refused one; one message for each call tried."""
@@ -67,10 +67,12 @@ class DeskEpisode:
         if self._finished:
             return ()
         rng = random.Random(canonical(self._office))
-        known = {slot: tuple(self._words(slot, rng)) for tool in TOOLS.values() for slot in tool.slots.values()}
+        known = {
+            slot: tuple(self._words(slot, rng)) for tool in self._suite.tools.values() for slot in tool.slots.values()
+        }
         calls = [
             Call(tool.name, dict(zip(tool.slots, chosen, strict=True)))
-            for tool in TOOLS.values()
+            for tool in self._suite.tools.values()
             for chosen in itertools.product(*(known[slot] for slot in tool.slots.values()))
         ]
         working = [call for call in calls if self._works(call)]
@@ -89,7 +91,7 @@ class DeskEpisode:
         """
         if not self._task.solution:
             return Evaluation(0.0)
-        reference = DeskEpisode(self._task)
+        reference = DeskEpisode(self._task, self._suite)
         for action in self._task.solution:
             reference.step(action)
         start, goal, now = (office.facts(state) for state in (self._task.setup, reference._office, self._office))
@@ -117,9 +119,9 @@ class DeskEpisode:
                 (self._answer,) = words(call.arguments, ("answer",))
             self._finished = True
             return "ok"
-        observation, changes = perform(self._office, call)
+        observation, changes = perform(self._office, call, self._suite.tools)
         office.apply(self._office, changes)
-        if gives := TOOLS[call.name].gives:
+        if gives := self._suite.tools[call.name].gives:
             # A value moves to the end when it is seen again, so that the oldest are dropped first.
             self._seen[gives] = [word for word in self._seen[gives] if word != observation] + [observation]
         return observation
@@ -129,14 +131,14 @@ class DeskEpisode:
 
     def _works(self, call: Call) -> bool:
         try:
-            perform(self._office, call)
+            perform(self._office, call, self._suite.tools)
         except Refused:
             return False
         return True
 
     def _words(self, slot: str, rng: random.Random) -> Iterator[str]:
         """Words for a slot: existing names, new names, or values seen and a few free choices."""
-        vocabulary, shelf = WORDS[kind(slot)], office.SHELF.get(slot.removeprefix("new_"))
+        vocabulary, shelf = self._suite.vocabulary(slot), self._suite.shelf(slot)
         if slot.startswith("new_"):
             taken = self._office[shelf] if shelf else {}
             yield from _some([word for word in vocabulary if word not in taken], _FRESH, rng)
@@ -145,7 +147,7 @@ class DeskEpisode:
         else:
             seen = self._seen[slot][-_SEEN:]
             yield from seen
-            yield from _some([word for word in vocabulary if word not in seen], _CHOICES.get(slot, 0), rng)
+            yield from _some([word for word in vocabulary if word not in seen], self._suite.choices.get(slot, 0), rng)
 
 
 def _some(items: list[_T], count: int, rng: random.Random) -> list[_T]:

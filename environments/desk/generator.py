@@ -11,14 +11,15 @@ import dataclasses
 import hashlib
 import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Action, Call, Task, normalise
 from environments.desk import office
 from environments.desk.office import Refused, State
-from environments.desk.skills import SKILLS, Skill, carry_out
-from environments.desk.tools import FINISH, TOOLS, perform
-from environments.desk.words import WORDS, kind
+from environments.desk.office import new_office as new_office
+from environments.desk.skills import Skill, carry_out
+from environments.desk.suite import DESK, Suite
+from environments.desk.tools import FINISH, perform
 
 NAME = "desk"
 JOINER = ", then "
@@ -51,16 +52,39 @@ SPLITS: Mapping[str, Split] = {
     "challenge": Split(frozenset({9}), CHALLENGE_LENGTHS, CHALLENGE_SKEW, CHALLENGE_CALLS),
 }
 
+
+def grown_splits(longest: int, more: float, skew: float) -> Mapping[str, Split]:
+    """The splits of a grown desk, with the query buckets of SPLITS.
+
+    A solution has at most `longest` calls, finish not counted; a task of n skills has the weight more ** (n − 1).
+    `challenge` has the longer half of these numbers, and prefers rare skills.
+    """
+    lengths = {count: more ** (count - 1) for count in range(1, longest + 1) if more or count == 1}
+    long = {count: 1.0 for count in range(longest // 2 + 1, longest + 1)}
+    shapes = {
+        "seed": (lengths, skew),
+        "dev": (lengths, 0.0),
+        "eval": (lengths, 0.0),
+        "challenge": (long, CHALLENGE_SKEW),
+    }
+    return {name: Split(SPLITS[name].buckets, *shape, longest) for name, shape in shapes.items()}
+
+
 Plan = tuple[tuple[Skill, Mapping[str, str]], ...]  # skills with the words in their slots
 
 
-def stream(split: str, seed: int) -> Iterator[tuple[Task, Plan]]:
+def stream(
+    split: str, seed: int, suites: Sequence[Suite] = (DESK,), splits: Mapping[str, Split] = SPLITS
+) -> Iterator[tuple[Task, Plan]]:
     """The split's tasks without end, none twice. Raises ValueError for an unknown split."""
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r} not found; available: {', '.join(SPLITS)}")
-    profile, known = SPLITS[split], set[str]()
+    if split not in splits:
+        raise ValueError(f"split {split!r} not found; available: {', '.join(splits)}")
+    profile, known = splits[split], set[str]()
     for index in itertools.count():
-        drawn = draw(random.Random(f"{NAME}/{split}/{seed}/{index}"), profile)
+        rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
+        # A single suite is not drawn: today's desk keeps its random numbers.
+        suite = suites[0] if len(suites) == 1 else rng.choice(suites)
+        drawn = draw(rng, profile, suite)
         if drawn is not None and drawn[0].id not in known:
             known.add(drawn[0].id)
             yield drawn
@@ -70,50 +94,32 @@ def bucket(query: str) -> int:
     return int(hashlib.sha256(normalise(query).encode()).hexdigest(), 16) % 10
 
 
-def draw(rng: random.Random, profile: Split) -> tuple[Task, Plan] | None:
+def draw(rng: random.Random, profile: Split, suite: Suite = DESK) -> tuple[Task, Plan] | None:
     """A task of which every change matters to the end state; None where the query belongs to another split."""
     while True:
-        skills = _skills(rng, profile)
+        skills = _skills(rng, profile, suite.skills)
         for _ in range(8):  # other offices for the same skills, so that awkward skills are not drawn less
-            setup = new_office(rng)
-            plan = _plan(skills, setup, rng)
-            calls = solve(plan, setup) if plan else None
+            setup = suite.new_office(rng)
+            plan = _plan(skills, setup, rng, suite)
+            calls = solve(plan, setup, suite) if plan else None
             if not calls or len(calls) - 1 > profile.calls:
                 continue
             query = JOINER.join(skill.word(words) for skill, words in plan)
             if bucket(query) not in profile.buckets:
                 return None
-            if _all_matter(calls, setup):
+            if _all_matter(calls, setup, suite):
                 return Task(NAME, query, setup, tuple(Action(calls=(call,)) for call in calls)), plan
 
 
-def new_office(rng: random.Random) -> State:
-    """A small office: 3 folders, 4 files, 3 notes, 4 contacts, 3 events, mail from 3 of the contacts."""
-
-    def some(what: str, count: int) -> list[str]:
-        return rng.sample(WORDS[what], count)
-
-    folders, people, texts = some("folder", 3), some("person", 4), iter(some("text", 10))
-    return {
-        "files": {file: {"folder": rng.choice(folders), "text": next(texts), "copies": []} for file in some("file", 4)},
-        "folders": {folder: {"shared": []} for folder in folders},
-        "notes": {note: {"text": next(texts)} for note in some("note", 3)},
-        "contacts": {person: {"address": address} for person, address in zip(people, some("address", 4), strict=True)},
-        "calendar": {event: {"day": rng.choice(WORDS["day"]), "guests": []} for event in some("event", 3)},
-        "mail": {person: {"text": next(texts), "flagged": False, "forwarded": []} for person in rng.sample(people, 3)},
-        "sent": {},
-    }
-
-
-def solve(plan: Plan, setup: office.State) -> tuple[Call, ...] | None:
+def solve(plan: Plan, setup: office.State, suite: Suite = DESK) -> tuple[Call, ...] | None:
     """The calls that carry out the plan, finish included; None where one is refused."""
-    state, calls = office.copy(setup), list[Call]()
+    state, calls = office.copy(setup, suite.shelves), list[Call]()
 
     def act(call: Call) -> str:
         calls.append(call)
         if call.name == FINISH:
             return "ok"
-        observation, changes = perform(state, call)
+        observation, changes = perform(state, call, suite.tools)
         office.apply(state, changes)
         return observation
 
@@ -127,49 +133,49 @@ def solve(plan: Plan, setup: office.State) -> tuple[Call, ...] | None:
     return tuple(calls)
 
 
-def _skills(rng: random.Random, profile: Split) -> list[Skill]:
+def _skills(rng: random.Random, profile: Split, known: Sequence[Skill]) -> list[Skill]:
     """Skills by popularity. An answer can only come last: there it weighs more, to be as frequent as its peers."""
     (length,) = rng.choices(list(profile.lengths), list(profile.lengths.values()))
     mean = sum(number * share for number, share in profile.lengths.items())
-    weights = [rank**-profile.skew for rank in range(1, len(SKILLS) + 1)]
-    before = [0.0 if skill.answers else weight for skill, weight in zip(SKILLS, weights, strict=True)]
-    last = [weight * mean if skill.answers else weight for skill, weight in zip(SKILLS, weights, strict=True)]
-    return [*rng.choices(SKILLS, before, k=length - 1), *rng.choices(SKILLS, last)]
+    weights = [rank**-profile.skew for rank in range(1, len(known) + 1)]
+    before = [0.0 if skill.answers else weight for skill, weight in zip(known, weights, strict=True)]
+    last = [weight * mean if skill.answers else weight for skill, weight in zip(known, weights, strict=True)]
+    return [*rng.choices(known, before, k=length - 1), *rng.choices(known, last)]
 
 
-def _plan(skills: list[Skill], setup: State, rng: random.Random) -> Plan:
+def _plan(skills: list[Skill], setup: State, rng: random.Random, suite: Suite = DESK) -> Plan:
     """The skills with words that fit the office after the earlier skills; empty where there are none."""
     plan: Plan = ()
-    state = office.copy(setup)
+    state = office.copy(setup, suite.shelves)
     for skill in skills:
         for _ in range(6):
-            words = _choose(skill, state, rng)
-            calls = solve(((skill, words),), state) if words else None
+            words = _choose(skill, state, rng, suite)
+            calls = solve(((skill, words),), state, suite) if words else None
             if calls:
                 break
         else:
             return ()
-        _play(calls, state)
+        _play(calls, state, suite)
         plan = (*plan, (skill, words))
     return plan
 
 
-def _choose(skill: Skill, state: State, rng: random.Random) -> dict[str, str]:
+def _choose(skill: Skill, state: State, rng: random.Random, suite: Suite) -> dict[str, str]:
     """Words for the skill's slots, all different; a condition holds half the time. Empty if there are too few."""
     words: dict[str, str] = {}
     for slot in skill.slots:
-        options = [word for word in _options(slot, state) if word not in words.values()]
+        options = [word for word in _options(slot, state, suite) if word not in words.values()]
         if not options:
             return {}
         words[slot] = rng.choice(options)
     if skill.when is not None and rng.random() < 0.5:
-        found, _ = perform(state, skill.branches[0][0].fill(words))
+        found, _ = perform(state, skill.branches[0][0].fill(words), suite.tools)
         words[skill.when[1]] = found
     return words if len(set(words.values())) == len(words) else {}
 
 
-def _options(slot: str, state: State) -> list[str]:
-    vocabulary, shelf = WORDS[kind(slot)], office.SHELF.get(slot.rstrip("0123456789").removeprefix("new_"))
+def _options(slot: str, state: State, suite: Suite) -> list[str]:
+    vocabulary, shelf = suite.vocabulary(slot), suite.shelf(slot)
     if shelf is None:
         return list(vocabulary)
     if slot.startswith("new_"):
@@ -177,24 +183,24 @@ def _options(slot: str, state: State) -> list[str]:
     return sorted(state[shelf])
 
 
-def _play(calls: tuple[Call, ...], state: State) -> None:
+def _play(calls: tuple[Call, ...], state: State, suite: Suite) -> None:
     """Carries out the calls, skipping refused ones."""
     for call in calls:
         if call.name != FINISH:
             try:
-                office.apply(state, perform(state, call)[1])
+                office.apply(state, perform(state, call, suite.tools)[1])
             except Refused:
                 continue
 
 
-def _all_matter(calls: tuple[Call, ...], setup: State) -> bool:
+def _all_matter(calls: tuple[Call, ...], setup: State, suite: Suite) -> bool:
     """Whether the solution without any one of its changes ends in another state."""
-    goal = office.copy(setup)
-    _play(calls, goal)
+    goal = office.copy(setup, suite.shelves)
+    _play(calls, goal, suite)
     for index, call in enumerate(calls):
-        if call.name != FINISH and not TOOLS[call.name].gives:
-            state = office.copy(setup)
-            _play(calls[:index] + calls[index + 1 :], state)
+        if call.name != FINISH and not suite.tools[call.name].gives:
+            state = office.copy(setup, suite.shelves)
+            _play(calls[:index] + calls[index + 1 :], state, suite)
             if state == goal:
                 return False
     return True

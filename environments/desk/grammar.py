@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from cojax.types import Call, Triplet
 from environments.desk.generator import JOINER, Plan
-from environments.desk.skills import SKILLS, Skill, Template
-from environments.desk.tools import FINISH, TOOLS
-from environments.desk.words import WORDS, kind
+from environments.desk.skills import Skill, Template
+from environments.desk.suite import DESK, Suite
+from environments.desk.tools import FINISH
 
 Done = tuple[Call, str]  # a call and what was observed
 
@@ -26,7 +26,7 @@ class _Match:
     looks: frozenset[int]
 
 
-def phrase(steps: Sequence[Triplet]) -> str | None:
+def phrase(steps: Sequence[Triplet], suite: Suite = DESK) -> str | None:
     """The query that these steps fulfil, in the generator's language; None where they cannot be worded.
 
     Each change is matched with the skill that explains the most look-ups not yet explained. There is no query if a
@@ -38,37 +38,37 @@ def phrase(steps: Sequence[Triplet]) -> str | None:
     clauses: list[str] = []
     explained: frozenset[int] = frozenset()
     for index, (call, _) in enumerate(done):
-        if _looks(call):
+        if _looks(call, suite):
             continue
         if call.name == FINISH and index < len(done) - 1:
             return None
         if call.name == FINISH and not call.arguments:
             continue
-        matches = list(_matches(done, index, explained))
+        matches = list(_matches(done, index, explained, suite))
         if not matches:
             return None
         best = max(matches, key=lambda match: (len(match.looks - explained), -len(match.looks)))
         explained |= best.looks
         clauses.append(best.skill.word(best.words))
-    dangling = {index for index, (call, _) in enumerate(done) if _looks(call)} - explained
+    dangling = {index for index, (call, _) in enumerate(done) if _looks(call, suite)} - explained
     return JOINER.join(clauses) if clauses and not dangling else None
 
 
-def read(query: str) -> Plan:
+def read(query: str, suite: Suite = DESK) -> Plan:
     """The skills a query names, with their words. Raises ValueError for a clause outside the language."""
-    return tuple(_read_clause(clause) for clause in query.split(JOINER))
+    return tuple(_read_clause(clause, suite) for clause in query.split(JOINER))
 
 
-def _read_clause(clause: str) -> tuple[Skill, dict[str, str]]:
-    for skill, pattern in _patterns():
-        if (match := pattern.fullmatch(clause)) and _in_language(skill, match.groupdict()):
+def _read_clause(clause: str, suite: Suite) -> tuple[Skill, dict[str, str]]:
+    for skill, pattern in _patterns(suite):
+        if (match := pattern.fullmatch(clause)) and _in_language(skill, match.groupdict(), suite):
             return skill, match.groupdict()
     raise ValueError(f"clause {clause!r} matches no skill; the wordings stand in environments/desk/skills.py")
 
 
 @functools.cache
-def _patterns() -> tuple[tuple[Skill, re.Pattern[str]], ...]:
-    return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in SKILLS)
+def _patterns(suite: Suite) -> tuple[tuple[Skill, re.Pattern[str]], ...]:
+    return tuple((skill, re.compile(re.sub(r"{(\w+)}", r"(?P<\1>\\w+)", skill.wording))) for skill in suite.skills)
 
 
 def _flatten(steps: Sequence[Triplet]) -> list[Done]:
@@ -81,23 +81,23 @@ def _flatten(steps: Sequence[Triplet]) -> list[Done]:
     return done
 
 
-def _looks(call: Call) -> bool:
-    return call.name in TOOLS and bool(TOOLS[call.name].gives)
+def _looks(call: Call, suite: Suite) -> bool:
+    return call.name in suite.tools and bool(suite.tools[call.name].gives)
 
 
-def _matches(done: Sequence[Done], index: int, explained: frozenset[int]) -> Iterator[_Match]:
-    for skill in SKILLS:
+def _matches(done: Sequence[Done], index: int, explained: frozenset[int], suite: Suite) -> Iterator[_Match]:
+    for skill in suite.skills:
         for branch in skill.branches:
             words = _unify(branch[-1], done[index][0], {})
             looks: frozenset[int] = frozenset()
             for template in reversed(branch[:-1]):
                 if words is None:
                     break
-                found = _look(template, done, index, words, explained)
+                found = _look(template, done, index, words, explained, suite)
                 words, looks = (found[1], looks | {found[0]}) if found else (None, looks)
             if words is not None:
-                words = _fill(skill, branch, words)
-                if _in_language(skill, words):
+                words = _fill(skill, branch, words, suite)
+                if _in_language(skill, words, suite):
                     yield _Match(skill, words, looks)
 
 
@@ -113,7 +113,12 @@ def _unify(template: Template, call: Call, words: Mapping[str, str]) -> dict[str
 
 
 def _look(
-    template: Template, done: Sequence[Done], before: int, words: Mapping[str, str], explained: frozenset[int]
+    template: Template,
+    done: Sequence[Done],
+    before: int,
+    words: Mapping[str, str],
+    explained: frozenset[int],
+    suite: Suite,
 ) -> tuple[int, dict[str, str]] | None:
     """The latest look-up that could have been this one, those not yet explained first, and the words with it."""
     found: list[tuple[bool, int, dict[str, str]]] = []
@@ -124,7 +129,9 @@ def _look(
             asked = set(call.arguments.values())
             # The value that was looked up must still be right when it is used.
             disturbed = any(
-                asked & set(other.arguments.values()) for other, _ in done[index + 1 : before] if not _looks(other)
+                asked & set(other.arguments.values())
+                for other, _ in done[index + 1 : before]
+                if not _looks(other, suite)
             )
             if not disturbed:
                 found.append((index not in explained, index, known))
@@ -134,7 +141,7 @@ def _look(
     return index, known
 
 
-def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> dict[str, str]:
+def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str], suite: Suite) -> dict[str, str]:
     """Words for slots that the branch taken does not show: the condition's, and those of the other branch."""
     if skill.when is None:
         return words
@@ -144,13 +151,13 @@ def _fill(skill: Skill, branch: tuple[Template, ...], words: dict[str, str]) -> 
         filled[slot] = filled[found]
     for missing in skill.slots:
         if missing not in filled:
-            options = [word for word in WORDS[kind(missing)] if word not in filled.values()]
+            options = [word for word in suite.vocabulary(missing) if word not in filled.values()]
             key = f"{missing} {sorted(filled.items())}"
             filled[missing] = options[int(hashlib.sha256(key.encode()).hexdigest(), 16) % len(options)]
     return filled
 
 
-def _in_language(skill: Skill, words: Mapping[str, str]) -> bool:
+def _in_language(skill: Skill, words: Mapping[str, str], suite: Suite) -> bool:
     """Whether the language has these words in these slots, each once."""
     chosen = {words[slot] for slot in skill.slots}
-    return len(chosen) == len(skill.slots) and all(words[slot] in WORDS[kind(slot)] for slot in skill.slots)
+    return len(chosen) == len(skill.slots) and all(words[slot] in suite.vocabulary(slot) for slot in skill.slots)

@@ -16,6 +16,7 @@ equal values.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,15 +67,33 @@ class Refused(Exception):
     """The call cannot be carried out; the text says why and nothing has changed."""
 
 
-def copy(office: Mapping[str, Mapping[str, Entity]]) -> State:
+def copy(office: Mapping[str, Mapping[str, Entity]], shelves: Mapping[str, frozenset[str]] = SHELVES) -> State:
     """An independent state. Raises ValueError where a shelf or an attribute is missing or unknown."""
-    if set(office) != set(SHELVES):
-        raise ValueError(f"an office has the shelves {list(SHELVES)}; found {sorted(office)}")
-    for shelf, attributes in SHELVES.items():
+    if set(office) != set(shelves):
+        raise ValueError(f"an office has the shelves {list(shelves)}; found {sorted(office)}")
+    for shelf, attributes in shelves.items():
         for name, entity in office[shelf].items():
             if entity.keys() != attributes:
                 raise ValueError(f"{shelf}/{name} has the attributes {sorted(entity)}; expected {sorted(attributes)}")
-    return {shelf: dict(office[shelf]) for shelf in SHELVES}
+    return {shelf: dict(office[shelf]) for shelf in shelves}
+
+
+def new_office(rng: random.Random) -> State:
+    """A small office: 3 folders, 4 files, 3 notes, 4 contacts, 3 events, mail from 3 of the contacts."""
+
+    def some(what: str, count: int) -> list[str]:
+        return rng.sample(WORDS[what], count)
+
+    folders, people, texts = some("folder", 3), some("person", 4), iter(some("text", 10))
+    return {
+        "files": {file: {"folder": rng.choice(folders), "text": next(texts), "copies": []} for file in some("file", 4)},
+        "folders": {folder: {"shared": []} for folder in folders},
+        "notes": {note: {"text": next(texts)} for note in some("note", 3)},
+        "contacts": {person: {"address": address} for person, address in zip(people, some("address", 4), strict=True)},
+        "calendar": {event: {"day": rng.choice(WORDS["day"]), "guests": []} for event in some("event", 3)},
+        "mail": {person: {"text": next(texts), "flagged": False, "forwarded": []} for person in rng.sample(people, 3)},
+        "sent": {},
+    }
 
 
 def facts(office: Mapping[str, Mapping[str, Entity]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.types import Call
-from environments.desk.tools import FINISH, TOOLS
+from environments.desk.tools import FINISH, TOOLS, Tool
 
 _CALL = re.compile(r"(\w+)\(([\w, ]*)\)(?: > (\w+))?")
 _SLOT = re.compile(r"{(\w+)}")
@@ -25,11 +25,8 @@ class Template:
 
     tool: str
     names: tuple[str, ...]
+    parameters: tuple[str, ...]
     binds: str = ""
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return ("answer",) if self.tool == FINISH else tuple(TOOLS[self.tool].slots)
 
     @property
     def looks(self) -> bool:
@@ -47,7 +44,8 @@ class Skill:
     """One thing a query can ask for.
 
     `script` holds the calls. A conditional skill goes on with `then` if the words named in `when` are equal, else
-    with `otherwise`. `confused` is the tool that a mistaken policy takes for the one that matters.
+    with `otherwise`. `confused` is the tool that a mistaken policy takes for the one that matters. `tools` are those of
+    the skill's suite.
     """
 
     wording: str
@@ -56,6 +54,7 @@ class Skill:
     when: tuple[str, str] | None = None
     then: str = ""
     otherwise: str = ""
+    tools: Mapping[str, Tool] = dataclasses.field(default_factory=lambda: TOOLS, repr=False, compare=False)
 
     @functools.cached_property
     def slots(self) -> tuple[str, ...]:
@@ -66,9 +65,13 @@ class Skill:
         """The call sequences that carry the skill out: one, or (then, otherwise)."""
         scripts = (f"{self.script}; {self.then}", f"{self.script}; {self.otherwise}") if self.when else (self.script,)
         return tuple(
-            tuple(Template(tool, tuple(names.split(", ")), binds) for tool, names, binds in _CALL.findall(script))
+            tuple(self.template(tool, tuple(names.split(", ")), binds) for tool, names, binds in _CALL.findall(script))
             for script in scripts
         )
+
+    def template(self, tool: str, names: tuple[str, ...], binds: str = "") -> Template:
+        """The call of this tool with these names."""
+        return Template(tool, names, ("answer",) if tool == FINISH else tuple(self.tools[tool].slots), binds)
 
     @property
     def answers(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cojax.types import Call
@@ -33,9 +33,12 @@ class Tool:
         return self.name.split("_")[0]
 
 
-def perform(state: State, call: Call) -> tuple[str, tuple[Change, ...]]:
-    """The call's observation and changes; the state itself is not modified. Raises `Refused`."""
-    tool = TOOLS.get(call.name) if isinstance(call.name, str) else None
+def perform(state: State, call: Call, tools: Mapping[str, Tool] | None = None) -> tuple[str, tuple[Change, ...]]:
+    """The call's observation and changes; the state itself is not modified. Raises `Refused`.
+
+    `tools` are those of the office's suite; None: TOOLS.
+    """
+    tool = (TOOLS if tools is None else tools).get(call.name) if isinstance(call.name, str) else None
     if tool is None:
         raise Refused("no such tool")
     result = tool.rule(state, *words(call.arguments, tuple(tool.slots)))
@@ -100,10 +103,10 @@ TOOLS: Mapping[str, Tool] = {
 FINISH = "finish"
 
 
-def documentation() -> tuple[Mapping[str, Any], ...]:
+def documentation(tools: Iterable[Tool] = TOOLS.values()) -> tuple[Mapping[str, Any], ...]:
     """The tools in OpenAI function format, `finish` last."""
     documented = [
-        _function(tool.name, tool.description, tuple(tool.slots), required=tuple(tool.slots)) for tool in TOOLS.values()
+        _function(tool.name, tool.description, tuple(tool.slots), required=tuple(tool.slots)) for tool in tools
     ]
     return (*documented, _function(FINISH, "End the work, with the answer if one was asked for.", ("answer",), ()))
 

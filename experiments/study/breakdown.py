@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import environments
 from cojax.environment import Charted, Environment
 from cojax.types import Task, content_hash
 from experiments.study.record import Record
-from experiments.study.tasks import least_popular
+from experiments.study.tasks import environment_of, least_popular
 
 # Solutions of this many actions or more are one kind.
 _LONG = 6
+# With this many tools, tasks are also grouped by tenths of the tools, and the worst tenth is told.
+MANY = 60
 
 
 def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
@@ -33,7 +34,34 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
         tool = least_popular(environment, used[0]["config"]["explorer"]["ending"])
         # The most popular ones first.
         kinds["tool"] = lambda task: (-popularity.get(tool(task), 1.0), tool(task))
+        found = sorted({kinds["tool"](task) for task in tasks})
+        if len(found) >= MANY:
+            tenths = {kind: 1 + 10 * place // len(found) for place, kind in enumerate(found)}
+            kinds["popularity"] = lambda task: (tenths[kinds["tool"](task)], f"tenth {tenths[kinds['tool'](task)]}")
     return {name: _rows([of(task) for task in tasks], arms) for name, of in kinds.items()}
+
+
+def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
+    """Seed → mean success over the worst tenth of the skills after training; None with fewer than MANY skills.
+
+    The least popular tool of a task's solution stands for its skill. Which tenth is the worst is told from the same
+    held-out tasks, for each run by itself: so the value is lower than what these skills would reach on other tasks.
+    """
+    environment, tasks = _held_out(records[0])
+    if any(record["held_out"]["tasks"] != len(tasks) for record in records):
+        return None
+    tool = least_popular(environment, records[0]["config"]["explorer"]["ending"])
+    names = [tool(task) for task in tasks]
+    sizes = Counter(names)
+    if len(sizes) < MANY:
+        return None
+    found = {}
+    for record in records:
+        solved = Counter(name for name, bit in zip(names, record["held_out"]["final"], strict=True) if bit == "1")
+        shares = sorted(solved[name] / size for name, size in sizes.items())
+        worst = shares[: max(1, round(len(shares) / 10))]
+        found[record["seed"]] = sum(worst) / len(worst)
+    return found
 
 
 def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, float]]:
@@ -91,7 +119,7 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
 def _held_out(record: Record) -> tuple[Environment, list[Task]]:
     """The environment, and the tasks that the run was evaluated on, by id."""
     section = record["config"]["evaluation"]
-    environment = environments.load(record["config"]["environment"]["name"])
+    environment = environment_of(record["config"])
     found = environment.tasks(section["split"], section["tasks"], section["seed"])
     return environment, sorted(found, key=lambda task: task.id)
 

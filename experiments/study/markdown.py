@@ -7,7 +7,7 @@ from typing import Any
 
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {
-    "episodes": "training episodes",
+    "episodes": "episodes of training and probes",
     "turns": "their environment steps",
     "tokens_sampled": "tokens sampled",
     "tokens_trained": "tokens trained",
@@ -27,7 +27,8 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         _heading(summary),
         *_warnings(summary),
         _success(summary),
-        _differences(summary),
+        _differences(summary, summary["differences"]),
+        *_worst(summary),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         *_learning(summary),
@@ -83,7 +84,21 @@ def _success(summary: Mapping[str, Any]) -> str:
     return _table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 
-def _differences(summary: Mapping[str, Any]) -> str:
+def _worst(summary: Mapping[str, Any]) -> list[str]:
+    """The worst tenth of the skills, where there are many skills."""
+    if not (found := summary.get("worst_tenth")):
+        return []
+    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
+    rows = [(titles[arm], _interval(one)) for arm, one in found["arms"].items()]
+    return [
+        "## The worst tenth of the skills\n\nA skill is the least popular tool of a solution. The tenth is told for "
+        "each run by itself, from the same held-out tasks.",
+        _table(("arm", "success, %"), rows),
+        _differences(summary, found["differences"]),
+    ]
+
+
+def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, Any]]) -> str:
     titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
     rows = [
         (
@@ -92,7 +107,7 @@ def _differences(summary: Mapping[str, Any]) -> str:
             "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]",
             f"{row['seeds_above_0']} of {row['count']}",
         )
-        for row in summary["differences"]
+        for row in differences
     ]
     return _table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
 
@@ -132,13 +147,21 @@ def _cross(summary: Mapping[str, Any]) -> str:
     return "## Held-out tasks, before → after\n\n" + _table(("arm", *names), rows)
 
 
-_KINDS = {"actions": "actions of the solution", "tool": "least popular tool of the solution"}
+_KINDS = {
+    "actions": "actions of the solution",
+    "tool": "least popular tool of the solution",
+    "popularity": "tools by popularity, the most popular tenth first",
+}
+# A table by tool is left out of the page where it has more rows; NAME.json has it.
+_MOST_ROWS = 60
 
 
 def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     sections = []
     for name, found in summary["breakdowns"].items():
+        if len(found) > _MOST_ROWS:
+            continue
         rows = [
             (row["kind"], str(row["tasks"]), *(f"{100 * value:.0f}" for value in
              (row["zero_shot"], *(row["arms"][arm["arm"]] for arm in arms))))
@@ -172,7 +195,7 @@ def _quality(summary: Mapping[str, Any]) -> str:
 def _by_tool(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
-    return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if rows else []
+    return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if 0 < len(rows) <= _MOST_ROWS else []
 
 
 def _refused(summary: Mapping[str, Any]) -> list[str]:

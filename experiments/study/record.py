@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import environments
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.signals import SIGNALS
@@ -20,7 +19,7 @@ from experiments import held_out
 from experiments.study import schedule
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun, plain_configuration
-from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, least_popular
+from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, environment_of, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
@@ -69,7 +68,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
     metrics = list(Log(workdir / "metrics.jsonl").read())
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(workdir / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
-    environment = environments.load(config["config"]["environment"]["name"])
+    environment = environment_of(config["config"])
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not targets and (workdir / held_out.FILE).exists():
         targets = held_out.stored(workdir / held_out.FILE)
@@ -130,9 +129,9 @@ def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dic
 
 
 def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """What a run used: training episodes and their turns, tokens sampled and learned from, actions of the explorer,
-    drafts validated, tasks added."""
-    turns = episodes = explored = drafts = 0
+    """What a run used: episodes of training and of probes and their turns, tokens sampled and learned from,
+    actions of the explorer, drafts validated, tasks added."""
+    turns = episodes = explored = drafts = probed = sampled = 0
     for row in metrics:
         valid = sum(count for outcome, count in row["outcomes"].items() if outcome not in INFRASTRUCTURE)
         episodes += sum(row["outcomes"].values())
@@ -141,10 +140,16 @@ def budget(summary: Mapping[str, Any], metrics: Iterable[Mapping[str, Any]]) -> 
         evolution = row.get("evolution", {})
         explored += evolution.get("triplets", 0)
         drafts += evolution.get("drafts", 0)
+        # Episodes by which an admission tried candidates are episodes of the policy like all others.
+        probe = evolution.get("probe", {})
+        probed += probe.get("episodes", 0)
+        turns += probe.get("turns", 0)
+        sampled += probe.get("tokens", 0)
     return {
-        "episodes": episodes,
+        "episodes": episodes + probed,
+        **({"probe_episodes": probed} if probed else {}),
         "turns": turns,
-        "tokens_sampled": summary["tokens"]["sampled"],
+        "tokens_sampled": summary["tokens"]["sampled"] + sampled,
         "tokens_trained": summary["tokens"]["trained"],
         "explorer_actions": explored,
         "drafts": drafts,

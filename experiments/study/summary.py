@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool
+from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, worst_tenth
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import ARMS, Table
@@ -56,6 +56,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
+    worst = {arm: found for arm, some in by_arm.items() if by_kind and (found := worst_tenth(some))}
     return {
         "name": name,
         "title": table.title,
@@ -74,10 +75,19 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
+        **({"worst_tenth": _worst(table, worst)} if worst else {}),
         "breakdowns": by_kind,
         "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
+
+
+def _worst(table: Table, worst: Mapping[str, Successes]) -> dict[str, Any]:
+    """Success over the worst tenth of the skills, by arm, and its paired differences."""
+    return {
+        "arms": {arm: _estimate(found) for arm, found in worst.items()},
+        "differences": [_difference(one, other, worst) for one, other in table.differences],
+    }
 
 
 def _common(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

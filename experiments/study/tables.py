@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from experiments import desk, desk_smollm2
+from experiments.study import grounds
 from experiments.study.runs import Settings, StudyRun, changes
 
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
@@ -142,6 +143,7 @@ ARMS: Mapping[str, Arm] = {
     "coevolving-growing": Arm(
         "co-evolving agents and task set", {"method": "coevolving", "preference.tasks": "growing", "evolve": "feedback"}
     ),
+    **{name: Arm(title, settings) for name, (title, settings) in grounds.ARMS.items()},
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }
 
@@ -268,6 +270,7 @@ TABLES: Mapping[str, Table] = {
         ),
         seeds=PREFERENCE_SEEDS,
     ),
+    **{name: Table(*table, seeds=grounds.SEEDS) for name, table in grounds.TABLES.items()},
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
         ("coevolving", "positive-agent", "coevolving-growing", "feedback"),

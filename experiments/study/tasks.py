@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+import environments
 from cojax.environment import Charted, Environment
 from cojax.quality import HashedNgrams, greatest_similarity
 from cojax.types import Task
@@ -17,6 +18,12 @@ SPANNING = 300
 _DIGITS = 4
 Columns = dict[str, list[Any]]
 COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
+
+
+def environment_of(config: Mapping[str, Any]) -> Environment:
+    """The environment of a run's configuration, with its settings, in this process."""
+    given = {name: value for name, value in config["environment"].items() if name not in ("name", "isolated")}
+    return environments.load(config["environment"]["name"], **given)
 
 
 def least_popular(environment: Environment, ending: str) -> Callable[[Task], str]:

@@ -1,0 +1,58 @@
+"""Prefix replay: an episode of a joined task begins with the first actions of its solution, which are not learned.
+
+The number of actions replayed sets the difficulty (arXiv 2605.05112): the policy plays the rest. It falls as the policy
+grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cojax.types import Action, Group, Signal, Task, Trajectory
+
+# Tasks of this origin are replayed.
+ORIGIN = "frontier"
+_HALF = 0.5
+
+
+def replayed(trajectory: Trajectory) -> int:
+    """How many actions the trajectory began with that no policy sampled."""
+    count = 0
+    for turn in trajectory.turns:
+        if turn.action_tokens:
+            break
+        count += 1
+    return count
+
+
+def prefix(task: Task, memory: Mapping[str, int]) -> Sequence[Action]:
+    """The actions to replay in the next episodes of the task; `memory` is that of `PrefixLengths`.
+
+    They are half of the solution at first. The last action is never replayed.
+    """
+    if task.origin != ORIGIN:
+        return ()
+    most = max(0, len(task.solution) - 1)
+    return task.solution[: min(most, memory.get(task.id, most // 2))]
+
+
+class PrefixLengths:
+    """A detector that raises no signals: task id → how many actions its next episodes replay.
+
+    After a group that was solved in more than half of its episodes it is one less, after one solved in fewer one more:
+    so success stays near one half while the policy grows (a staircase).
+    """
+
+    def init(self) -> dict[str, Any]:
+        return {}
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
+        changes: dict[str, Any] = {}
+        for group in groups:
+            if group.task.origin != ORIGIN or not group.valid:
+                continue
+            length = replayed(group.valid[0])
+            length += (group.score < _HALF) - (group.score > _HALF)
+            changes[group.task.id] = max(0, min(length, len(group.task.solution) - 1))
+        return changes, []

@@ -1,0 +1,122 @@
+"""Admission: which of the tasks that an evolution found enter the pool, where it may find more than the pool takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+from cojax.registry.annotations import Range
+from cojax.synthesis.collector import Synthesis
+from cojax.types import Group, Task
+
+
+class Admission(Protocol):
+    """Tries candidates with the present policy, without an update, and chooses among them."""
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates an evolution looks for, for each task that it may add."""
+
+    @property
+    def attempts(self) -> int:
+        """Episodes of each candidate."""
+
+    def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
+        """At most `budget` of the tasks of these groups, in their order."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """Keeps candidates by p(1 − p), p their success in `attempts` episodes (sampling for learnability, 2408.15099).
+
+    Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks kept is drawn from all
+    candidates alike, so that a batch of the newest tasks is never made of measured ones alone. Chance decides between
+    equals.
+    """
+
+    candidates: Annotated[int, Range(1)] = 10
+    attempts: Annotated[int, Range(2)] = 8
+    unselected: Annotated[float, Range(0.0, 1.0)] = 0.5
+
+    def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
+        rng = random.Random(repr(("admission", seed)))
+        order = rng.sample(range(len(groups)), len(groups))
+        free = order[: min(round(self.unselected * budget), budget)]
+        # The sort is stable: equals stay in random order.
+        learnable = sorted(order[len(free) :], key=lambda place: -_learnability(groups[place]))
+        kept = {*free, *learnable[: budget - len(free)]}
+        return [group.task for place, group in enumerate(groups) if place in kept]
+
+
+def everything() -> None:
+    """Every task that is found enters the pool; none is tried."""
+    return None
+
+
+ADMISSIONS: dict[str, Callable[..., Admission | None]] = {"all": everything, "probe": Probe}
+
+
+def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -> Synthesis:
+    """The synthesis with the tasks `kept` alone; `groups` are the episodes of all its tasks.
+
+    Each draft's record and each task's lineage say how often its task was solved. A draft whose task is not kept counts
+    as discarded. `probe` has the cost, and the share of live groups.
+    """
+    tried = {group.task.id: group for group in groups}
+    ids = {task.id for task in kept}
+    dropped = len(synthesis.tasks) - len(ids)
+    counts = {
+        **synthesis.counts,
+        "accepted": synthesis.counts["accepted"] - dropped,
+        "discarded": synthesis.counts["discarded"] + dropped,
+    }
+    drafts = tuple(
+        _draft_record(record, tried[record["task"]], record["task"] in ids) if record["task"] else record
+        for record in synthesis.drafts
+    )
+    tasks = tuple(_with_evidence(task, tried[task.id]) for task in synthesis.tasks if task.id in ids)
+    return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe=_cost(groups, ids))
+
+
+def _learnability(group: Group) -> float:
+    p = _success(group)
+    return p * (1.0 - p)
+
+
+def _success(group: Group) -> float:
+    return sum(t.reward >= 1.0 for t in group.valid) / len(group.valid) if group.valid else 0.0
+
+
+def _line(group: Group) -> str:
+    solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
+    return f"probed: {solved} of {len(group.valid)} episodes of the present policy solved it"
+
+
+def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:
+    verdict = record["verdict"]
+    evidence = [*verdict["evidence"], _line(group), *([] if kept else ["not admitted: others are more learnable"])]
+    verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
+    if group.valid:
+        verdict["difficulty"] = 1.0 - _success(group)
+    return {**record, "verdict": verdict, "task": record["task"] if kept else ""}
+
+
+def _with_evidence(task: Task, group: Group) -> Task:
+    assert task.lineage is not None, "a synthesized task has a lineage"
+    lineage = dataclasses.replace(task.lineage, evidence=(*task.lineage.evidence, _line(group)))
+    return dataclasses.replace(task, lineage=lineage)
+
+
+def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    chosen = [group for group in groups if group.task.id in kept]
+    return {
+        "candidates": len(groups),
+        "episodes": len(trajectories),
+        "turns": sum(len(trajectory.turns) for trajectory in trajectories),
+        "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
+        "live": sum(0.0 < _success(group) < 1.0 for group in groups) / max(1, len(groups)),
+        "live_kept": sum(0.0 < _success(group) < 1.0 for group in chosen) / max(1, len(chosen)),
+    }

@@ -1,0 +1,283 @@
+"""Generates suites: applications with invented names, made by seed from one table of forms.
+
+An application keeps records under names of one kind of word. A record has one or two attributes (a text, a day, an
+address), a mark and links. Names of tools are drawn from synonyms, so none can be told from its application and what it
+does. Some tools are distractors: they work, but no skill needs them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from environments.desk.office import Change, Entity, Refused, State
+from environments.desk.skills import Skill
+from environments.desk.suite import Suite
+from environments.desk.tools import Tool
+from environments.desk.words import WORDS
+
+# Kinds of words that name records, one for each application of a suite; and those of attributes.
+RECORDS = ("file", "note", "event", "person", "folder")
+ATTRIBUTES = ("text", "day", "address")
+# Records of an application in a new office.
+_HELD = 3
+_REASONS = ("no such record", "record exists", "no such tool", "unchanged", "already finished", "no call")
+_VERBS = {
+    "add": "add new put enter",
+    "set": "set write change edit",
+    "fill": "fill load stock",
+    "drop": "drop erase purge delete",
+    "get": "get show see view",
+    "rename": "rename retitle relabel",
+    "mark": "mark flag star tick",
+    "link": "link join tie pair",
+    "lock": "lock freeze seal",
+    "seek": "seek scan peek",
+}
+_SYLLABLES = tuple(f"{first}{second}" for first in "bdfgklmnprstvz" for second in "aeiou")
+
+
+@dataclasses.dataclass(frozen=True)
+class Application:
+    """An application: its name, the kind of its records' names, their attributes, and the names of its tools.
+
+    `tools` maps a form (`add`, `set_day` …) to the name of the tool.
+    """
+
+    name: str
+    record: str
+    attributes: tuple[str, ...]
+    tools: Mapping[str, str]
+
+
+def suites(count: int, applications: int, seed: int) -> tuple[Suite, ...]:
+    """`count` suites of so many applications each. The same arguments give the same suites."""
+    rng = random.Random(f"suites/{seed}")
+    names = _names(rng)
+    return tuple(_suite([_application(next(names), RECORDS[i], rng) for i in range(applications)], rng)
+                 for _ in range(count))  # fmt: skip
+
+
+def _names(rng: random.Random) -> Iterator[str]:
+    known = {word for words in WORDS.values() for word in words}
+    while True:
+        name = "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 3))))
+        if name not in known:
+            known.add(name)
+            yield name
+
+
+def _application(name: str, record: str, rng: random.Random) -> Application:
+    attributes = tuple(rng.sample(ATTRIBUTES, rng.choice((1, 2))))
+    forms = ["add", "drop", "rename", "mark", "link", "lock", "seek"] + ["fill"] * (len(attributes) > 1)
+    tools = {form: f"{name}_{rng.choice(_VERBS[form].split())}" for form in forms}
+    for verb in ("set", "get"):
+        word = rng.choice(_VERBS[verb].split())
+        tools |= {f"{verb}_{attribute}": f"{name}_{word}_{attribute}" for attribute in attributes}
+    return Application(name, record, attributes, tools)
+
+
+def _suite(applications: Sequence[Application], rng: random.Random) -> Suite:
+    tools = {tool.name: tool for app in applications for tool in _tools(app)}
+    skills = [skill for app in applications for skill in _skills(app, applications, tools, rng)]
+    rng.shuffle(skills)
+    records = {app.name: app.record for app in applications}
+
+    def kind(slot: str) -> str:
+        noun = slot.rstrip("0123456789").removeprefix("new_")
+        return records.get(noun, noun)
+
+    return Suite(
+        words=WORDS,
+        kind=kind,
+        shelves={app.name: frozenset({*app.attributes, "marked", "locked", "links"}) for app in applications},
+        shelf_of={app.name: app.name for app in applications},
+        choices={"text": 3, "day": 3, "address": 3},
+        tools=tools,
+        skills=tuple(skills),
+        new_office=functools.partial(_new_office, tuple(applications)),
+        reasons=(*_REASONS, *(f"no such {attribute}" for attribute in ATTRIBUTES)),
+    )
+
+
+def _new_office(applications: Sequence[Application], rng: random.Random) -> State:
+    """An office of the suite: three records of each application, whose values are drawn anew."""
+    values = {kind: iter(rng.sample(WORDS[kind], len(WORDS[kind]))) for kind in ("text", "address")}
+
+    def value(attribute: str) -> str:
+        return rng.choice(WORDS["day"]) if attribute == "day" else next(values[attribute])
+
+    return {
+        app.name: {
+            name: {**{attribute: value(attribute) for attribute in app.attributes}, **_BARE}
+            for name in rng.sample(WORDS[app.record], _HELD)
+        }
+        for app in applications
+    }
+
+
+_BARE: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
+
+
+def _tools(app: Application) -> Iterator[Tool]:
+    """The application's tools; `Tool.slots` maps a parameter to what it takes."""
+    name, shelf, two = app.tools, app.name, app.attributes
+    record = {"record": shelf}
+    values = {attribute: attribute for attribute in two}
+    yield _tool(name["add"], {"record": f"new_{shelf}", **values}, _add(shelf, two), "Add a record.")
+    for attribute in two:
+        setter = _set(shelf, (attribute,))
+        yield _tool(name[f"set_{attribute}"], {**record, attribute: attribute}, setter, f"Set the {attribute}.")
+        getter = _get(shelf, attribute)
+        yield _tool(name[f"get_{attribute}"], record, getter, f"Tell the {attribute} of a record.", attribute)
+    if len(two) > 1:
+        yield _tool(name["fill"], {**record, **values}, _set(shelf, two), "Set all of a record.")
+    yield _tool(name["drop"], record, _drop(shelf), "Remove a record.")
+    yield _tool(name["rename"], {**record, "name": f"new_{shelf}"}, _rename(shelf), "Give a record another name.")
+    yield _tool(name["mark"], record, _turn_on(shelf, "marked"), "Mark a record.")
+    yield _tool(name["link"], {**record, "other": shelf}, _link(shelf), "Link a record to another.")
+    yield _tool(name["lock"], record, _turn_on(shelf, "locked"), "Lock a record.")
+    yield _tool(name["seek"], record, _get(shelf, two[-1]), "Look at a record.", two[-1])
+
+
+def _tool(name: str, slots: Mapping[str, str], rule: Callable[..., Any], description: str, gives: str = "") -> Tool:
+    return Tool(name, description, slots, rule, gives)
+
+
+def _skills(
+    app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
+) -> Iterator[Skill]:
+    """What a query can ask of the application: one skill for most tools, and those that need look-ups."""
+    name, a, at = app.tools, app.name, ", ".join(app.attributes)
+    having = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
+
+    def skill(wording: str, script: str, **branches: Any) -> Skill:
+        tool = script.split("; ")[-1].partition("(")[0]
+        if tool == "finish":
+            tool = script.partition("(")[0]
+        return Skill(wording, script, _confused(tool, app, tools, rng), tools=tools, **branches)
+
+    yield skill(f"add {{new_{a}}} to {a} with {having}", f"{name['add']}(new_{a}, {at})")
+    if len(app.attributes) > 1:
+        yield skill(f"fill {{{a}}} in {a} with {having}", f"{name['fill']}({a}, {at})")
+    yield skill(f"remove {{{a}}} from {a}", f"{name['drop']}({a})")
+    yield skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{name['rename']}({a}, new_{a})")
+    yield skill(f"mark {{{a}}} in {a}", f"{name['mark']}({a})")
+    yield skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{name['link']}({a}, {a}2)")
+    for attribute in app.attributes:
+        get, put = name[f"get_{attribute}"], name[f"set_{attribute}"]
+        yield skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
+        yield skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
+        yield skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
+        for b, other in _with(attribute, applications, app):
+            wording = f"give {{{a}}} in {a} the {attribute} of {{{b}}} in {b}"
+            yield skill(wording, f"{other}({b}) > found; {put}({a}, found)")
+    first = app.attributes[0]
+    yield skill(
+        f"if the {first} of {{{a}}} in {a} is {{{first}}} remove it otherwise mark it",
+        f"{name[f'get_{first}']}({a}) > found",
+        when=("found", first),
+        then=f"{name['drop']}({a})",
+        otherwise=f"{name['mark']}({a})",
+    )
+    if len(app.attributes) > 1:
+        found = [next(_with(attribute, applications, app), None) for attribute in app.attributes]
+        sources = [source for source in found if source]
+        if len(sources) == 2 and sources[0][0] != sources[1][0]:
+            (b, get_b), (c, get_c) = sources
+            k, m = app.attributes
+            yield skill(
+                f"add {{new_{a}}} to {a} with the {k} of {{{b}}} in {b} and the {m} of {{{c}}} in {c}",
+                f"{get_b}({b}) > found; {get_c}({c}) > seen; {name['add']}(new_{a}, found, seen)",
+            )
+
+
+def _with(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
+    """The next application that tells this attribute, in the circle of the suite, with the tool that does; or none."""
+    place = applications.index(app)
+    for other in (*applications[place + 1 :], *applications[:place]):
+        if attribute in other.attributes:
+            yield other.name, other.tools[f"get_{attribute}"]
+            return
+
+
+def _confused(tool: str, app: Application, tools: Mapping[str, Tool], rng: random.Random) -> str:
+    """A tool with as many parameters that tells something else, of the same application if it has one."""
+    right = tools[tool]
+    alike = [
+        one
+        for one in tools.values()
+        if len(one.slots) == len(right.slots) and one != right and not (one.gives and one.gives == right.gives)
+    ]
+    near = [one for one in alike if one.application == app.name]
+    return rng.choice(near or alike).name
+
+
+def _on(state: State, shelf: str, name: str) -> Entity:
+    if (entity := state[shelf].get(name)) is None:
+        raise Refused("no such record")
+    return entity
+
+
+def _free(state: State, shelf: str, name: str) -> None:
+    if name in state[shelf]:
+        raise Refused("record exists")
+
+
+def _valued(attributes: Sequence[str], values: Sequence[str]) -> dict[str, str]:
+    for attribute, value in zip(attributes, values, strict=True):
+        if value not in WORDS[attribute]:
+            raise Refused(f"no such {attribute}")
+    return dict(zip(attributes, values, strict=True))
+
+
+def _add(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
+    def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
+        _free(state, shelf, name)
+        return ((shelf, name, {**_valued(attributes, values), **_BARE}),)
+
+    return rule
+
+
+def _set(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
+    def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
+        return ((shelf, name, {**_on(state, shelf, name), **_valued(attributes, values)}),)
+
+    return rule
+
+
+def _get(shelf: str, attribute: str) -> Callable[[State, str], str]:
+    return lambda state, name: str(_on(state, shelf, name)[attribute])
+
+
+def _drop(shelf: str) -> Callable[[State, str], tuple[Change, ...]]:
+    def rule(state: State, name: str) -> tuple[Change, ...]:
+        _on(state, shelf, name)
+        return ((shelf, name, None),)
+
+    return rule
+
+
+def _rename(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
+    def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
+        entity = _on(state, shelf, name)
+        _free(state, shelf, new)
+        return ((shelf, name, None), (shelf, new, entity))
+
+    return rule
+
+
+def _turn_on(shelf: str, switch: str) -> Callable[[State, str], tuple[Change, ...]]:
+    return lambda state, name: ((shelf, name, {**_on(state, shelf, name), switch: True}),)
+
+
+def _link(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
+    def rule(state: State, name: str, other: str) -> tuple[Change, ...]:
+        entity = _on(state, shelf, name)
+        _on(state, shelf, other)
+        return ((shelf, name, {**entity, "links": sorted({*entity["links"], other})}),)
+
+    return rule

@@ -1,0 +1,108 @@
+"""The grounds of the study of signals: their arms, their budgets, and how a table tells the worst skills."""
+
+import pytest
+from study_records import known, record
+
+from cojax.types import content_hash
+from experiments.checks import check
+from experiments.presets import resolve
+from experiments.study import grounds
+from experiments.study.breakdown import MANY, worst_tenth
+from experiments.study.markdown import render_page
+from experiments.study.record import budget
+from experiments.study.runs import configuration_of
+from experiments.study.summary import summarise
+from experiments.study.tables import ARMS, COMMON, TABLES, Table, jobs
+from experiments.study.tasks import environment_of, least_popular
+
+PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-uniform"),))
+
+
+@pytest.mark.parametrize("arm", sorted(grounds.ARMS))
+def test_every_arm_is_a_run_that_can_be_made(arm):
+    (job,) = jobs([arm], [201])
+    check(resolve(configuration_of(job.settings), job.settings))
+    assert job.config["environment"]["skew"] == 0.8
+
+
+def test_all_arms_play_as_many_episodes_probes_included():
+    steps, size = COMMON["steps"], 8
+    for arm in grounds.ARMS:
+        settings = {**COMMON, **ARMS[arm].settings}
+        episodes = steps * settings["batch_size"] * size
+        if settings.get("synthesis.admit") == "probe":
+            # Ten candidates for each task that an evolution may add, tried eight times, every ten steps.
+            episodes += steps // 10 * 10 * settings["synthesis.budget"] * 8
+        assert episodes == 25_600, arm
+
+
+def test_the_seeds_of_the_grounds_are_of_no_other_table_of_the_desk():
+    assert grounds.SEEDS == (201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212)
+    assert {table.seeds for name, table in TABLES.items() if name in grounds.TABLES} == {grounds.SEEDS}
+    for name in grounds.TABLES:
+        assert set(TABLES[name].arms) <= set(grounds.ARMS)
+
+
+def test_probes_count_as_episodes_and_environment_steps():
+    summary = {"tokens": {"sampled": 1000, "trained": 400}, "tasks_final": 116, "tasks_initial": 100}
+    probe = {"candidates": 160, "episodes": 1280, "turns": 3000, "tokens": 9000}
+    evolution = {"triplets": 800, "drafts": 170, "probe": probe}
+    rows = [{"outcomes": {"finished": 100, "cut": 28}, "turns": 3.0, "evolution": evolution}]
+    assert budget(summary, rows) == {
+        "episodes": 1408, "probe_episodes": 1280, "turns": 3300, "tokens_sampled": 10_000, "tokens_trained": 400,
+        "explorer_actions": 800, "drafts": 170, "tasks_added": 16,
+    }  # fmt: skip
+
+
+def held_out(arm, seed, solved):
+    """A record on 600 held-out tasks, of which those with a tool that `solved` holds are solved."""
+    made = record(arm, seed, 0.5)
+    made["config"]["evaluation"]["tasks"] = 600
+    section = made["config"]["evaluation"]
+    environment = environment_of(made["config"])
+    tasks = sorted(environment.tasks(section["split"], 600, section["seed"]), key=lambda task: task.id)
+    tool = least_popular(environment, "finish")
+    bits = "".join("1" if solved(tool(task)) else "0" for task in tasks)
+    ids = content_hash([task.id for task in tasks])
+    made["held_out"] = {"digest": ids, "tasks": 600, "zero_shot": "0" * 600, "final": bits}
+    return made, sorted({tool(task) for task in tasks})
+
+
+def test_the_worst_tenth_of_the_skills_is_told_beside_the_mean():
+    _, tools = held_out("wide-uniform", 201, lambda tool: False)
+    assert len(tools) > MANY
+    few = set(tools[: round(len(tools) / 20)])
+    half, _ = held_out("wide-uniform", 201, lambda tool: tool not in few)
+    every, _ = held_out("wide-probe", 201, lambda tool: True)
+    # Half of the worst tenth fails, the other half is solved.
+    share = 1 - len(few) / round(len(tools) / 10)
+    assert worst_tenth([half]) == {201: pytest.approx(share)}
+    assert worst_tenth([every]) == {201: 1.0}
+    found = summarise("pair", PAIR, (201,), known(half, every))
+    assert found["worst_tenth"]["differences"][0]["mean"] == pytest.approx(1 - share)
+    rows = found["breakdowns"]["popularity"]
+    assert [row["kind"] for row in rows] == [f"tenth {number}" for number in range(1, 11)]
+    assert sum(row["tasks"] for row in rows) == 600
+    page = render_page(found)
+    assert "## The worst tenth of the skills" in page
+    assert "| tenth 10 |" in page
+    assert f"| {tools[0]} |" not in page
+
+
+def test_the_desk_of_the_other_tables_has_too_few_skills_for_a_worst_tenth():
+    one, _ = held_out("feedback", 101, lambda tool: True)
+    assert worst_tenth([one]) is None
+    assert "worst_tenth" not in summarise("one", Table("A table", ("feedback",), ()), (101,), known(one))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"learner.routes": "compared"}, "synthesis.prefix_replay is True, but learner.routes is 'compared'"),
+        ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft'; only coevolve replays prefixes"),
+    ],
+)
+def test_prefixes_are_replayed_only_where_they_can_be_left_out(settings, reason):
+    given = {"synthesis.prefix_replay": True, **settings}
+    with pytest.raises(ValueError, match=reason):
+        check(resolve(configuration_of(given), given))

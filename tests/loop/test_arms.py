@@ -1,0 +1,196 @@
+"""The arms of the study of signals in the real loop, on a grown desk: a probe, beliefs and replayed prefixes."""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+
+import numpy as np
+import pytest
+
+import environments
+from cojax import signals
+from cojax.coevolve import coevolve
+from cojax.environment.wrapping import Wrapped
+from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.loop import Loop, State
+from cojax.loop.records import save
+from cojax.metrics import Stopwatch
+from cojax.pool import TaskPool
+from cojax.prefixes import PrefixLengths, replayed
+from cojax.rollout.chat import Chat, no_document
+from cojax.rollout.collect import Limits
+from cojax.rollout.engine import Completion, Sampling
+from cojax.rollout.vocabulary import word_tokenizer
+from cojax.storage.run_directory import RunDirectory
+from cojax.synthesis import EVOLUTIONS, initial_tasks
+from cojax.synthesis.admission import Probe
+from cojax.synthesis.beliefs import Beliefs
+from cojax.types import Action, Call
+from cojax.validation import Validation
+
+GROWN = environments.load("desk", suites=2, applications=3)
+CHAT = Chat(word_tokenizer(*GROWN.lexicon(), GROWN.tools()), no_document)
+EXPLORER = ScriptedExplorer(neighbours=GROWN.neighbours)
+FIRST = initial_tasks(GROWN, EXPLORER, Validation(GROWN), 8, seed=(0, "initial"), weights=None).tasks
+FINISH = Action(calls=(Call("finish"),))
+
+
+class Knowing:
+    """An engine that continues with the solution of the episode's task, and sometimes finishes too early."""
+
+    busy_seconds = 0.0
+
+    def __init__(self, tasks, sampling=lambda session: None):
+        self.tasks, self.sampling = tasks, sampling
+
+    def load(self, weights):
+        pass
+
+    def rest(self):
+        pass
+
+    def release(self, session):
+        pass
+
+    def generate(self, prompt, sampling, *, session, seed):
+        self.sampling(session)
+        task = self.tasks[session.split("-")[1]]
+        knows = random.Random(repr(seed)).random() < 0.8
+        tokens = CHAT.encode_action(task.solution[seed[-1]] if knows else FINISH)
+        return Completion(tokens, (-0.5,) * len(tokens), 0, "stop")
+
+
+class Counting:
+    """A learner whose state counts its updates; `groups` are all that it was given."""
+
+    def __init__(self):
+        self.groups = []
+
+    def weights(self, state, version):
+        return version
+
+    def update(self, state, groups, sizes=()):
+        self.groups += groups
+        return {"updates": state["updates"] + 1}, {"groups": float(len(groups)), "groups_live": 0.0}
+
+
+class Run:
+    """A run of four steps with an evolution every second one, which adds at most four tasks."""
+
+    def __init__(self, folder, evolve, admission, sampling=lambda session: None, steps=4):
+        known = {}
+
+        def start(task):
+            known[task.id] = task
+            return GROWN.start(task)
+
+        self.directory, self.learner = RunDirectory(folder), Counting()
+        self.detectors = {"beliefs": Beliefs(), "prefixes": PrefixLengths()}
+        world = Wrapped(GROWN, start)
+        self.loop = Loop(
+            environment=world, engine=Knowing(known, sampling), chat=CHAT, learner=self.learner, explorer=EXPLORER,
+            validate=Validation(GROWN), detectors=self.detectors, evolve=evolve, reads=("beliefs",),
+            admission=admission, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
+            clock=Stopwatch(), seed=0, steps=steps, batch_size=6, group_size=4, evolve_every=2, fresh_fraction=0.5,
+            contexts=4, budget=4, per_context=1, checkpoint_every=2,
+        )  # fmt: skip
+
+    def go(self, stop=lambda: False) -> State:
+        arrays = {"updates": np.zeros((), np.int32)}
+        found = self.directory.resume(arrays, signals.init(self.detectors))
+        if found is None:
+            self.directory.begin()
+            self.directory.add_tasks(FIRST)
+            state = State(0, arrays, TaskPool.of(FIRST), signals.init(self.detectors))
+            save(self.loop, state, self.directory)
+        else:
+            state = State(
+                found.step, found.arrays, found.pool, found.memory, found.pending, found.host["evolved"],
+                found.waiting, found.host["record"],
+            )  # fmt: skip
+        return coevolve(self.loop, state, self.directory, lambda record: self.directory.metrics.append([record]), stop)
+
+    def left(self, name):
+        return [
+            {key: value for key, value in line.items() if key != "seconds"} for line in self.directory.logs[name].read()
+        ]
+
+
+LOGS = ("metrics", "tasks", "drafts", "expeditions", "memory")
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory) -> Run:
+    run = Run(tmp_path_factory.mktemp("probed"), EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4))
+    assert run.go().step == 4
+    return run
+
+
+def test_a_probe_tries_every_candidate_and_keeps_as_many_as_the_budget(probed):
+    found = [record["evolution"] for record in probed.left("metrics") if "evolution" in record]
+    assert [one["step"] for one in found] == [2, 4]
+    for one in found:
+        assert one["expeditions"] <= 12
+        assert 4 < one["probe"]["candidates"] <= 12
+        assert one["probe"]["episodes"] == 4 * one["probe"]["candidates"]
+        assert one["probe"]["tokens"] > one["probe"]["turns"] >= one["probe"]["episodes"]
+        assert one["probe"]["live_kept"] >= one["probe"]["live"] > 0
+        assert one["accepted"] == sum(one["added"].values()) == 4
+        assert set(one["added"]) <= {"posterior", "uniform"}
+    tasks = probed.left("tasks")
+    assert len(tasks) == 16
+    assert all(task["lineage"]["evidence"][-1].startswith("probed: ") for task in tasks[8:])
+    refused = [draft for draft in probed.left("drafts") if draft["verdict"]["evidence"][-1].startswith("not admitted")]
+    assert len(refused) == sum(one["probe"]["candidates"] for one in found) - 8
+    assert not any(draft["task"] for draft in refused)
+
+
+def test_probes_are_no_evidence_and_no_episode_of_a_step(probed):
+    assert [sum(record["outcomes"].values()) for record in probed.left("metrics")] == [24] * 4
+    memory = {}
+    for line in probed.left("memory"):
+        memory |= line["changes"]["beliefs"]
+    assert memory["steps"] == 4
+    assert memory["tool:finish"][2] == 4
+    solved, failed, _ = memory["tool:finish"]
+    assert solved + failed == pytest.approx(24 * (1 + 0.98 + 0.98**2 + 0.98**3))
+
+
+def test_a_run_that_is_stopped_while_it_probes_goes_on_to_the_same_end(probed, tmp_path):
+    stopped = threading.Event()
+
+    def sampling(session):
+        if session.startswith("probe4-"):
+            stopped.set()
+
+    first = Run(tmp_path, EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4), sampling)
+    state = first.go(stopped.is_set)
+    assert (state.step, state.evolved) == (4, 2)
+    assert [record["step"] for record in first.left("metrics")] == [1, 2, 3]
+    first.directory._lock.close()
+    again = Run(tmp_path, EVOLUTIONS["posteriors"], Probe(candidates=3, attempts=4))
+    assert again.go().step == 4
+    for name in LOGS:
+        assert again.left(name) == probed.left(name), name
+
+
+def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
+    frontier = functools.partial(EVOLUTIONS["frontier"], mastered=0.0, episodes=1.0, floor=0.0)
+    run = Run(tmp_path, frontier, None, steps=6)
+    assert run.go().step == 6
+    begun = {"frontier": set(), "": set()}
+    for group in run.learner.groups:
+        of_joins = group.task.origin == "frontier"
+        for trajectory in group.trajectories:
+            begun["frontier" if of_joins else ""].add((replayed(trajectory), (len(group.task.solution) - 1) // 2))
+    assert {length for length, _ in begun[""]} == {0}
+    # A joined task is visited twice at most: its length has moved by at most one.
+    assert all(abs(length - half) <= 1 for length, half in begun["frontier"])
+    assert max(length for length, _ in begun["frontier"]) >= 1
+    lengths = {}
+    for line in run.left("memory"):
+        lengths |= line["changes"]["prefixes"]
+    assert set(lengths) <= {task["id"] for task in run.left("tasks") if task["origin"] == "frontier"}
+    assert lengths

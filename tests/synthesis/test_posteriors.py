@@ -1,0 +1,101 @@
+"""Expeditions by Thompson sampling: literal beliefs, real episodes of the desk."""
+
+import collections
+
+import pytest
+
+import environments
+from cojax.environment import play
+from cojax.environment.replay import follow
+from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.registry import RegistryError
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, reads, synthesize
+from cojax.synthesis.beliefs import Beliefs, solution_tools, tool_key
+from cojax.validation import Validation
+
+DESK = environments.load("desk")
+EXPLORER = ScriptedExplorer(neighbours=DESK.neighbours)
+EPISODES = {
+    f"e{number}": play(DESK, task, follow(task.solution), max_turns=len(task.solution), episode=f"e{number}")
+    for number, task in enumerate(DESK.tasks("seed", 24, seed=5))
+}
+posteriors = EVOLUTIONS["posteriors"]
+
+
+def inputs(contexts=40, seed=(0, 10), environment=DESK):
+    return EvolutionInputs(
+        environment, EXPLORER, (), list(EPISODES), EPISODES.__getitem__, None, contexts, seed
+    )  # fmt: skip
+
+
+def mastered(rates, episodes=1e6):
+    """A memory in which the tools named have these success rates, and all others are always solved."""
+    tools = [entry["function"]["name"] for entry in DESK.tools()]
+    counts = {tool_key(tool): [episodes, 0.0, 1] for tool in tools}
+    counts |= {tool_key(tool): [rate * episodes, (1 - rate) * episodes, 1] for tool, rate in rates.items()}
+    return {"steps": 1, "discount": 1.0, **counts}
+
+
+def focus(expedition):
+    return expedition.prepared(EXPLORER).context.focus_patterns
+
+
+def test_it_reads_beliefs_and_nothing_else():
+    assert reads(posteriors) == ("beliefs",)
+    assert [reads(evolve) for name, evolve in EVOLUTIONS.items() if name not in ("posteriors", "frontier")] == [()] * 6
+    with pytest.raises(RegistryError, match="takes the parameter 'dreams'; beside its inputs it can read beliefs"):
+        reads(lambda inputs, dreams: iter(()))
+
+
+def test_a_fifth_is_unguided_and_the_same_seed_gives_the_same_expeditions():
+    some = list(posteriors(inputs(200), Beliefs().init()))
+    origins = collections.Counter(expedition.origin for expedition in some)
+    assert origins == {"posterior": 155, "uniform": 45}
+    assert [trip.signal for trip in posteriors(inputs(200), Beliefs().init())] == [trip.signal for trip in some]
+    assert [trip.signal for trip in posteriors(inputs(200, (1, 10)), Beliefs().init())] != [t.signal for t in some]
+    assert {trip.origin for trip in posteriors(inputs(20), Beliefs().init(), floor=1.0)} == {"uniform"}
+
+
+def test_the_focus_is_a_tool_of_the_solution_and_another_one():
+    for expedition in posteriors(inputs(), Beliefs().init(), floor=0.0):
+        one, other = focus(expedition)
+        assert one in solution_tools(expedition.task)
+        assert "finish" not in (one, other)
+        assert one != other
+        assert expedition.signal.startswith(f"success with {one} and {other} drawn as 0.")
+
+
+def test_expeditions_go_where_success_is_believed_to_be_near_one_half():
+    # A prior of 1000 episodes leaves little to chance: p is 1/2 with notes_write and 1 with every pair without it.
+    memory = mastered({"notes_write": 0.5})
+    trips = list(posteriors(inputs(), memory, floor=0.0, contenders=200, strength=1000.0))
+    assert sum("notes_write" in focus(trip) for trip in trips) == 40
+    # What always fails is avoided just as what always succeeds.
+    memory = mastered({"notes_write": 0.5, "mail_send": 0.0})
+    trips = list(posteriors(inputs(), memory, floor=0.0, contenders=200, strength=1000.0))
+    assert sum("mail_send" in focus(trip) for trip in trips) == 0
+
+
+def test_without_beliefs_that_differ_the_choice_is_wide():
+    trips = posteriors(inputs(200), Beliefs().init(), floor=0.0)
+    assert len({tool for trip in trips for tool in focus(trip)}) == 26
+
+
+def test_the_tasks_found_are_valid_and_tell_where_they_come_from():
+    found = synthesize(
+        posteriors(inputs(10), Beliefs().init()),
+        DESK, EXPLORER, Validation(DESK), lambda id: False, budget=6, per_context=1, seed=(0, 10), step=10,
+    )  # fmt: skip
+    assert len(found.tasks) == 6
+    own = [task for task in found.tasks if task.origin == "posterior"]
+    assert own
+    for task in own:
+        assert task.lineage.parent in {trajectory.task.id for trajectory in EPISODES.values()}
+        assert task.lineage.signal.startswith("success with ")
+    with pytest.raises(TypeError):
+        list(posteriors(inputs(1), Beliefs().init(), 3))
+
+
+def test_without_episodes_all_is_unguided():
+    nothing = EvolutionInputs(DESK, EXPLORER, (), [], EPISODES.__getitem__, None, 5, (0, 1))
+    assert [trip.origin for trip in posteriors(nothing, Beliefs().init(), floor=0.0)] == ["uniform"] * 5

@@ -1,0 +1,85 @@
+"""A run on the grown desk with the arms of the study of signals, by the command itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from desk_runs import Runs
+from same_runs import episodes, lines
+
+from cojax.synthesis.beliefs import Posterior
+
+ARM = (
+    "environment.suites=2", "evolve=posteriors", "evolve_settings.floor=0.3", "synthesis.admit=probe",
+    "admission_settings.candidates=3", "admission_settings.attempts=4", "synthesis.contexts=4", "synthesis.budget=4",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(commands, tmp_path_factory) -> Runs:
+    return Runs(commands, tmp_path_factory.mktemp("cache"))
+
+
+@pytest.mark.real
+def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(runs: Runs, tmp_path: Path) -> None:
+    done = runs(tmp_path / "whole", *ARM, "steps=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [record["evolution"] for record in lines(tmp_path / "whole" / "metrics.jsonl") if "evolution" in record]
+    assert [one["step"] for one in found] == [2, 4]
+    for one in found:
+        probe = one["probe"]
+        assert 4 < probe["candidates"] <= 12
+        assert probe["episodes"] == 4 * probe["candidates"]
+        assert probe["turns"] >= probe["episodes"]
+        assert probe["tokens"] > probe["turns"]
+        assert one["accepted"] == sum(one["added"].values()) == 4
+        assert one["added"].keys() <= {"posterior", "uniform"}
+    tasks = lines(tmp_path / "whole" / "tasks.jsonl")
+    assert len(tasks) == 12 + 8
+    for task in tasks[12:]:
+        assert task["lineage"]["evidence"][-1].startswith("probed: ")
+        assert task["lineage"]["evidence"][-1].endswith(" of 4 episodes of the present policy solved it")
+    drafts = [draft for draft in lines(tmp_path / "whole" / "drafts.jsonl") if draft["step"]]
+    refused = [draft for draft in drafts if draft["verdict"]["evidence"][-1].startswith("not admitted")]
+    assert len(refused) == sum(one["probe"]["candidates"] for one in found) - 8
+    assert not any(draft["task"] for draft in refused)
+    memory = {}
+    for line in lines(tmp_path / "whole" / "memory.jsonl"):
+        memory |= line["changes"].get("beliefs", {})
+    assert memory["steps"] == 4
+    assert 0.0 < Posterior({"discount": 0.98, **memory}).tool("finish") < 1.0
+    # A run that ended earlier and is extended finds the same tasks.
+    assert runs(tmp_path / "parts", *ARM, "steps=2").returncode == 0
+    done = runs(tmp_path / "parts", *ARM, "steps=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines(tmp_path / "parts" / "tasks.jsonl") == tasks
+    assert lines(tmp_path / "parts" / "memory.jsonl") == lines(tmp_path / "whole" / "memory.jsonl")
+    config = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert config["entries"]["evolve"]["settings"] == {"contenders": 8, "floor": 0.3, "strength": 2.0}
+    assert config["entries"]["synthesis.admit"]["settings"] == {"candidates": 3, "attempts": 4, "unselected": 0.5}
+
+
+@pytest.mark.real
+def test_the_frontier_replays_prefixes_of_joined_tasks_alone(runs: Runs, tmp_path: Path) -> None:
+    settings = (
+        "environment.suites=2", "evolve=frontier", "evolve_settings.mastered=0.0", "evolve_settings.episodes=1.0",
+        "evolve_settings.floor=0.0", "synthesis.prefix_replay=True", "fresh_fraction=1.0", "steps=4",
+    )  # fmt: skip
+    done = runs(tmp_path / "run", *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    tasks = {task["id"]: task for task in lines(tmp_path / "run" / "tasks.jsonl")}
+    joined = {id for id, task in tasks.items() if task["origin"] == "frontier"}
+    assert joined
+    replays = {}
+    for name, some in episodes(tmp_path / "run").items():
+        for episode in some:
+            begun = sum(1 for turn in episode["turns"] if not turn["action_tokens"])
+            replays.setdefault(episode["episode"].split("-")[1] in joined, set()).add(begun)
+            assert name
+    assert replays[False] == {0}
+    assert max(replays[True]) >= 1
+    changes = [line["changes"].get("prefixes", {}) for line in lines(tmp_path / "run" / "memory.jsonl")]
+    assert {id for change in changes for id in change} <= joined
+    assert any(changes)
