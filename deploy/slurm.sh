@@ -28,8 +28,8 @@ config=experiments/bfcl.py               # the experiment; sbatch is called in t
 model=/shared/models/Qwen3-4B            # a model folder
 workdir=/shared/runs/bfcl                # the run directory; another run needs another one
 weights=/shared/weights/bfcl             # where servers find new weights
-fsdp=16                                  # fsdp times tensor is the number of GPUs that train
-tensor=1
+fsdp=16                                  # GPUs over which rows and parameters are split; times tensor all that train
+tensor=1                                 # GPUs over which each matrix is split
 rows=16                                  # rows of a micro-batch, a multiple of fsdp
 checkpoint_every=2                       # steps; a preemption costs at most so many
 
