@@ -29,7 +29,7 @@ _COUNTS = {"three": 3, "ten": 10}
 # Seconds in which the simulator must have solved those of one task.
 _PATIENCE = 7_200
 # What the solutions depend on.
-_MAKERS = ("limits.py", "solving.py")
+_MAKERS = ("engine.py", "limits.py", "solving.py")
 
 
 @dataclasses.dataclass(frozen=True)

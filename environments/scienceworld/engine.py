@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_OPTIONS = ("-XX:+UseSerialGC", "-Xss4m")
+# The simulator goes through its objects in the order of their hashes. Java numbers an object when its hash is first asked
+# for, so that a look at the state would change what happens later; here all have the same number.
+_OPTIONS = ("-XX:+UseSerialGC", "-Xss4m", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 # The small compiler: an episode is short, and its process has few threads. Sizes are of address space.
 _FOR_AN_EPISODE = (
     "-XX:TieredStopAtLevel=1",
@@ -84,7 +86,10 @@ class Simulator:
             return json.loads((Path(folder) / "objectTree.json").read_text())
 
     def valid(self) -> list[str]:
-        """The commands that the simulator takes for valid now; some are refused all the same."""
+        """The commands that the simulator takes for valid now; some are refused all the same.
+
+        To ask draws numbers of the simulator's: what plants do later may differ.
+        """
         return [str(command) for command in self._java.getValidActionObjectCombinations()]
 
     def gold(self) -> list[str]:
@@ -121,7 +126,8 @@ def _interface(jvm: str, solving: bool = False) -> Any:
     # The simulator reads a file of the wheel from the current folder.
     with _working_in(package):
         if not jpype.isJVMStarted():
-            jpype.startJVM(jvm, *options, classpath=[str(package / "scienceworld.jar")], convertStrings=True)
+            jar = str(package / "scienceworld.jar")
+            jpype.startJVM(jvm, *options, classpath=[jar], ignoreUnrecognized=True, convertStrings=True)
         made = jpype.JClass("scienceworld.runtime.pythonapi.PythonInterface")
         made()
     return made
