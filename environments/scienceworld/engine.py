@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-# The simulator goes through its objects in the order of their hashes. Java draws an object's hash when it is first asked
-# for, so that a look at the state would change what happens later; here all have the same one.
+# The simulator goes through its objects in the order of their hashes. Java draws a hash when it is first asked for, so
+# that a look at the state would change what happens later; here all objects have the same one.
 _OPTIONS = ("-XX:+UseSerialGC", "-Xss4m", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
 # The small compiler: an episode is short, and its process has few threads. Sizes are of address space.
 _FOR_AN_EPISODE = (
