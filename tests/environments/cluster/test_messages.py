@@ -46,7 +46,7 @@ def test_a_reply_that_is_none_is_refused(line, said):
 
 
 def test_replies_about_the_whole_environment_may_be_longer():
-    tasks = ["x" * 100] * 400_000
+    tasks = ["x" * 10_000] * 3_500
     line = messages.answer(1, 0, tasks, 0.0)
     assert messages.reply(line, 1, 0)[1] == tasks
     with pytest.raises(LimitExceeded, match="the reply has"):
