@@ -75,9 +75,9 @@ class Beliefs:
                     counts[0] += solved
                     counts[1] += failed
         changes: dict[str, Any] = {_STEPS: now}
-        for key, (solved, failed) in found.items():
+        for key, counts in found.items():
             old = _discounted(memory.get(key), now, self.discount)
-            changes[key] = [old[0] + solved, old[1] + failed, now]
+            changes[key] = [old[0] + counts[0], old[1] + counts[1], now]
         return changes, []
 
 

@@ -53,7 +53,7 @@ def make(
     within its suite has the weight r ** -skew.
     """
     examine(suites=suites, applications=applications, tables=tables, longest=longest, more=more, skew=skew)
-    grown = {
+    grown: dict[str, Any] = {
         "suites": suites,
         "applications": applications,
         "tables": tables,
