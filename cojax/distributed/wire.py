@@ -83,7 +83,9 @@ class Wire:
                     self._received.put((number, message))
         except TimeoutError:
             self._report(number, f"it has been silent for {self._silence:g} s")
-        except (OSError, WireError) as error:
+        except OSError as error:
+            self._report(number, f"its connection ended ({error.strerror})")
+        except WireError as error:
             self._report(number, str(error))
 
     def _send_signs(self) -> None:
