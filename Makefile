@@ -49,11 +49,11 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install appworld --data=tiny
 	$(BIN)/python -m environments.install tau2
 	$(BIN)/python -m environments.install mcp
+
+# These take minutes to install, or an hour, half a gigabyte, a compiler or Java.
+.worlds-nightly: $(VENV)/.real
 	$(BIN)/python -m environments.install verifiers
 	$(BIN)/python -m environments.install openenv
-
-# These take minutes to install, or an hour, and a compiler and Java.
-.worlds-nightly: $(VENV)/.real
 	$(BIN)/python -m environments.install scienceworld
 	$(BIN)/python -m environments.install alfworld --data=tiny
 

@@ -16,7 +16,7 @@ from cojax.types import Action, Call, Task, Trajectory
 from environments import check
 from environments.tools import ToolEnvironment
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.nightly
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
 HELD_OUT = '[{"seed": 100}, {"seed": 102}]'
@@ -94,7 +94,6 @@ def test_the_check_finds_no_fault(name: str, solution: str, capsys: pytest.Captu
     assert all(line["fault_count"] == 0 and line["replayed"] == line["tasks"] > 0 for line in lines)
 
 
-@pytest.mark.nightly
 def test_two_steps_of_the_main_command(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "experiments.run", "--config=experiments/openenv.py", "--config.policy=tiny",

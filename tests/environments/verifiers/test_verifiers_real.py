@@ -18,7 +18,7 @@ from environments.tools import ToolEnvironment
 from environments.verifiers import RECIPE
 from environments.worker.venv import interpreter
 
-pytestmark = pytest.mark.real
+pytestmark = pytest.mark.nightly
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[2]
 RIGHT = (("letters", "friday"), ("lamp", "monday"))
@@ -153,7 +153,6 @@ def test_the_check_finds_no_fault(module: str, capsys: pytest.CaptureFixture[str
     assert all(line["fault_count"] == 0 and line["replayed"] == line["tasks"] > 0 for line in lines)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("module", ["lists_taskset", "sums_taskset"])
 def test_two_steps_of_the_main_command(module: str, tmp_path: Path) -> None:
     evolving = module == "lists_taskset"
