@@ -46,8 +46,8 @@ class Follower:
         self._wire.send({"kind": "at", "number": command["number"]})
         data = broadcast.receive(command["data"]) if command["data"] else []
         result = self.operations[name](*(self._argument(given, data) for given in command["arguments"]))
-        parts = result if isinstance(result, tuple) else (result,)
-        self.results[command["number"]] = dict(enumerate(parts))
+        made = result if isinstance(result, tuple) else (result,)
+        self.results[command["number"]] = dict(enumerate(made))
 
     def _argument(self, given: Mapping[str, Any], data: Sequence[np.ndarray]) -> Any:
         ((kind, value),) = given.items()

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -70,11 +70,13 @@ def start(how: Start) -> Connected:
             shutdown_timeout_seconds=max(10, round(how.silence)),
         )
     process, processes = global_state.process_id, global_state.num_processes
+    client, address = global_state.client, global_state.coordinator_address
+    assert client is not None and address is not None
     with _explained(how):
         if process == 0:
-            return Connected(0, processes, _accepted(how, processes))
-        said = json.loads(global_state.client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
-        host = global_state.coordinator_address.rpartition(":")[0].strip("[]")
+            return Connected(0, processes, _accepted(how, processes, client.key_value_set))
+        said = json.loads(client.blocking_key_value_get(_KEY, round(1000 * how.startup)))
+        host = address.rpartition(":")[0].strip("[]")
         found = connect(host, said["port"], said["token"], process, how.startup, how.silence)
         return Connected(process, processes, {0: found})
 
@@ -84,12 +86,12 @@ def find_devices() -> None:
     jax.devices()
 
 
-def _accepted(how: Start, processes: int) -> dict[int, socket.socket]:
+def _accepted(how: Start, processes: int, publish: Callable[[str, str], None]) -> dict[int, socket.socket]:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=processes) as server:
         token = secrets.token_hex(16)
-        global_state.client.key_value_set(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
+        publish(_KEY, json.dumps({"port": server.getsockname()[1], "token": token}))
         return accept(server, token, processes, how.startup, how.silence)
 
 

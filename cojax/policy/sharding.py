@@ -74,7 +74,7 @@ def evaluate(function: Callable[[Any], Any], tree: Any) -> Any:
     return jax.eval_shape(function, tree) if outlined else function(tree)
 
 
-def place(leaf: jax.Array, sharding: Sharding) -> jax.Array:
+def place(leaf: jax.Array | np.ndarray, sharding: Sharding) -> jax.Array:
     """The array with this layout; of an outline, the outline with it.
 
     Over several hosts, each one puts its part of an array that all of them have onto its own devices.

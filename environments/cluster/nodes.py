@@ -150,7 +150,7 @@ class Nodes:
         except Exception as error:  # the cluster's head is gone
             _LOG.warning("the Ray cluster does not list its nodes: %s", error)
             return
-        have = {one.place.id for one in (*self.live, *self._starting)}
+        have = {node.place.id for node in self.live} | {start.place.id for start in self._starting}
         for place in places:
             if place.id not in have:
                 self._start(place)
