@@ -71,7 +71,8 @@ def start(how: Start) -> Connected:
         )
     process, processes = global_state.process_id, global_state.num_processes
     client, address = global_state.client, global_state.coordinator_address
-    assert client is not None and address is not None
+    assert client is not None
+    assert address is not None
     with _explained(how):
         if process == 0:
             return Connected(0, processes, _accepted(how, processes, client.key_value_set))
