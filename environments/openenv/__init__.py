@@ -20,6 +20,8 @@ from environments.worker.venv import Recipe, interpreter
 
 NAME = "openenv"
 RECIPE = Recipe(requirements=("openenv==0.10.0",), proof="import openenv.core.env_server.mcp_environment")
+# Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
+OFFICIAL_VERDICT = True
 
 # Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
 _VERDICT = 6

@@ -21,6 +21,8 @@ from environments.worker.venv import Recipe, interpreter
 
 NAME = "verifiers"
 RECIPE = Recipe(requirements=("verifiers==0.4.0",), proof="import verifiers.v1")
+# Drops that the package's own reward lets through are listed by `environments.check`, and are no faults.
+OFFICIAL_VERDICT = True
 
 # Deadlines of one call that a verdict may take: it opens a second world and makes the solution's calls.
 _VERDICT = 6
