@@ -43,7 +43,7 @@ class Start:
     processes: int | None = None
     process: int | None = None
     startup: float = 300.0
-    silence: float = 30.0
+    silence: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
