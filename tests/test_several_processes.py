@@ -16,7 +16,8 @@ pytestmark = pytest.mark.real
 
 # Metrics that the learner computes: over several processes its sums have another order.
 LEARNED = {
-    "loss", "grad_norm", "entropy", "kl", "ratio", "ratio_max", "logprob_mismatch", "logprob_mismatch_max",
+    "loss", "grad_norm", "entropy", "kl", "ratio", "ratio_max", "importance",
+    "logprob_mismatch", "logprob_mismatch_max",
 }  # fmt: skip
 
 
