@@ -34,12 +34,13 @@ def episodes(workdir: Path) -> dict[str, list[dict]]:
 
 
 def arrays(workdir: Path) -> list[np.ndarray]:
-    """Parameters and optimiser state of the last checkpoint."""
-    last = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name))
-    restored = ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(last / "arrays")
+    """Parameters and optimiser state of the last checkpoint, whichever devices wrote it."""
     import jax
 
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(restored)]
+    last = max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)) / "arrays"
+    files = ocp.PyTreeCheckpointer()
+    as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), files.metadata(last).item_metadata.tree)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(files.restore(last, restore_args=as_numpy))]
 
 
 def assert_same_run(one: Path, other: Path) -> None:
