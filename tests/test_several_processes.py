@@ -13,6 +13,7 @@ from several_processes import Processes
 from steady_engine import sums
 
 pytestmark = pytest.mark.real
+NIGHTLY = pytest.mark.nightly
 
 # Metrics that the learner computes: over several processes its sums have another order.
 LEARNED = {
@@ -56,7 +57,7 @@ def assert_equals(workdir: Path, alone: Path) -> None:
         assert record["sums"] == pytest.approx(known[record["version"]], abs=1e-3)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=NIGHTLY)])
 def test_the_run_in_several_processes_equals_the_run_in_one(count, alone, cache, tmp_path):
     run = Processes(tmp_path / "run", cache, count, *(() if count == 2 else ("learner.micro_rows=8",)))
     assert run.wait() == [0] * count, run.printed()
@@ -65,8 +66,10 @@ def test_the_run_in_several_processes_equals_the_run_in_one(count, alone, cache,
     assert (written["coordinator"], written["process"]) == ("", None)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("moment", ["update", "save"])
+@pytest.mark.parametrize(
+    ("killed", "moment"),
+    [(1, "update"), *(pytest.param(*one, marks=NIGHTLY) for one in ((0, "update"), (0, "save"), (1, "save")))],
+)
 def test_after_a_kill_the_others_end_and_the_same_command_goes_on(killed, moment, alone, cache, tmp_path):
     workdir = tmp_path / "run"
     run = Processes(workdir, cache, 2)
@@ -85,7 +88,7 @@ def test_after_a_kill_the_others_end_and_the_same_command_goes_on(killed, moment
     assert_equals(workdir, alone)
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [pytest.param(0, marks=NIGHTLY), 1])
 def test_sigterm_to_one_process_ends_all_with_a_checkpoint(signalled, alone, cache, tmp_path):
     workdir = tmp_path / "run"
     run = Processes(workdir, cache, 2, "checkpoint_every=100")
@@ -99,6 +102,7 @@ def test_sigterm_to_one_process_ends_all_with_a_checkpoint(signalled, alone, cac
     assert_equals(workdir, alone)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_a_checkpoint_goes_on_with_another_number_of_processes(before, after, alone, cache, tmp_path):
     workdir = tmp_path / "run"
@@ -117,6 +121,7 @@ def test_a_process_with_other_settings_is_refused_by_name(cache, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.nightly
 def test_a_second_start_in_the_same_folder_is_refused_and_the_first_goes_on(alone, cache, tmp_path):
     workdir = tmp_path / "run"
     first = Processes(workdir, cache, 2)

@@ -22,7 +22,9 @@ COLUMNS = ("step", "origin", "turns", "tool", "x", "y", "similarity")
 
 def environment_of(config: Mapping[str, Any]) -> Environment:
     """The environment of a run's configuration, with its settings, in this process."""
-    given = {name: value for name, value in config["environment"].items() if name not in ("name", "isolated")}
+    given = {
+        name: value for name, value in config["environment"].items() if name not in ("name", "isolated", "cluster")
+    }
     return environments.load(config["environment"]["name"], **given)
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -132,10 +133,11 @@ def test_what_stays_behind_is_counted(capsys: Capture, monkeypatch: pytest.Monke
     settled = leaks.wait_until_settled
     monkeypatch.setattr(leaks, "wait_until_settled", lambda before, supervisors=(): settled(before, supervisors, 0.2))
     kept: list[Any] = []
+    first = threading.Lock()  # episodes begin side by side; it is taken once
 
     def littering(desk: Any) -> Wrapped:
         def start(task: Any) -> Any:
-            if not kept:
+            if first.acquire(blocking=False):
                 kept.append(subprocess.Popen(["sleep", "60"], start_new_session=True))
                 kept.append(open("/dev/null"))  # noqa: SIM115
                 kept.append(tempfile.mkstemp(prefix="cojax-left-"))

@@ -30,6 +30,7 @@ from experiments import assemble, initial_policy, kept, policies, trained
 from experiments.entries import learned_by
 from experiments.initial_policy import InitialPolicy, demonstrations, weights_hash
 from experiments.initial_policy import initial_policy as begin
+from experiments.processes import ALONE
 
 DESK = environments.load("desk")
 FEW = {
@@ -76,7 +77,7 @@ class Held:
 def start(settings: ConfigDict, engine: Held | None = None) -> tuple[InitialPolicy, ModelConfig]:
     tokenizer, shape = policies.tokenizer_and_shape(settings, DESK)
     chat = Chat(tokenizer, no_document)
-    return begin(settings, DESK, chat, shape, engine or Held(), lambda step: 0.25, tuple), shape
+    return begin(settings, DESK, chat, shape, engine or Held(), lambda step: 0.25, lambda: DESK.tasks("dev", 2)), shape
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +203,7 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
     directory = kept_run(given, model, tmp_path / "run")
     assert (directory.folder / "base").is_dir() == own
     monkeypatch.setattr(assemble, "initial_policy", lambda *given: pytest.fail("made again"))
-    made = SimpleNamespace(model=model, mesh=None)
+    made = SimpleNamespace(model=model, mesh=None, together=ALONE)
     found = kept.initial_policy(given, made, tuple, directory, found=object())
     assert found.origin == {"folder": str(folder), "shown": 4}
     expected = initialize(model, 5) if own else load_params(folder, model)

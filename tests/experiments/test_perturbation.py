@@ -11,6 +11,7 @@ from trained_runs import config
 import environments
 from experiments import assemble, initial_policy, policies
 from experiments.perturbation import perturbed
+from experiments.processes import ALONE
 
 PARAMS = {"embedding": jnp.ones((64, 64)), "layers": {"up": jnp.full((1000,), -3.0)}, "count": jnp.arange(3)}
 
@@ -44,7 +45,9 @@ def test_a_run_begins_with_the_perturbed_policy(monkeypatch):
 
     def begins(number: int) -> np.ndarray:
         settings = config(warm_start__steps=0, perturbation=number)
-        made = SimpleNamespace(environment=desk, chat=None, model=model, engine=None, development=(), mesh=None)
+        made = SimpleNamespace(
+            environment=desk, chat=None, model=model, engine=None, development=(), mesh=None, together=ALONE
+        )
         params = assemble.initial_policy(settings, made, tuple).params
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
 

@@ -58,7 +58,7 @@ def test_a_kind_from_outside_is_whole() -> None:
     ("part", "value", "said"),
     [
         ("name", "Slow One", "its name is 'Slow One'; expected a word in small letters"),
-        ("name", "trajectory", "its name is 'trajectory'; expected a word in small letters other than played, seed"),
+        ("name", "trajectory", "its name is 'trajectory'; expected a word in small letters other than beliefs, "),
         ("colour", "red", "its colour is 'red'; expected one like #d6504b"),
         ("colour", "#000000;x", "its colour is"),
         ("guidance", "be quick", "its guidance is a str; expected cojax.signals.Guidance"),
