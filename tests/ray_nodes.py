@@ -51,7 +51,8 @@ class RayNodes:
 
     def add(self) -> None:
         given = {"num_cpus": 1, "object_store_memory": _STORE, "include_log_monitor": False}
-        self.nodes.append(_patiently(lambda: self.cluster.add_node(**given)))
+        with _own_handlers():
+            self.nodes.append(_patiently(lambda: self.cluster.add_node(**given)))
 
     def kill(self, id: str) -> None:
         """Ends all processes of a node at once, as when its machine is gone."""
@@ -95,22 +96,33 @@ def command_line(pid: int) -> bytes:
 @contextlib.contextmanager
 def ray_nodes(size: int) -> Iterator[RayNodes]:
     """The cluster; its nodes also find the modules beside the tests. Afterwards this process has left it."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     variables = dict(os.environ)
     here = Path(__file__).parent
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(here.parent), str(here), variables.get("PYTHONPATH"))))
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
+    from ray._common.utils import get_default_ray_temp_dir
 
-    made = RayNodes(size)
+    # A node's own folder is elsewhere, yet Ray notes its address in this one.
+    Path(get_default_ray_temp_dir()).mkdir(parents=True, exist_ok=True)
+    with _own_handlers():
+        made = RayNodes(size)
     try:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         yield made
     finally:
-        ray.shutdown()
-        made.close()
+        with _own_handlers():
+            ray.shutdown()
+            made.close()
         os.environ.clear()
         os.environ.update(variables)
+
+
+@contextlib.contextmanager
+def _own_handlers() -> Iterator[None]:
+    """This process keeps its handlers of signals, in whose place a node that starts sets its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
