@@ -188,12 +188,15 @@ def main(
     try:
         with quiet_logs(), stopped_once(), own_folder():
             return run(options, sources, injectors)
-    except KeyboardInterrupt:
-        print("stopped; nothing is counted", file=sys.stderr)
-        return 130
     except (InstallError, EnvironmentFailure, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except (KeyboardInterrupt, RuntimeError) as error:
+        # An interrupt that falls into one of Python's own locks ends in a RuntimeError of that lock.
+        if not any(isinstance(one, KeyboardInterrupt) for one in (error, error.__context__)):
+            raise
+        print("stopped; nothing is counted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

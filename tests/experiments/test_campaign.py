@@ -119,6 +119,17 @@ def test_what_one_episode_leaves_for_another_is_counted(capsys: Capture) -> None
     assert "shows what case e" in told["violations"][0]
 
 
+def test_an_interrupt_within_a_lock_ends_it_in_order_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert command.main(["--episodes=1", "--faults=0"]) == 130
+
+
 def test_a_word_that_lies_on_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     canary, began = Canary("y"), time.time() - 1
