@@ -45,7 +45,7 @@ from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import engines, entries, placement, subjects, traits
+from experiments import engines, entries, placement, processes, subjects, traits
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.held_out import of_run
@@ -256,6 +256,8 @@ def _check(config: ConfigDict, samples: int) -> None:
     for _ in entries.chosen(config):
         pass
     placement.check(config)
+    if processes.is_enabled(config):
+        raise ValueError("section distributed is set, but an evaluation has one process; leave it out")
     temperature = config.evaluation.temperature
     if config.evaluation.trials > 1:
         raise ValueError(

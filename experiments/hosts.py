@@ -46,9 +46,11 @@ class Leading:
 
     def __init__(self, config: ConfigDict, connected: Connected) -> None:
         self.on_stop: Callable[[int], None] = lambda number: os.kill(os.getpid(), number)
+        self._failed, self._deadline = threading.Lock(), config.distributed.deadline
+        self._ready = threading.Event()  # the wire may report before the rest is made
         self.wire = Wire(connected.connections, config.distributed.silence, self._lost, self._beat, self._heard)
-        self._lead, self._deadline = Lead(self.wire, connected.processes - 1), config.distributed.deadline
-        self._failed = threading.Lock()
+        self._lead = Lead(self.wire, connected.processes - 1)
+        self._ready.set()
 
     def run(self, operation: str, compute: Callable[..., _T], *arguments: Any) -> _T:
         return self._lead.run(operation, compute, *arguments)
@@ -68,6 +70,7 @@ class Leading:
         self.wire.part()
 
     def _beat(self) -> None:
+        self._ready.wait()
         if (since := self._lead.busy_since) and time.monotonic() - since > self._deadline:
             self._fail(f"what all processes compute together takes longer than {_seconds(self._deadline)}: one hangs")
 
@@ -82,6 +85,7 @@ class Leading:
         self._fail(f"process {number} is gone: {reason}. {_AGAIN}")
 
     def _fail(self, line: str) -> None:
+        self._ready.wait()
         if self._failed.acquire(blocking=False):
             self._end_all(line)
 

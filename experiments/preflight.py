@@ -231,6 +231,8 @@ def _programs(config: ConfigDict, state: dict[str, Any]) -> str:
     if "learned" not in state:
         raise ValueError("not tried, as there is no policy")
     learner = state["learner"]
+    if jax.process_count() > 1:
+        return "not examined: compiled by all processes together, in the rehearsal"
     if (chip := attached(learner.placement.devices)) is None:
         return "not examined: experiments.compile knows no such device"
     sizes, agents = methods.update_sizes(config), methods.agents(config)

@@ -89,6 +89,10 @@ def check_several(config: ConfigDict) -> None:
             "mesh is of one device, and the run has several processes; spread the policy over the devices of all of "
             "them, by --config.mesh.fsdp=-1, say"
         )
+    if config.perturbation:
+        raise ValueError(
+            f"perturbation is {config.perturbation}, which one process alone can do; set it to 0 in several processes"
+        )
     if config.model.path and config.warm_start.steps:
         raise ValueError(
             f"warm_start.steps is {config.warm_start.steps} on a model folder, which is taught in one process alone; "

@@ -90,10 +90,13 @@ class Stop:
         CONSOLE.print("stopping with this step, an evolution at once; once more to stop at once")
 
     def ask(self, number: int) -> None:
-        """Another process received the signal: this one acts as if it had, if it has not."""
+        """Another process received the signal: this one acts as if it had, unless it has: launchers signal them all."""
+        if self.number:
+            return
         if not self.looping:
             os.kill(os.getpid(), number)
-        self.number = self.number or number
+            return
+        self.number = number
 
     def __call__(self) -> bool:
         return bool(self.number)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from desk_runs import Runs
-from same_runs import episodes, lines
+from same_runs import lines
 
 from cojax.synthesis.beliefs import Posterior
 
@@ -59,27 +59,3 @@ def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(run
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["code"]["evolve"]["settings"] == {"contenders": 8, "floor": 0.3, "strength": 2.0}
     assert config["code"]["synthesis.admit"]["settings"] == {"candidates": 3, "attempts": 4, "unselected": 0.5}
-
-
-@pytest.mark.real
-def test_the_frontier_replays_prefixes_of_joined_tasks_alone(runs: Runs, tmp_path: Path) -> None:
-    settings = (
-        "environment.suites=2", "evolve=frontier", "evolve_settings.mastered=0.0", "evolve_settings.episodes=1.0",
-        "evolve_settings.floor=0.0", "synthesis.prefix_replay=True", "fresh_fraction=1.0", "steps=4",
-    )  # fmt: skip
-    done = runs(tmp_path / "run", *settings)
-    assert done.returncode == 0, done.stdout + done.stderr
-    tasks = {task["id"]: task for task in lines(tmp_path / "run" / "tasks.jsonl")}
-    joined = {id for id, task in tasks.items() if task["origin"] == "frontier"}
-    assert joined
-    replays = {}
-    for name, some in episodes(tmp_path / "run").items():
-        for episode in some:
-            begun = sum(1 for turn in episode["turns"] if not turn["action_tokens"])
-            replays.setdefault(episode["episode"].split("-")[1] in joined, set()).add(begun)
-            assert name
-    assert replays[False] == {0}
-    assert max(replays[True]) >= 1
-    changes = [line["changes"].get("prefixes", {}) for line in lines(tmp_path / "run" / "memory.jsonl")]
-    assert {id for change in changes for id in change} <= joined
-    assert any(changes)

@@ -67,7 +67,8 @@ class Lead:
             self._wait()
             if data:
                 broadcast.send(data)
-            result = compute(*arguments)
+            # To be done, not only begun: the deadline is of the whole computation.
+            result = jax.block_until_ready(compute(*arguments))
         finally:
             self.busy_since = None
         for at, part in enumerate(result if isinstance(result, tuple) else (result,)):

@@ -153,7 +153,10 @@ class Nodes:
         have = {node.place.id for node in self.live} | {start.place.id for start in self._starting}
         for place in places:
             if place.id not in have:
-                self._start(place)
+                try:
+                    self._start(place)
+                except Exception as error:  # it is lost again, or the head is; others are watched all the same
+                    _LOG.warning("%s takes no actor: %s", place, error)
 
     def _start(self, place: Place) -> None:
         now = running()

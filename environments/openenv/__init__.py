@@ -7,6 +7,7 @@ inside.py       in a worker: the source of episodes
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,7 +105,7 @@ def examine(
             raise ValueError(
                 f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
             )
-    if not full > 0:
+    if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 
 

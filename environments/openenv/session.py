@@ -107,6 +107,7 @@ class SessionEpisode:
         self._rewards: list[float] = []
         self._runner = asyncio.Runner()
         self._documents: tuple[Mapping[str, Any], ...] = ()
+        self._over = False
 
     def reset(self) -> tuple[Message, ...]:
         shown = self._made("reset", **self._reset)
@@ -122,13 +123,14 @@ class SessionEpisode:
 
     def step(self, action: Action) -> Observation:
         """Takes a step for each call. The role of a message is "user" for an error."""
-        messages, done = [], False
+        messages, done = [], self._over
         for call in action.calls:
             if done:
                 messages.append(Message("user", "the episode is over"))
                 continue
             text, worked, done = self._step(call)
             messages.append(Message("tool" if worked else "user", text[:_ANSWER]))
+        self._over = done
         return Observation(tuple(messages), done=done)
 
     def state(self) -> Mapping[str, Any]:
@@ -179,6 +181,8 @@ class SessionEpisode:
         except ValidationError as error:
             places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
             return "; ".join(places), False, False
+        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+            return f"{type(error).__name__}: {error}", False, False
         self._rewards.append(float(shown.reward or 0.0))
         if self._kind is not CallToolAction:
             return _written(self._seen(shown)), True, bool(shown.done)
@@ -200,7 +204,7 @@ def _written(seen: Any) -> str:
     """An observation as text: itself where it is one text, else JSON."""
     if isinstance(seen, Mapping) and len(seen) == 1 and isinstance(only := next(iter(seen.values())), str):
         return only
-    return json.dumps(to_jsonable_python(seen), ensure_ascii=False) if seen else ""
+    return json.dumps(to_jsonable_python(seen, inf_nan_mode="strings"), ensure_ascii=False) if seen else ""
 
 
 def _text_of(result: Any) -> str:

@@ -59,7 +59,7 @@ class _Dialogue:
         """Carries out the calls; without one, says the text to the customer, whose answer is the observation."""
         if action.calls:
             return self._episode.step(dataclasses.replace(action, text="", error=""))
-        text = spoken(action.text)
+        text = spoken(action.text.encode("utf-8", "replace").decode())
         if reason := self._unsayable(action, text):
             return Observation((Message("tool", f"error: {reason}"),), ok=False)
         self._left -= len(text)

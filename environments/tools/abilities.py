@@ -36,4 +36,7 @@ class Listens(Protocol):
     """A world that is told all that the actor writes."""
 
     def listen(self, action: Action) -> None:
-        """Hears an action before its calls are made one by one."""
+        """Hears an action before its calls are made one by one, up to one that ends the episode."""
+
+    def listened(self) -> None:
+        """All calls of the action were made, or refused."""

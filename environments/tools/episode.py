@@ -117,7 +117,7 @@ class ToolEpisode:
         if self._finished:
             return self._refused("the episode is over")
         if isinstance(self._world, Listens):
-            self._world.listen(action)
+            self._world.listen(self._before_its_end(action))
         if not action.calls and self._rules.spoken and action.error in ("", NO_CALL):
             self.answer, self._finished = spoken_answer(action), True
             return Observation(done=True)
@@ -135,7 +135,16 @@ class ToolEpisode:
             messages.append(Message("tool", text))
             if self._finished or number > _CALLS:
                 break
+        if isinstance(self._world, Listens):
+            self._world.listened()
+            self._finished |= isinstance(self._world, EndsItself) and bool(self._world.over())
         return Observation(tuple(messages), ok=ok, done=self._finished)
+
+    def _before_its_end(self, action: Action) -> Action:
+        """The action without the first call that ends the episode, and those after it."""
+        ends = (place for place, call in enumerate(action.calls) if call.name == self._rules.ending.name)
+        end = None if self._rules.spoken else next(ends, None)
+        return action if end is None else dataclasses.replace(action, calls=action.calls[:end])
 
     def state(self) -> Mapping[str, Any]:
         """The world, the answer, and whether the episode is finished."""

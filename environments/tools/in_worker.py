@@ -62,13 +62,18 @@ class WorkerWorld:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The answer to a call of the action that was sent. Raises Refused for an error."""
-        while self._replies:
-            call, text, worked = self._replies.popleft()
+        for place, (call, text, worked) in enumerate(self._replies):
             if call.name == name and dict(call.arguments) == dict(arguments):
+                for _ in range(place + 1):
+                    self._replies.popleft()
                 if not worked:
                     raise Refused(text)
                 return text
         raise Refused("the call was not carried out: it is too long, or no JSON")
+
+    def listened(self) -> None:
+        """Drops the answers to calls that were refused here."""
+        self._replies.clear()
 
     def over(self) -> bool:
         """Whether the episode has ended itself, and all that it answered was taken."""

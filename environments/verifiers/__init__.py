@@ -8,6 +8,7 @@ inside.py       in a worker: the source of episodes
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def examine(*, module: str = "", arguments: str = "{}", evaluation: str = "", fu
             raise ValueError(f"{name} is {given!r:.200}, which is no JSON: {error}") from error
         if not isinstance(found, dict):
             raise ValueError(f"{name} is {given!r:.200}; expected a JSON object of settings of the taskset")
-    if not full > 0:
+    if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 
 

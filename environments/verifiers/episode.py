@@ -50,6 +50,7 @@ class RolloutEpisode:
         self._documents: list[Any] = []
         self._numbers = itertools.count(1)
         self._verdict: Evaluation | None = None
+        self._over = False
 
     def reset(self) -> tuple[Message, ...]:
         self._runner.run(self._open())
@@ -64,7 +65,11 @@ class RolloutEpisode:
 
     def step(self, action: Action) -> Observation:
         """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
-        return self._runner.run(self._turn(action))
+        if self._over:
+            return Observation(tuple(Message("user", "the episode is over") for _ in action.calls), done=True)
+        seen = self._runner.run(self._turn(action))
+        self._over = seen.done
+        return seen
 
     def state(self) -> Mapping[str, Any]:
         """The taskset's own state, and what the reader adds; nothing where there is none."""

@@ -111,7 +111,9 @@ def divided(
         made = {"train": [*made["dev"], *made["eval"]], "dev": [], "eval": []}
     distinct = {split: tuple({task.id: task for task in tasks}.values()) for split, tasks in made.items()}
     taken = {task.query for split in ("dev", "eval") for task in distinct[split]}
-    distinct["train"] = tuple(task for task in distinct["train"] if task.query not in taken) or distinct["train"]
+    distinct["train"] = tuple(task for task in distinct["train"] if task.query not in taken)
+    if not distinct["train"]:
+        raise ValueError("every task to train on is also evaluated on; give `evaluation` settings of other tasks")
 
     def row_of(setup: Mapping[str, Any]) -> Row:
         """Raises ValueError for a setup that names no task."""

@@ -86,6 +86,9 @@ def test_a_world_hears_an_action_before_its_calls() -> None:
         def listen(self, action: Action) -> None:
             heard.append(action.text)
 
+        def listened(self) -> None:
+            """Nothing is left over."""
+
         def state(self) -> dict:
             return self.held
 
