@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+_T = TypeVar("_T")
 # Bytes that travel at once: all messages have one of two shapes, so that two programs serve them.
 _SMALL, _LARGE = 2**16, 2**24
 # What a command says of an array: the name of its dtype, and its shape.
@@ -42,6 +45,11 @@ def receive(described: Sequence[Described]) -> list[np.ndarray]:
         arrays.append(data[start : start + count].copy().view(jnp.dtype(name)).reshape(shape))
         start += count
     return arrays
+
+
+def finish(result: _T) -> _T:
+    """The result of an operation, once its arrays are computed: calls of JAX return before."""
+    return jax.block_until_ready(result)
 
 
 def _parts(size: int) -> list[tuple[int, int]]:

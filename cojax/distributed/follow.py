@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from cojax.distributed import broadcast
@@ -47,7 +46,7 @@ class Follower:
         self._wire.send({"kind": "at", "number": command["number"]})
         data = broadcast.receive(command["data"]) if command["data"] else []
         result = self.operations[name](*(self._argument(given, data) for given in command["arguments"]))
-        jax.block_until_ready(result)
+        broadcast.finish(result)
         made = result if isinstance(result, tuple) else (result,)
         self.results[command["number"]] = dict(enumerate(made))
 

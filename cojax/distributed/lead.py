@@ -68,7 +68,7 @@ class Lead:
             if data:
                 broadcast.send(data)
             # To be done, not only begun: the deadline is of the whole computation.
-            result = jax.block_until_ready(compute(*arguments))
+            result = broadcast.finish(compute(*arguments))
         finally:
             self.busy_since = None
         for at, part in enumerate(result if isinstance(result, tuple) else (result,)):
