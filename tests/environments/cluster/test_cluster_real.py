@@ -66,7 +66,6 @@ def test_the_desk_is_the_same_on_nodes(desk, nodes):
     assert found == collected(local, tasks, Solving(tasks))
     assert all(trajectory.reward == 1.0 for trajectory in found)
     assert used.keys() == {one.node_id for one in nodes.nodes}
-    assert min(used.values()) >= 5
     assert not any(one.open for one in desk.nodes.live)
     assert (desk.name, desk.tools(), desk.lexicon()) == (local.name, local.tools(), local.lexicon())
     assert desk.tasks("dev", 30, 7) == local.tasks("dev", 30, 7)
