@@ -13,6 +13,7 @@ from experiments.base import LEAVES, at
 from experiments.leaf import defaults
 
 _BEST_OF = 10  # trials of best_of_n where evaluation.trials is not set (ETO)
+_PAIR = 2  # episodes that a preference compares
 # Settings that an experiment chooses for its policy, whatever the method.
 _OF_THE_POLICY = frozenset({"epochs", "batch_size", "learning_rate"})
 # Settings of GRPO and of its episodes, which rounds do not have.
@@ -23,10 +24,21 @@ _OF_GRPO = (
 
 
 def settled(config: ConfigDict) -> ConfigDict:
-    """The configuration of a run: best_of_n takes no step, and several trials of each task in its final evaluation."""
-    if config.method != "best_of_n":
+    """The configuration of a run, with what its method decides.
+
+    best_of_n takes no step, and several trials of each task in its final evaluation. A method that learns from pairs
+    has micro-batches that hold one.
+    """
+    found = rounds_of(config)
+    if config.method != "best_of_n" and (found is None or found[0].loss != "dpo"):
         return config
     config = config.copy_and_resolve_references()
+    if found is not None:
+        section = config.learner
+        held = section.micro_rows * (section.row_length // max(1, config.engine.max_length))
+        if 0 < held < _PAIR:
+            section.micro_rows *= -(-_PAIR // held)
+        return config
     config.steps = 0
     if config.evaluation.trials == LEAVES["evaluation.trials"].default:
         config.evaluation.trials = _BEST_OF

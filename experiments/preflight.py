@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -17,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from cojax import warm_start
-from cojax.environment import play
+from cojax.environment import play, traits_of
 from cojax.environment.replay import follow
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
@@ -153,8 +154,10 @@ def _policy(config: ConfigDict, state: dict[str, Any]) -> str:
     origin = f"from {config.model.path}" if config.model.path else "random parameters"
     params = begun(made.together, config.model.path, made.model, config.seed, made.mesh)
     if config.warm_start.steps:
-        # Raises where there is nothing to learn from.
-        initial_policy.demonstrations(config, made.environment, (0.0, 0.0))
+        # Raises where there is nothing to learn from. Initial tasks that are yet to be synthesized have solutions.
+        if config.warm_start.split != initial_policy.INITIAL or traits_of(made.environment).incomparable:
+            own = functools.partial(assemble.initial, config, made)
+            initial_policy.demonstrations(config, made.environment, (0.0, 0.0), lambda: own().tasks)
         source = f"{origin}, " if config.model.path else ""
         origin = f"{source}to be warm-started on {config.warm_start.split or 'demonstrations'}"
     state["params"] = params

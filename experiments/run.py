@@ -104,8 +104,9 @@ class Stop:
 
 def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
+    config = methods.settled(config)
     check_run(config)
-    config = as_of_one(methods.settled(with_absolute_path(config)))
+    config = as_of_one(with_absolute_path(config))
     directory = RunDirectory(
         Path(config.workdir),
         checkpoints_kept=config.checkpoints_kept,

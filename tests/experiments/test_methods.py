@@ -66,6 +66,15 @@ def test_best_of_n_takes_no_step_and_tries_ten_times_or_as_often_as_it_is_told()
     assert methods.settled(config()).steps == 120
 
 
+@pytest.mark.parametrize(("method", "rows"), [("coevolving", 2), ("eto", 2), ("sft", 1), ("rft", 1), ("coevolve", 1)])
+def test_a_micro_batch_holds_a_pair_where_the_method_learns_from_pairs(method, rows):
+    made = config(method=method, learner__micro_rows=1)
+    made.learner.row_length = made.engine.max_length
+    assert methods.settled(made).learner.micro_rows == rows
+    check(methods.settled(made))
+    assert made.learner.micro_rows == 1
+
+
 def test_hard_negatives_go_with_grpo():
     made = config(preference__hard_negatives=0.5, preference__beta=0.3, preference__hard=0.7)
     check(made)

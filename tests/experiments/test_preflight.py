@@ -17,8 +17,9 @@ from cojax.rollout.templates import PROBE
 from cojax.rollout.vocabulary import byte_tokenizer
 from cojax.storage.files import write_json
 from cojax.types import Action, Message, Task, Trajectory, Turn
-from experiments import base, preflight
+from experiments import assemble, base, desk, preflight
 from experiments.compile import targets
+from experiments.presets import resolve
 
 MODEL = ModelConfig(96, 32, 40, 2, 4, 2, 16, dtype="bfloat16", param_dtype="float32")
 SHARED = Path("/dev/shm")
@@ -122,6 +123,20 @@ def test_a_template_that_ignores_tools_and_adds_a_system_message_is_told(config)
         "shown: full; it shows no tools in the form in which calls are read; a section of cojax's own shows them; "
         "where a conversation begins without a system message, it adds 'Be kind.'"
     )
+
+
+def test_a_policy_that_is_to_be_shown_the_runs_own_initial_tasks_is_examined_before_there_are_any(config) -> None:
+    made = desk.get_config()
+    made.policy, made.workdir = "tiny", config.workdir
+    made = resolve(made)
+    made.model.vocabulary = 512
+    made.model.shape.update(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    parts = assemble.parts(made)
+    assert made.warm_start.split == "initial"
+    try:
+        assert preflight._policy(made, {"parts": parts}).endswith("to be warm-started on initial")
+    finally:
+        parts.engine.close()
 
 
 def test_programs_are_examined_for_devices_that_have_published_figures(config, monkeypatch) -> None:
