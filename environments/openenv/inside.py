@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Task, Triplet
+from cojax.types import Task, Triplet
 from environments.tools.in_worker import actions_of, function_of
 
 NAME = "openenv"
-# The tool of environments/tools that ends an episode.
-_ENDING = "finish"
 
 
 class Sessions:
@@ -63,12 +61,10 @@ make = Sessions
 
 
 def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
-    """The official task of each reset. Raises ValueError where there is no reset that differs from the others."""
+    """The official task of each reset; its solution is not ended yet."""
     made = {}
     for reset in resets:
         actions = actions_of(solution(dict(reset))) if solution else ()
-        if actions and (not actions[-1].calls or actions[-1].calls[0].name != _ENDING):
-            actions = (*actions, Action(calls=(Call(_ENDING),)))
         task = Task(NAME, query, dict(reset), actions)
         made[task.id] = task
     return tuple(made.values())
