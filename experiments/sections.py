@@ -148,8 +148,8 @@ def explorer() -> Section:
         "steps": Leaf(own["steps"], Count, "most actions of an episode"),
         "ending": Leaf(
             own["ending"], str,
-            'the tool that ends an episode; "" if an action without a call ends it. Where the environment states its own '
-            "ending, that one holds",
+            'the tool that ends an episode; "" if an action without a call ends it. Where the environment states its '
+            "own ending, that one holds",
         ),
         "stretch": Leaf(
             own["stretch"], tuple[int, ...],

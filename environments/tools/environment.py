@@ -14,7 +14,7 @@ from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Tr
 from environments.tools import wording
 from environments.tools.ending import ending_tool
 from environments.tools.episode import End, Rules, ToolEpisode, plain_json, spoken_answer
-from environments.tools.toolset import Refused, Tool, toolset
+from environments.tools.toolset import Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)
 # The splits that an environment without tasks to evaluate on has too.

@@ -49,8 +49,8 @@ def test_a_world_may_have_a_tool_called_finish() -> None:
 
 
 def test_its_own_tasks_are_ended_by_that_name() -> None:
-    environment = jobs(splits=[{"query": "Wash.", "setup": SETUP, "solution": [{"name": "finish",
-                                                                               "arguments": {"job": "wash"}}]}])  # fmt: skip
+    solution = [{"name": "finish", "arguments": {"job": "wash"}}]
+    environment = jobs(splits=[{"query": "Wash.", "setup": SETUP, "solution": solution}])
     (task,) = (*environment.tasks("dev", 9), *environment.tasks("eval", 9))
     assert task.solution == (WASHED, call("finish_episode"))
     assert ended(task, "finish_episode") == task

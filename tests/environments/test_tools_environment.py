@@ -200,9 +200,7 @@ def test_a_world_may_end_the_episode_and_is_closed_once():
 def test_commands_are_those_that_the_environment_states_or_a_single_free_text():
     assert todo().traits.commands == {}
     assert todo(traits=Traits(commands={"show": "title"})).traits.commands == {"show": "title"}
-    assert todo(tools=[show]).traits == Traits(
-        worded_alike=True, commands={"show": "title"}, ending="finish"
-    )
+    assert todo(tools=[show]).traits == Traits(worded_alike=True, commands={"show": "title"}, ending="finish")
     assert todo(tools=[add]).traits.commands == {}
 
 

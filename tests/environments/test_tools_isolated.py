@@ -60,9 +60,7 @@ def played(environment, *actions, solution=()):
 
 def test_a_function_of_a_module_is_isolated_with_its_traits(keys):
     assert keys.name == "keys"
-    assert traits_of(keys) == Traits(
-        concurrency=2, deadline=9.0, commands={"press": "key"}, ending="finish"
-    )
+    assert traits_of(keys) == Traits(concurrency=2, deadline=9.0, commands={"press": "key"}, ending="finish")
     solution = (call("press", key="b"), call("finish"))
     assert played(keys, *solution, solution=solution).reward == 1.0
     assert keys.phrase([]) is None
