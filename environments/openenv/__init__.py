@@ -129,7 +129,7 @@ def _environment(
     official = {task.id for tasks in given.values() for task in tasks}
     opened = opener(worker, NAME)
     world = opened(given["train"][0].setup)
-    tools = world.tools()
+    tools = world.on_offer()
     world.close()
     ending = free_name([tool["function"]["name"] for tool in tools])
     splits = {split: [ended(task, ending) for task in tasks] for split, tasks in given.items()}

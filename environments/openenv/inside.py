@@ -35,10 +35,10 @@ class Sessions:
         sys.path += path
         from environments.openenv.session import Made, SessionEpisode
 
-        made = Made(function_of(made_by), arguments, function_of(action))
+        made = Made(function_of(made_by, path), arguments, function_of(action, path))
         made.examine()
-        self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state), ignore)
-        solve = function_of(solution)
+        self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state, path), ignore)
+        solve = function_of(solution, path)
         train, held_out = (_tasks(query, made.resets(given), solve) for given in (resets, evaluation))
         if shared := {task.id for task in train} & {task.id for task in held_out}:
             raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")

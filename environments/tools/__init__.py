@@ -18,6 +18,7 @@ The world is plain JSON, or an object with
     over() → bool                         optional: the world itself has ended the episode
     introduction() → text                 optional: what it shows at first; it follows the instructions
     listen(action)                        optional: is told what the actor wrote, before its calls are made
+    on_offer() → documents                optional: those of the tools, of which it may offer some
     close()                               optional: frees what the world holds
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
@@ -43,6 +44,7 @@ Optional:
 
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
+answers.py      what is said as an answer, and whether it is the expected one
 ending.py       the tool that ends an episode
 abilities.py    what a world may have besides its state
 toolset.py      functions and documents → tools, and their calls

@@ -12,8 +12,9 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.tools import wording
+from environments.tools.answers import spoken_answer
 from environments.tools.ending import ending_tool
-from environments.tools.episode import End, Rules, ToolEpisode, plain_json, spoken_answer
+from environments.tools.episode import End, Rules, ToolEpisode, plain_json
 from environments.tools.toolset import Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)

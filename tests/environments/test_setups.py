@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -145,6 +146,50 @@ def test_tools_without_a_call_that_works_are_listed():
     line = report(write, open_safe)
     assert (line["faults"], line["untried"]) == ([], ["open_safe"])
     assert "no action is offered that works" in report(open_safe, garbage=False)["faults"][0]
+
+
+def test_what_was_not_to_be_tried_is_not_listed():
+    """Neither a tool that no episode offers, nor any tool where no walk began."""
+
+    class Room(Paper):
+        def on_offer(self):
+            return [{"name": "note", "parameters": {"additionalProperties": False}}]
+
+    def ring(room) -> None:
+        room.text += "!"
+
+    line = report(note, ring, open=Room, garbage=False)
+    assert (line["faults"], "untried" in line) == ([], False)
+    numbers = itertools.count()
+    line = report(write, press, open=lambda setup: {**setup, "number": next(numbers)})
+    assert "two episodes begin with different state" in line["faults"][0]
+    assert "untried" not in line
+
+
+def test_a_walk_takes_tools_first_of_which_no_call_was_made():
+    def tool(number):
+        def one(world) -> None:
+            world["text"] += str(number)
+
+        one.__name__ = f"tool_{number}"
+        return one
+
+    line = report(*map(tool, range(12)), garbage=False, setups=[{"text": "a"}, {"text": "b"}])
+    assert (line["faults"], line["actions"], "untried" in line) == ([], 12, False)
+
+
+def test_an_own_reward_that_is_no_number_is_a_fault_of_the_environment():
+    task = {"query": "Write.", "setup": {"text": ""}, "solution": []}
+    environment = ToolEnvironment(
+        "typewriter", [write], dict, [{"text": ""}], splits={"dev": [task]},
+        judge=lambda of, world, answer, finished: float("nan") if of.query == "Write." else None,
+    )  # fmt: skip
+    found = SetupReport()
+    (own,) = environment.tasks("dev", 1)
+    found.examine(environment, [dataclasses.replace(own, solution=())])
+    (fault,) = found.line(environment, "typewriter", "dev", 0.0)["faults"]
+    assert fault.startswith(f"setup {own.id}: environment_error evaluate: ")
+    assert "nan" in fault
 
 
 @pytest.mark.parametrize("name", ["lights", "lights:make", "house.lights", "house.lights:make", "lights:other"])
