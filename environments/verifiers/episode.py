@@ -17,6 +17,7 @@ import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from verifiers.v1 import graph
+from verifiers.v1.errors import TaskError
 from verifiers.v1.runtimes import SubprocessConfig, make_runtime
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import invoke
@@ -192,5 +193,9 @@ class RolloutEpisode:
         """Ends the rollout and scores it. Raises what the taskset raises."""
         self._trace.is_completed = True
         await invoke(self._task.finalize, {"trace": self._trace, "runtime": self._runtime})
-        await self._task.score(self._trace, self._runtime)
+        try:
+            await self._task.score(self._trace, self._runtime)
+        except TaskError as error:  # its reason names no reward
+            names = [name for name, one in self._trace.rewards.items() if one is None]
+            raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(names)}: {error}") from error
         self._trace.ok = True

@@ -250,6 +250,11 @@ def _examine_data(module: str, index: int, task: Any) -> None:
         for one in data.prompt:
             if not isinstance(one.content, str) and any(part.type != "text" for part in one.content):
                 raise _unmapped(module, f"the prompt of {named} holds images; a policy reads text alone")
+    try:
+        # The package hashes the data as JSON.
+        (task.key + system_of(task) + query_of(task)).encode()
+    except (TypeError, ValueError) as error:
+        raise _unmapped(module, f"the data of {named} is no JSON: {error}") from error
 
 
 def _unmapped(module: str, reason: str) -> ValueError:

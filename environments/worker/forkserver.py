@@ -20,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from environments.worker import child, kernel, scratch, wire
@@ -53,8 +54,7 @@ def main(descriptor: int) -> None:
         }
     except BaseException as error:
         leave(layers)
-        reason = "".join(traceback.format_exception(error))[-1_500:]
-        control.send(wire.encode(wire.failed(wire.START, reason)))
+        control.send(wire.encode(wire.failed(wire.START, _reason(error))))
         return
     # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
@@ -62,6 +62,16 @@ def main(descriptor: int) -> None:
     control.send(wire.encode({"ready": ready}))
     _Children(control, environment, bounds, layers).serve()
     leave(layers)
+
+
+def _reason(error: BaseException) -> str:
+    """What an exception says; then where it was raised, unless that is in this package, whose refusals name the fix."""
+    said = "".join(traceback.format_exception_only(error)).strip()[:1_000]
+    places = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parents[1]
+    if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(ours):
+        return said
+    return f"{said}\n{''.join(traceback.format_list(places))[-1_000:]}".rstrip()
 
 
 class _Children:
