@@ -106,6 +106,8 @@ def examine(
             raise ValueError(
                 f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
             )
+    if resets and not _resets(resets):
+        raise ValueError(f"resets is {resets!r}; expected at least one")
     if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 

@@ -40,6 +40,8 @@ class Sessions:
         self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state, path), ignore)
         solve = function_of(solution, path)
         train, held_out = (_tasks(query, made.resets(given), solve) for given in (resets, evaluation))
+        if not train:
+            raise ValueError(f"resets is {resets!r}, a split that has no task")
         if shared := {task.id for task in train} & {task.id for task in held_out}:
             raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")
         self._splits = {"train": train, "dev": held_out, "eval": held_out}

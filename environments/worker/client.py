@@ -282,6 +282,9 @@ def _root(package: str) -> tuple[str, str | None, list[str] | None]:
     """Name, file and folders of a top-level package. Raises ValueError for one that cannot be found."""
     spec = importlib.util.find_spec(package)
     if spec is None:
-        raise ValueError(f"no module {package!r} to isolate; expected one that can be imported from here")
+        raise ValueError(
+            f"no module {package!r} to isolate in {os.getcwd()} or among the installed packages; run this from the "
+            "folder that holds the module"
+        )
     places = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
     return package, spec.origin, places

@@ -67,6 +67,8 @@ def main(descriptor: int) -> None:
 def _reason(error: BaseException) -> str:
     """What an exception says; then where it was raised, unless that is in this package, whose refusals name the fix."""
     said = "".join(traceback.format_exception_only(error)).strip()[:1_000]
+    if isinstance(error, ModuleNotFoundError):
+        said += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
     places = traceback.extract_tb(error.__traceback__)
     ours = Path(__file__).parents[1]
     if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(ours):

@@ -37,6 +37,8 @@ def outside(tmp_path, monkeypatch):
     (tmp_path / "house").mkdir()
     (tmp_path / "house" / "lights.py").write_text(SOURCE)
     (tmp_path / "desk.py").write_text("1/0")
+    (tmp_path / "needing.py").write_text("import absent_thing")
+    (tmp_path / "house" / "needing.py").write_text("import house.absent")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("lights", "house", "house.lights"):
@@ -239,7 +241,11 @@ def test_an_environment_of_the_repository_comes_first(outside):
             "scienceworld, tau2, verifiers",
         ),
         (["dsk"], "did you mean desk?"),
-        (["house.cellar"], "no module 'house.cellar'"),
+        (["lihgts"], "there is no module 'lihgts' in {here} or among the installed packages either"),
+        (["house.cellar"], "no module 'house.cellar' in {here} or among the installed packages"),
+        (["hut.lights"], "no module 'hut' in {here} or among the installed packages"),
+        (["needing"], "environment 'needing:make' cannot be imported: it needs 'absent_thing', which is not there"),
+        (["house.needing"], "cannot be imported: it needs 'house.absent', which is not there"),
         (["lights:nothing"], "defines no 'nothing'"),
         (["lights", "--set", "roms=3"], "has no setting roms; did you mean rooms? it has rooms, label"),
         (["lights", "--set", "rooms=many"], "rooms is 'many'; expected a whole number"),
@@ -253,7 +259,7 @@ def test_what_is_not_there_is_refused(outside, arguments, why, capsys):
     with pytest.raises(SystemExit) as ended:
         check.main(arguments)
     assert ended.value.code == 2
-    assert why in capsys.readouterr().err
+    assert why.format(here=outside) in " ".join(capsys.readouterr().err.split())
 
 
 def test_settings_are_given_as_text(outside, capsys):
