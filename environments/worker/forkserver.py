@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import os
 import platform
 import selectors
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ def main(descriptor: int) -> None:
         layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds)
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
+        for root in order["roots"]:
+            _import_from(*root)
         module, _, function = order["module"].partition(":")
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
@@ -62,6 +66,19 @@ def main(descriptor: int) -> None:
     control.send(wire.encode({"ready": ready}))
     _Children(control, environment, bounds, layers).serve()
     leave(layers)
+
+
+def _import_from(name: str, origin: str | None, places: list[str] | None) -> None:
+    """Imports a top-level package or module from its own place, where no other is looked for. Raises what it raises."""
+    if origin is None:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = places or []
+        return
+    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{origin} cannot be imported; expected a Python module")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
 def _reason(error: BaseException) -> str:
