@@ -56,7 +56,7 @@ def maker(name: str) -> Callable[..., Environment]:
         meant = registry.did_you_mean(name, available())
         raise registry.RegistryError(
             f"environment {name!r} not found; {meant}available: {', '.join(available())}, or package.module:make from "
-            "outside"
+            f"outside; there is no module {name!r} in {os.getcwd()} or among the installed packages either"
         )
     return registry.find("environment", full_name(name), {})
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
 from cojax.types import Action, Observation, Task, canonical, content_hash, signature, to_json
-from environments.solutions import GARBAGE, SplitReport, asks_for_something, throw_alone
+from environments.solutions import GARBAGE, SplitReport, asks_for_something, loss, throw_alone
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
 _STEPS, _TRIED = 6, 24
@@ -53,6 +54,8 @@ class SetupReport:
         self.worked: set[str] = set()
         self.changed: set[str] = set()
         self.endings: set[str] = set()
+        self.walked: set[str] = set()  # the tools of the episodes in which walks were begun
+        self.taken: set[str] = set()  # the tools of which a call was made
         self.unclean: list[str] = []
 
     def examine(self, environment: Environment, setups: Sequence[Task]) -> None:
@@ -75,6 +78,9 @@ class SetupReport:
                 self.plays.faults.append(f"{_name(setup)}: no action is offered that works")
                 return
             self._play(environment, task)
+            # A task of the environment's own has a verdict of its own.
+            if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
+                self.plays.faults.append(f"{_name(setup)}: {lost}")
             # Where text ends an episode, any text solves the task of a walk that leads back to its start.
             asks = asks_for_something(environment, task) if garbage else True
             for name, action in GARBAGE.items() if garbage else ():
@@ -91,11 +97,11 @@ class SetupReport:
                 f"none of {self.actions} calls changed the state: it lacks what the tools change, or they only look"
             )
         record = self.plays.line(name, split, seconds, every=True)
-        tools = {tool["function"]["name"] for tool in environment.tools()}
         found = {"setups": self.setups, "actions": self.actions, **record}
         found["unnoticed"] = [f"{tool}: {UNNOTICED}" for tool in sorted(self.worked - self.changed)]
         found["unclean"] = self.unclean
-        return found | {"untried": sorted(tools - self.worked - self.endings)}
+        untried = sorted(self.walked - self.worked - self.endings)
+        return found | ({"untried": untried} if untried else {})
 
     def _play(self, environment: Environment, task: Task) -> None:
         """Plays the walk twice, and without each of its calls. What goes unnoticed is listed, and is no fault."""
@@ -118,11 +124,14 @@ class SetupReport:
             ask(episode.reset)
             *offered, ending = ask(episode.affordances) or (Action(),)
             self.endings |= _tools(ending)
+            self.walked |= {tool["function"]["name"] for tool in ask(episode.tools)}
             for _ in range(_TRIED):
                 offered = [action for action in offered if _tools(action) != _tools(ending)]
                 if not offered or len(taken) == _STEPS:
                     break
-                action = rng.choice(offered)
+                # A tool of which no call was made yet comes first.
+                action = rng.choice([one for one in offered if not _tools(one) <= self.taken] or offered)
+                self.taken |= _tools(action)
                 observation, clean = self._step(episode, action)
                 if observation.ok and not observation.done:
                     taken.append(action)

@@ -131,6 +131,12 @@ def throw_alone(report: SplitReport, environment: Environment, task: Task, name:
         report.answered += 1
 
 
+def loss(environment: Environment, task: Task) -> str:
+    """Why a play of the task's solution has no verdict; "" where it has one."""
+    played = _play(environment, task, task.solution)
+    return "" if played.outcome in ("finished", "truncated") else f"{played.outcome} {played.error}"
+
+
 def asks_for_something(environment: Environment, task: Task) -> bool:
     """Whether the last action of the task's solution, which ends the episode, is no solution by itself."""
     return _play(environment, task, task.solution[-1:]).reward < 1.0

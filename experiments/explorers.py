@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from cojax.environment import Actor, Charted, EngineError, Environment, Episode
+from cojax.environment import Actor, Charted, EngineError, Environment, Episode, traits_of
 from cojax.explorer import Explorer
 from cojax.explorer.llm.chat_model import Budget, ChatModel, check_limits
 from cojax.explorer.llm.chat_settings import ChatSettings
@@ -44,8 +44,24 @@ def check(config: ConfigDict, names: Collection[str]) -> None:
 
 
 def check_ending(config: ConfigDict, environment: Environment) -> None:
-    """Raises ValueError if the environment has no tool explorer.ending, before any expedition is paid for."""
-    Ending.of(environment, config.explorer.ending)
+    """Raises ValueError if no tool of the environment ends an episode, before any expedition is paid for."""
+    Ending.of(environment, ending(config, environment))
+
+
+def ending(config: ConfigDict, environment: Environment) -> str:
+    """The tool that ends an episode: the one that the environment states, else explorer.ending.
+
+    Raises ValueError where both are stated and differ.
+    """
+    stated, given = traits_of(environment).ending, config.explorer.ending
+    if stated in (None, given):
+        return given
+    if given != ScriptedExplorer.ending:
+        raise ValueError(
+            f"explorer.ending is {given!r}, but an episode of {environment.name!r} is ended by "
+            f"{stated or 'an action without calls'}; leave explorer.ending out"
+        )
+    return stated
 
 
 def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplorer:
@@ -56,7 +72,8 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
         play=WatchedPlay(made.limits.environment_deadline),
         width=traits.width(config, made.environment, 1),
         guidance=guidance(made.signals),
-        **{name: section[name] for name in ("runs", "steps", "stretch", "ending", "cut")},
+        ending=ending(config, made.environment),
+        **{name: section[name] for name in ("runs", "steps", "stretch", "cut")},
     )
 
 
@@ -104,7 +121,7 @@ def _llm_explorer(config: ConfigDict, made: Parts, kind: str, chat_model: ChatMo
         chat_model,
         runs=section.runs,
         steps=section.steps,
-        ending=section.ending,
+        ending=ending(config, made.environment),
         separator=section.separator,
         shortest=section.shortest,
         window=section.window,

@@ -146,7 +146,11 @@ def explorer() -> Section:
         "name": Leaf("scripted", str, "the explorer"),
         "runs": Leaf(own["runs"], Count, "episodes per expedition"),
         "steps": Leaf(own["steps"], Count, "most actions of an episode"),
-        "ending": Leaf(own["ending"], str, 'the tool that ends an episode; "" if an action without a call ends it'),
+        "ending": Leaf(
+            own["ending"], str,
+            'the tool that ends an episode; "" if an action without a call ends it. Where the environment states its '
+            "own ending, that one holds",
+        ),
         "stretch": Leaf(
             own["stretch"], tuple[int, ...],
             "scripted and careless: numbers of actions by which a draft's length may differ from its parent's",

@@ -52,7 +52,7 @@ def test_the_check_says_that_it_is_sound_and_which_calls_go_unnoticed(run, folde
     line = json.loads(checked.stdout)
     assert (line["environment"], line["setups"], line["replayed"], line["faults"]) == ("todo", 10, 10, [])
     assert line["unnoticed"] == ["show: dropping this call goes unnoticed"]
-    assert line["untried"] == []
+    assert "untried" not in line
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,8 @@ class Traits:
     measured. `commands` maps a tool that takes a whole command as text to the parameter that holds it: a pattern of
     actions is then the command's first word, the verb. `incomparable` says why the states of two
     episodes cannot be compared, "" where they can. Without it no solution can be proved by execution: a run trains on
-    the environment's own split `train`, and synthesizes nothing.
+    the environment's own split `train`, and synthesizes nothing. `ending` is the tool that ends an episode, "" where an
+    action without calls does; None leaves it to the run's explorer.
     """
 
     concurrency: int | None = None
@@ -113,6 +114,7 @@ class Traits:
     worded_alike: bool = False
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     incomparable: str = ""
+    ending: str | None = None
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+import httpx
 import openai
 
 from cojax.host.background import on_thread
@@ -75,7 +76,7 @@ class ApiClient:
         answer = on_thread("openai", lambda: _read(resource, body, until, most))
         try:
             content = answer.result(timeout=seconds)
-        except (TimeoutError, openai.APITimeoutError):
+        except (TimeoutError, openai.APITimeoutError, httpx.TimeoutException):  # the last while a body is read
             raise CallFailed("timeout", f"no reply within {seconds:.3g} s", lost=True) from None
         except CallFailed as failed:
             raise failed from None

@@ -15,6 +15,7 @@ from cojax.environment import EnvironmentFailure, Traits
 from cojax.types import Evaluation, Task
 from environments import function
 from environments.tools import ToolEnvironment
+from environments.tools.ending import ended, free_name
 from environments.tools.in_worker import WorkerWorld, opener
 from environments.worker import Bounds, IsolatedEnvironment, isolate
 from environments.worker.venv import Recipe, interpreter
@@ -105,6 +106,8 @@ def examine(
             raise ValueError(
                 f"{name} is {given!r:.200}; expected a JSON list of objects, or a split of the environment"
             )
+    if resets and not _resets(resets):
+        raise ValueError(f"resets is {resets!r}; expected at least one")
     if not 0 < full < math.inf:
         raise ValueError(f"full is {full}; expected the reward of a solved task, more than 0")
 
@@ -124,12 +127,14 @@ def _resets(given: str) -> Any:
 def _environment(
     worker: IsolatedEnvironment, affordances: str, lookups: str, instructions: str, concurrency: int, deadline: float
 ) -> ToolEnvironment:
-    splits = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
-    official = {task.id for tasks in splits.values() for task in tasks}
+    given = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
+    official = {task.id for tasks in given.values() for task in tasks}
     opened = opener(worker, NAME)
-    world = opened(splits["train"][0].setup)
-    tools = world.tools()
+    world = opened(given["train"][0].setup)
+    tools = world.on_offer()
     world.close()
+    ending = free_name([tool["function"]["name"] for tool in tools])
+    splits = {split: [ended(task, ending) for task in tasks] for split, tasks in given.items()}
 
     def judge(task: Task, world: WorkerWorld, answer: str | None, finished: bool) -> Evaluation | None:
         """The environment's own reward of a task of its own; None, and so a replay of its solution, for any other."""
@@ -145,6 +150,7 @@ def _environment(
         affordances=function("affordances", affordances) if affordances else None,
         lookups=lookups.split(",") if lookups else None,
         instructions=instructions,
+        ending=ending,
         traits=Traits(
             concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=world.opening.incomparable
         ),

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cojax.types import Action, Call, Task, Triplet
+from cojax.types import Task, Triplet
 from environments.tools.in_worker import actions_of, function_of
 
 NAME = "openenv"
-# The tool of environments/tools that ends an episode.
-_ENDING = "finish"
 
 
 class Sessions:
@@ -37,11 +35,13 @@ class Sessions:
         sys.path += path
         from environments.openenv.session import Made, SessionEpisode
 
-        made = Made(function_of(made_by), arguments, function_of(action))
+        made = Made(function_of(made_by, path), arguments, function_of(action, path))
         made.examine()
-        self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state), ignore)
-        solve = function_of(solution)
+        self._opened = lambda reset: SessionEpisode(made, reset, reward, full, function_of(state, path), ignore)
+        solve = function_of(solution, path)
         train, held_out = (_tasks(query, made.resets(given), solve) for given in (resets, evaluation))
+        if not train:
+            raise ValueError(f"resets is {resets!r}, a split that has no task")
         if shared := {task.id for task in train} & {task.id for task in held_out}:
             raise ValueError(f"{len(shared)} of the resets are also in evaluation; expected others")
         self._splits = {"train": train, "dev": held_out, "eval": held_out}
@@ -63,12 +63,10 @@ make = Sessions
 
 
 def _tasks(query: str, resets: Sequence[Mapping[str, Any]], solution: Callable[..., Any] | None) -> tuple[Task, ...]:
-    """The official task of each reset. Raises ValueError where there is no reset that differs from the others."""
+    """The official task of each reset; its solution is not ended yet."""
     made = {}
     for reset in resets:
         actions = actions_of(solution(dict(reset))) if solution else ()
-        if actions and (not actions[-1].calls or actions[-1].calls[0].name != _ENDING):
-            actions = (*actions, Action(calls=(Call(_ENDING),)))
         task = Task(NAME, query, dict(reset), actions)
         made[task.id] = task
     return tuple(made.values())

@@ -13,12 +13,14 @@ from openenv.core.env_server.mcp_environment import MCPEnvironment
 from openenv.core.env_server.mcp_types import CallToolAction, ListToolsAction
 from openenv.core.env_server.serialization import deserialize_action, serialize_observation
 from openenv.core.env_server.types import Action as PackageAction
+from openenv.core.env_server.types import Observation as PackageObservation
 from openenv.core.rubrics import LLMJudge
 from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
+from cojax.environment import EnvironmentFailure
 from cojax.types import Action, Call, Evaluation, Message, Observation
-from environments.tools.in_worker import Opening, share_of
+from environments.tools.in_worker import Opening, finite, share_of
 
 # The tool of an environment whose actions are no calls of tools.
 ACT = "act"
@@ -104,13 +106,15 @@ class SessionEpisode:
         self._kind = made.action(self._environment)
         self._reset, self._read, self._ignore = reset, read, set(ignore)
         self._reward, self._full = reward, full
-        self._rewards: list[float] = []
+        self._rewards: list[Any] = []
         self._runner = asyncio.Runner()
         self._documents: tuple[Mapping[str, Any], ...] = ()
         self._over = False
 
     def reset(self) -> tuple[Message, ...]:
         shown = self._made("reset", **self._reset)
+        if shown.done:
+            raise ValueError(f"the episode is over before its first action: reset({self._named()}) returned done")
         self._documents = self._tools()
         text = _written(self._seen(shown))
         lacks = "" if self.state() else _NO_STATE.format(" and ".join(sorted(self._ignore)))
@@ -144,20 +148,29 @@ class SessionEpisode:
 
     def evaluate(self) -> Evaluation:
         """The sum of the rewards of all steps, or the last, over the reward of success, as a number in [0, 1]."""
-        total = sum(self._rewards) if self._reward == "sum" else self._rewards[-1] if self._rewards else 0.0
-        share = share_of(total, self._full)
+        counted = self._rewards if self._reward == "sum" else self._rewards[-1:]
+        for number, reward in enumerate(counted, len(self._rewards) - len(counted) + 1):
+            finite(reward, f"the environment's reward of step {number} after reset({self._named()})")
+        share = share_of(sum(map(float, counted)), self._full, "the sum of the environment's rewards")
         return Evaluation(share, (), share)
 
     def close(self) -> None:
         """Nothing: the environment ends with its process."""
 
+    def _named(self) -> str:
+        """The arguments of the reset in one line."""
+        return ", ".join(f"{name}={value!r}" for name, value in self._reset.items())[:200]
+
     def _made(self, name: str, *arguments: Any, **named: Any) -> Any:
         """The observation of a step or a reset: by its own asynchronous form if it has one, as its server does."""
         own = f"{name}_async"
         kind = type(self._environment)
-        if vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one)):
-            return self._runner.run(self._environment.__getattribute__(own)(*arguments, **named))
-        return self._environment.__getattribute__(name)(*arguments, **named)
+        asynchronous = vars(Environment)[own] is not next(vars(one)[own] for one in kind.__mro__ if own in vars(one))
+        call = self._environment.__getattribute__(own if asynchronous else name)
+        shown = self._runner.run(call(*arguments, **named)) if asynchronous else call(*arguments, **named)
+        if not isinstance(shown, PackageObservation):
+            raise EnvironmentFailure(f"{name} returned {type(shown).__name__}; expected an Observation of openenv")
+        return shown
 
     def _tools(self) -> tuple[Mapping[str, Any], ...]:
         if self._kind is not CallToolAction:
@@ -183,7 +196,7 @@ class SessionEpisode:
             return "; ".join(places), False, False
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             return f"{type(error).__name__}: {error}", False, False
-        self._rewards.append(float(shown.reward or 0.0))
+        self._rewards.append(0.0 if shown.reward is None else shown.reward)
         if self._kind is not CallToolAction:
             return _written(self._seen(shown)), True, bool(shown.done)
         if shown.error is not None:

@@ -18,6 +18,7 @@ The world is plain JSON, or an object with
     over() → bool                         optional: the world itself has ended the episode
     introduction() → text                 optional: what it shows at first; it follows the instructions
     listen(action)                        optional: is told what the actor wrote, before its calls are made
+    on_offer() → documents                optional: those of the tools, of which it may offer some
     close()                               optional: frees what the world holds
 
 Text, or JSON, that a tool returns is its observation. None becomes "ok". An exception is a refusal: its message is the
@@ -26,8 +27,10 @@ observation, and the world must be as before. `cojax.environment.EnvironmentFail
 Optional:
 
 `ending`        The tool that ends an episode; its first parameter is the answer. If the world has no tool of that name,
-                one is added. The default is finish(answer). With "" it is no tool that ends an episode, but an action
-                without calls, whose text is the answer; then there may be no tools at all.
+                one is added. The default is finish(answer), or finish_episode(answer) where the world has a tool
+                `finish` of its own, which then ends nothing; if it should, say ending="finish". With "" it is no tool
+                that ends an episode, but an action without calls, whose text is the answer; then there may be no tools
+                at all.
 `judge`         (task, world, answer, finished) → reward in [0, 1], or an Evaluation, or None: by replay, as without it.
 `fork`          world → an independent copy; then only actions that work are offered. Plain JSON is always copied.
 `affordances`   world → (name, arguments) of calls worth trying, in place of those from schemas and values seen.
@@ -41,6 +44,8 @@ Optional:
 
 environment.py  the environment: setups, splits, reference ends, look-ups
 episode.py      one episode
+answers.py      what is said as an answer, and whether it is the expected one
+ending.py       the tool that ends an episode
 abilities.py    what a world may have besides its state
 toolset.py      functions and documents → tools, and their calls
 commands.py     worlds that take commands as text

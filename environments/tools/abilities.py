@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from cojax.types import Action
 
@@ -40,3 +41,11 @@ class Listens(Protocol):
 
     def listened(self) -> None:
         """All calls of the action were made, or refused."""
+
+
+@runtime_checkable
+class Offers(Protocol):
+    """A world that offers some of the environment's tools."""
+
+    def on_offer(self) -> Iterable[Mapping[str, Any]]:
+        """Their documents, as the environment's are."""

@@ -12,15 +12,12 @@ from typing import Any
 from cojax.environment import EnvironmentFailure, PolicyLoss, Traits, ask
 from cojax.types import Action, Call, Evaluation, Message, Observation, Task, Triplet, content_hash
 from environments.tools import wording
-from environments.tools.episode import End, Rules, ToolEpisode, plain_json, spoken_answer
-from environments.tools.toolset import Refused, Tool, toolset
+from environments.tools.answers import spoken_answer
+from environments.tools.ending import ending_tool
+from environments.tools.episode import End, Rules, ToolEpisode, plain_json
+from environments.tools.toolset import Tool, toolset
 
 _TRAITS = Traits(worded_alike=True)
-_FINISH = Tool(
-    "finish",
-    "End the episode, with the answer if one was asked for.",
-    {"type": "object", "properties": {"answer": {"type": "string"}}, "additionalProperties": False},
-)
 # The splits that an environment without tasks to evaluate on has too.
 _SPLITS = ("seed", "dev", "eval", "challenge")
 # The most setups; ends of solutions that are kept; setups on which look-ups are found, and calls of each tool there.
@@ -58,14 +55,9 @@ class ToolEnvironment:
         if not (isinstance(name, str) and name.strip()):
             raise ValueError(f"the environment's name is {name!r}; expected a word")
         made = toolset(tools, none=ending == "")
-        self.name, self.traits = name, traits if traits.commands else _with_command(traits, made)
-        if ending is None and _FINISH.name in made:
-            raise ValueError(
-                f"a tool is called {_FINISH.name!r}, as is the one that ends an episode; say ending='finish' if it "
-                "does that, or name another ending"
-            )
-        named = _FINISH.name if ending is None else ending
-        ends = made.get(named) or _added(named)
+        ends = ending_tool(made, ending)
+        told = traits if traits.commands else _with_command(traits, made)
+        self.name, self.traits = name, dataclasses.replace(told, ending=ends.name)
         self._rules = Rules(
             made, open, ends, fork, judge, affordances, instructions,
             tuple(tool.document() for tool in {**made, ends.name: ends}.values() if tool.name),
@@ -179,11 +171,6 @@ def _with_command(traits: Traits, tools: Mapping[str, Tool]) -> Traits:
     return dataclasses.replace(traits, commands={tool.name: str(tool.first)}) if free else traits
 
 
-def _added(name: str) -> Tool:
-    """A tool of that name which ends an episode and does nothing else."""
-    return Tool(name, _FINISH.description, _FINISH.parameters, lambda world, arguments: _ended(arguments))
-
-
 def _with_call(step: Triplet) -> Triplet:
     """A step whose text ends the episode, as a call of the nameless tool that ends it; any other step as it is."""
     if step.action.calls:
@@ -191,12 +178,6 @@ def _with_call(step: Triplet) -> Triplet:
     answer = spoken_answer(step.action)
     call = Call("", {} if answer is None else {"answer": answer})
     return Triplet(Action(calls=(call,)), Observation((Message("tool", ""),), done=True), step.run)
-
-
-def _ended(arguments: Mapping[str, Any]) -> str:
-    if strange := [name for name in arguments if name != "answer"]:
-        raise Refused(f"unknown argument {strange[0]!r:.100}; expected answer, or nothing")
-    return "ok"
 
 
 def _distinct(name: str, setups: Iterable[Mapping[str, Any]]) -> tuple[Task, ...]:

@@ -11,9 +11,10 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from environments.tools.abilities import Closes, EndsItself, Introduces, Listens
+from environments.tools.abilities import Closes, EndsItself, Introduces, Listens, Offers
+from environments.tools.answers import read, same_answer, spoken_answer
 from environments.tools.arguments import Seen, calls_of, seen_in
-from environments.tools.toolset import DONE, Refused, Tool, perform
+from environments.tools.toolset import DONE, Refused, Tool, perform, toolset
 
 # The most calls of an action that are carried out.
 _CALLS = 64
@@ -96,12 +97,15 @@ class ToolEpisode:
         self._rules, self._task, self._reference = rules, task, reference
         self._world: Any = None
         self._opened = self._finished = False
+        self._tools = rules.tools
         self.answer: str | None = None
         self._shown: list[str] = []
 
     def reset(self) -> tuple[Message, ...]:
         self._world = self._rules.world(self._task.setup)
         self._opened = True
+        if isinstance(self._world, Offers):
+            self._tools = self._on_offer(self._world)
         told = self._rules.instructions
         parts = [told if isinstance(told, str) else told(dict(self._task.setup))]
         if isinstance(self._world, Introduces):
@@ -110,7 +114,8 @@ class ToolEpisode:
         return (*([Message("system", text)] if text else []), Message("user", self._task.query))
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return self._rules.documents
+        offered = {*self._tools, self._rules.ending.name}
+        return tuple(one for one in self._rules.documents if one["function"]["name"] in offered)
 
     def step(self, action: Action) -> Observation:
         """Carries out the calls in order, also after a refused one; one message for each call."""
@@ -208,7 +213,7 @@ class ToolEpisode:
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending
         if call.name != ending.name or self._rules.spoken:
-            text = perform(self._rules.tools, self._world, call)
+            text = perform(self._tools, self._world, call)
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
             return text
@@ -222,6 +227,19 @@ class ToolEpisode:
         self._finished = True
         return text
 
+    def _on_offer(self, world: Offers) -> Mapping[str, Tool]:
+        """The tools that the world offers. Raises EnvironmentFailure for one that the environment has not, or has
+        otherwise: the policy would be told of another."""
+        own = self._rules.tools
+        offered = toolset(world.on_offer(), none=True)
+        for name, tool in offered.items():
+            if name not in own or own[name].document() != tool.document():
+                raise EnvironmentFailure(
+                    f"the episode offers the tool {name!r:.100}, which the environment has not, or has with another "
+                    "document; expected tools that are the same in every episode, or some of them"
+                )
+        return {name: own[name] for name in offered}
+
     def _refused(self, reason: str) -> Observation:
         return Observation((Message("tool", f"error: {reason}"),), ok=False, done=self._finished)
 
@@ -234,9 +252,9 @@ class ToolEpisode:
         each tool, or of one tool `only`, a first one, then a second, and so on."""
         if self._rules.affordances is not None:
             return [Call(name, arguments) for name, arguments in self._rules.affordances(self._world)]
-        seen = seen_in(*(_read(text) for text in reversed(self._shown)), state, self._task.setup)
+        seen = seen_in(*(read(text) for text in reversed(self._shown)), state, self._task.setup)
         salt = canonical(state)
-        tools = [tool for tool in self._rules.tools.values() if only in ("", tool.name)]
+        tools = [tool for tool in self._tools.values() if only in ("", tool.name)]
         of_tools = [self._of_tool(tool, seen, salt) for tool in tools]
         return [calls[n] for n in range(_OF_TOOL) for calls in of_tools if n < len(calls)]
 
@@ -256,36 +274,13 @@ class ToolEpisode:
         if copied is None:
             return True
         try:
-            perform(self._rules.tools, copied, call)
+            perform(self._tools, copied, call)
         except (Refused, EnvironmentFailure, TypeError):
             return False
         finally:
             if isinstance(copied, Closes):
                 copied.close()
         return True
-
-
-def spoken_answer(action: Action) -> str | None:
-    """The answer in an action without calls: its text without a thought, None where there is none."""
-    return action.text.rpartition("</think>")[2].strip() or None
-
-
-def same_answer(given: str | None, expected: str) -> bool:
-    """Whether an answer is the expected one: as JSON, or as text without differences of case and white space."""
-    if given is None:
-        return False
-    ours, theirs = _read(given), _read(expected)
-    if isinstance(ours, str) and isinstance(theirs, str):
-        return " ".join(ours.casefold().split()) == " ".join(theirs.casefold().split())
-    return canonical(ours) == canonical(theirs)
-
-
-def _read(text: str) -> Any:
-    """The JSON that a text is, else the text itself."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def _leaves(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

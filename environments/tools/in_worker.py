@@ -7,7 +7,8 @@ import dataclasses
 import importlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import EnvironmentFailure, PolicyLoss
@@ -41,7 +42,7 @@ class WorkerWorld:
         self._over = False
         self._replies: collections.deque[tuple[Call, str, bool]] = collections.deque()
 
-    def tools(self) -> tuple[Mapping[str, Any], ...]:
+    def on_offer(self) -> tuple[Mapping[str, Any], ...]:
         """The documentation of the tools that the episode offers."""
         return self._episode.tools()
 
@@ -117,22 +118,52 @@ def actions_of(solution: Iterable[Any]) -> tuple[Action, ...]:
     return tuple(made)
 
 
-def function_of(name: str) -> Callable[..., Any] | None:
-    """The function package.module:function within the worker; None for no name. Raises ValueError."""
+def function_of(name: str, path: Sequence[str]) -> Callable[..., Any] | None:
+    """The function package.module:function within the worker; None for no name. `path` are the user's folders.
+
+    Raises ValueError for a module that is missing, or that cannot be imported, and for a name that it has not.
+    """
     if not name:
         return None
     module, _, attribute = name.partition(":")
     try:
-        return vars(importlib.import_module(module))[attribute]
-    except (ImportError, KeyError, ValueError) as error:
-        raise ValueError(f"there is no {name!r}; expected package.module:name ({error})") from error
+        found = vars(importlib.import_module(module))
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{name!r} {missing(module, error, path)}") from error
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        raise ValueError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if attribute not in found:
+        raise ValueError(
+            f"{name!r} is not there: {found.get('__file__') or module} defines no {attribute!r}; expected "
+            "package.module:name"
+        )
+    return found[attribute]
 
 
-def share_of(total: float, full: float) -> float:
+def missing(module: str, error: ModuleNotFoundError, path: Sequence[str]) -> str:
+    """What became of a module that a worker should import: it is missing, or what it imports is."""
+    absent = error.name or module
+    folders = ", ".join(path) or "no folder, as `path` names none (the current folder is not read)"
+    where = f"in {folders}, nor among the packages of {sys.prefix}"
+    if module == absent or module.startswith(f"{absent}."):
+        return f"is not there: no module {absent!r} {where}; name its folder in `path`"
+    return f"cannot be imported: it needs {absent!r}, which is not {where}"
+
+
+def share_of(total: float, full: float, what: str) -> float:
     """A package's reward over that of success, as a number in [0, 1]. Raises ValueError for one that is not finite."""
-    if not math.isfinite(total):
-        raise ValueError(f"the reward is {total}; expected a finite number")
-    return min(max(total / full, 0.0), 1.0)
+    return min(max(finite(total, what) / full, 0.0), 1.0)
+
+
+def finite(reward: Any, what: str) -> float:
+    """A reward, `what` it is, as a number. Raises ValueError for one that is not finite."""
+    try:
+        number = float(reward)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{what} is {reward!r:.100}; expected a finite number")
+    return number
 
 
 def _call(one: Mapping[str, Any]) -> Call:

@@ -98,8 +98,7 @@ def _environment(
     splits = {split: worker.tasks(split, _MOST) for split in ("train", "dev", "eval")}
     official = {task.id for tasks in splits.values() for task in tasks}
     opened = opener(worker, NAME)
-    world = opened(splits["train"][0].setup)
-    world.close()
+    opened(splits["train"][0].setup).close()
 
     def judge(task: Task, world: WorkerWorld, answer: str | None, finished: bool) -> Evaluation | None:
         """The official verdict on an official task; None, and so a replay of its solution, for any other."""
@@ -117,6 +116,6 @@ def _environment(
         instructions=instructions,
         ending="",
         traits=Traits(
-            concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=world.opening.incomparable
+            concurrency=concurrency, deadline=deadline, worded_alike=True, incomparable=worker.traits.incomparable
         ),
     )

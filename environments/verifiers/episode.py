@@ -17,16 +17,15 @@ import verifiers.v1 as vf
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from verifiers.v1 import graph
+from verifiers.v1.errors import TaskError
 from verifiers.v1.runtimes import SubprocessConfig, make_runtime
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.decorators import invoke
 
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation
-from environments.tools.in_worker import Opening, share_of
-from environments.verifiers.taskset import Row, own_state, qualified, query_of, served, system_of
+from environments.tools.in_worker import Opening, finite, share_of
+from environments.verifiers.taskset import Row, documented, query_of, served, system_of
 
-_NO_STATE = "the taskset declares no State of its own"
-_NO_TOOLS = "the taskset has no tools"
 # The most characters of a tool's answer.
 _ANSWER = 200_000
 
@@ -47,7 +46,8 @@ class RolloutEpisode:
         self._messages: list[Any] = []
         self._tools: dict[str, tuple[MCPServer, str]] = {}
         self._toolsets: list[Any] = []
-        self._documents: list[Any] = []
+        self._offered: list[Mapping[str, Any]] = []
+        self._documents: list[vf.Tool] = []
         self._numbers = itertools.count(1)
         self._verdict: Evaluation | None = None
         self._over = False
@@ -57,11 +57,10 @@ class RolloutEpisode:
         system = system_of(self._task)
         self._messages = [vf.SystemMessage(content=system)] if system else []
         self._messages.append(vf.UserMessage(content=query_of(self._task)))
-        lacks = "" if self._read else _NO_TOOLS if not self._tools else "" if own_state(self._task) else _NO_STATE
-        return (Message("system", Opening(system, lacks).written()),)
+        return (Message("system", Opening(system).written()),)
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        return ()
+        return tuple(self._offered)
 
     def step(self, action: Action) -> Observation:
         """Takes the action as a model's reply, and makes its calls. The role of a message is "user" for an error."""
@@ -86,8 +85,10 @@ class RolloutEpisode:
         if self._verdict is None:
             self._runner.run(self._score())
             rewards = {name: one for name, one in self._trace.rewards.items() if one is not None}
+            for name, one in rewards.items():
+                finite(one.value, f"the taskset's reward {name!r} of task {self._task.data.idx}")
             checks = tuple(Check(name, one.score >= 1.0) for name, one in rewards.items())
-            share = share_of(self._trace.reward, self._full)
+            share = share_of(self._trace.reward, self._full, "the sum of the taskset's rewards")
             self._verdict = Evaluation(share, checks, share)
         return self._verdict
 
@@ -98,10 +99,6 @@ class RolloutEpisode:
         await self._runtime.start()
         await invoke(self._task.setup, {"trace": self._trace, "runtime": self._runtime})
         for toolset, own in self._row.source.toolsets(self._task):
-            if toolset.config.url or toolset.config.runtime.type != "subprocess":
-                raise ValueError(
-                    f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
-                )
             self._share_state(toolset)
             await toolset.setup()
             if own:
@@ -109,11 +106,12 @@ class RolloutEpisode:
             self._toolsets.append(toolset)
             server = served(toolset)
             for tool in await server.list_tools():
-                name = qualified(toolset, tool.name)
-                self._tools[name] = (server, tool.name)
-                self._documents.append(
-                    vf.Tool(name=name, description=tool.description or "", parameters=tool.input_schema)
-                )
+                self._offered.append(documented(toolset, tool))
+                document = self._offered[-1]["function"]
+                self._tools[document["name"]] = (server, tool.name)
+                self._documents.append(vf.Tool(**document))
+        if stop := await self._holding():
+            raise ValueError(f"the episode is over before its first action: the stop {stop} holds")
 
     def _share_state(self, toolset: Any) -> None:
         """Has the toolset read and write the trace's state directly, and not through the package's HTTP channel."""
@@ -175,17 +173,29 @@ class RolloutEpisode:
 
     async def _stopped(self) -> bool:
         """Whether a stop of the task ends the rollout, as the package asks before each turn."""
+        if stop := await self._holding():
+            graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
+            self._trace.stop(stop)
+        return bool(stop)
+
+    async def _holding(self) -> str:
+        """The name of a stop of the task that holds now, "" where none does. Raises TypeError for an answer that is no
+        truth value."""
         for stop in self._task.hooks("stop"):
             found = invoke(stop, {vf.Trace: self._trace})
-            if await found if inspect.isawaitable(found) else found:
-                graph.prepare_turn(self._trace, list(self._messages), self._documents).commit_prompt()
-                self._trace.stop(stop.__name__)
-                return True
-        return False
+            if not isinstance(held := await found if inspect.isawaitable(found) else found, bool):
+                raise TypeError(f"the stop {stop.__name__} returned {type(held).__name__}; expected True or False")
+            if held:
+                return stop.__name__
+        return ""
 
     async def _score(self) -> None:
         """Ends the rollout and scores it. Raises what the taskset raises."""
         self._trace.is_completed = True
         await invoke(self._task.finalize, {"trace": self._trace, "runtime": self._runtime})
-        await self._task.score(self._trace, self._runtime)
+        try:
+            await self._task.score(self._trace, self._runtime)
+        except TaskError as error:  # its reason names no reward
+            names = [name for name, one in self._trace.rewards.items() if one is None]
+            raise ValueError(f"task {self._task.data.idx} has no reward {', '.join(names)}: {error}") from error
         self._trace.ok = True

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cojax.environment import Traits
 from cojax.types import Task, Triplet
 from environments.tools.in_worker import function_of
 
@@ -32,14 +33,15 @@ class Rollouts:
         # The package keeps the folders of its runtimes below the user's folder.
         os.environ["HOME"] = tempfile.gettempdir()
         from environments.verifiers.episode import RolloutEpisode
-        from environments.verifiers.taskset import Source, divided
+        from environments.verifiers.taskset import Source, divided, documents
 
-        train = Source.of(taskset, arguments, most)
-        held_out = Source.of(taskset, {**arguments, **evaluation}, most) if evaluation else None
-        self._read, self._full = function_of(state), full
+        train = Source.of(taskset, path, arguments, most)
+        held_out = Source.of(taskset, path, {**arguments, **evaluation}, most) if evaluation else None
+        self._read, self._full = function_of(state, path), full
         self._episode = RolloutEpisode
-        self._splits, self._rows = divided(train, held_out, function_of(solution))
-        self._tools = train.documents()
+        self._splits, self._rows = divided(train, held_out, function_of(solution, path))
+        self._tools = documents([train, *([held_out] if held_out else [])])
+        self.traits = Traits(incomparable="" if state else train.incomparable())
 
     def tools(self) -> tuple[Mapping[str, Any], ...]:
         return self._tools

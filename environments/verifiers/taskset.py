@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import verifiers.v1 as vf
@@ -16,13 +16,15 @@ from verifiers.v1.utils.decorators import discover_decorated
 from verifiers.v1.utils.loaders import default_harness_id
 
 from cojax.types import Action, Task, content_hash
-from environments.tools.in_worker import actions_of
+from environments.tools.in_worker import actions_of, missing
 
 NAME = "verifiers"
 # The harness of a taskset that brings none. Here its part is played by the policy, with the taskset's tools alone.
 _PLAIN = "bash"
 # Of a taskset without evaluation tasks, one task in so many is held out, in halves for dev and eval.
 _HELD_OUT = 5
+_NO_STATE = "the taskset declares no State of its own"
+_NO_TOOLS = "the taskset has no tools"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +35,17 @@ class Source:
     tasks: Sequence[Any]
 
     @classmethod
-    def of(cls, module: str, arguments: Mapping[str, Any], most: int) -> Source:
-        """At most `most` tasks. Raises ValueError for a taskset that has no counterpart here, or no tasks."""
-        made = vf.taskset_config_type(module).model_validate({**arguments, "id": module})
+    def of(cls, module: str, path: Sequence[str], arguments: Mapping[str, Any], most: int) -> Source:
+        """At most `most` tasks. `path` are the user's folders.
+
+        Raises ValueError for a taskset that is not there, that has no counterpart here, or that has no tasks.
+        """
+        try:
+            config = vf.taskset_config_type(module)
+        except ModuleNotFoundError as error:  # the package's own, of that of an import
+            cause = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else error
+            raise ValueError(f"the taskset {module!r} {missing(module_of(module), cause, path)}") from error
+        made = config.model_validate({**arguments, "id": module})
         if (kind := vf.environment_class(module)) is not vf.SingleAgentEnv:
             raise _unmapped(module, f"its environment {kind.__name__} plays agents of its own against the policy")
         if (harness := default_harness_id(module)) != _PLAIN:
@@ -44,27 +54,80 @@ class Source:
         tasks = list(taskset.take(most))
         if not tasks:
             raise ValueError(f"the taskset {module!r} has no tasks with {dict(arguments)!r}")
-        _examine(module, tasks[0])
-        for task in tasks:
-            _examine_data(module, task)
-        return cls(taskset, tasks)
+        source = cls(taskset, tasks)
+        for index, task in source.kinds():
+            _examine(module, index, task)
+        for index, task in enumerate(tasks):
+            _examine_data(module, index, task)
+        return source
+
+    def kinds(self) -> list[tuple[int, Any]]:
+        """The first task of each class and configuration, with its index: these decide what the others have too."""
+        # Configurations are mostly one object, whose text is then made once.
+        texts = {id(task.config): repr(task.config) for task in self.tasks}
+        found: dict[tuple[type, str], tuple[int, Any]] = {}
+        for index, task in enumerate(self.tasks):
+            found.setdefault((type(task), texts[id(task.config)]), (index, task))
+        return list(found.values())
 
     def toolsets(self, task: Any) -> list[tuple[Any, bool]]:
-        """The toolsets of an episode, each with whether it is the task's own."""
+        """The toolsets of an episode, each with whether it is the task's own. Raises ValueError for one elsewhere."""
         shared = type(self.taskset).toolsets(self.taskset.config)
-        return [*((one, False) for one in shared), *((one, True) for one in task.toolsets(task.config))]
+        found = [*((one, False) for one in shared), *((one, True) for one in task.toolsets(task.config))]
+        for toolset, _ in found:
+            if toolset.config.url or toolset.config.runtime.type != "subprocess":
+                raise ValueError(
+                    f"the toolset {type(toolset).__name__} is served elsewhere; expected no url or container"
+                )
+        return found
 
-    def documents(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools of each task, in OpenAI function format. Raises ValueError for two of one name."""
-        found: dict[str, Mapping[str, Any]] = {}
-        for toolset, _ in self.toolsets(self.tasks[0]):
-            for tool in asyncio.run(served(toolset).list_tools()):
-                name = qualified(toolset, tool.name)
-                if name in found:
-                    raise ValueError(f"two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own")
-                document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
-                found[name] = {"type": "function", "function": document}
-        return tuple(found.values())
+    def incomparable(self) -> str:
+        """Why the states of two episodes cannot be compared, "" where those of all tasks can."""
+        lacking = [(index, self._lacks(task)) for index, task in self.kinds()]
+        found = [(index, reason) for index, reason in lacking if reason]
+        if not found:
+            return ""
+        index, reason = found[0]
+        return reason if len({reason for _, reason in lacking}) == 1 else f"task {index}: {reason}"
+
+    def _lacks(self, task: Any) -> str:
+        return _NO_TOOLS if not self.toolsets(task) else "" if own_state(task) else _NO_STATE
+
+
+def documents(sources: Iterable[Source]) -> tuple[Mapping[str, Any], ...]:
+    """Every tool that some task offers, in OpenAI function format. Raises ValueError for two of one name."""
+    found: dict[str, tuple[int, Mapping[str, Any]]] = {}
+    for source in sources:
+        for index, task in source.kinds():
+            own: set[str] = set()
+            for toolset, _ in source.toolsets(task):
+                for tool in asyncio.run(served(toolset).list_tools()):
+                    document = documented(toolset, tool)
+                    name = document["function"]["name"]
+                    before, known = found.setdefault(name, (index, document))
+                    if name in own:
+                        raise ValueError(
+                            f"task {index}: two tools are called {name!r}; give one toolset a TOOL_PREFIX of its own"
+                        )
+                    if known != document:
+                        raise ValueError(
+                            f"task {index}: the tool {name!r} is another than that of task {before}; give one toolset "
+                            "a TOOL_PREFIX of its own"
+                        )
+                    own.add(name)
+    return tuple(document for _, document in found.values())
+
+
+def documented(toolset: Any, tool: Any) -> Mapping[str, Any]:
+    """A tool of the toolset, in OpenAI function format."""
+    name = qualified(toolset, tool.name)
+    document = {"name": name, "description": tool.description or "", "parameters": tool.input_schema}
+    return {"type": "function", "function": document}
+
+
+def module_of(taskset: str) -> str:
+    """The module that the package imports for the name of a taskset, owner/name@version."""
+    return taskset.rpartition("/")[2].partition("@")[0].replace("-", "_").lower()
 
 
 def served(toolset: Any) -> MCPServer:
@@ -150,25 +213,31 @@ def _task(source: str, index: int, row: Any, solution: Callable[..., Any] | None
     return Task(NAME, query_of(row), {"of": source, "task": index}, actions)
 
 
-def _examine(module: str, task: Any) -> None:
-    """Raises ValueError for what all tasks of the taskset have and has no counterpart here."""
+def _examine(module: str, index: int, task: Any) -> None:
+    """Raises ValueError for what a kind of task has, of which this is the first, and has no counterpart here."""
     if task.NEEDS_CONTAINER:
-        raise _unmapped(module, "its tasks need a container")
+        raise _unmapped(module, f"task {index} needs a container")
     if found := discover_decorated(task, "intercept"):
-        raise _unmapped(module, f"{found[0].__name__} rewrites messages: what was sampled would not be what is learned")
+        raise _unmapped(
+            module,
+            f"task {index}: {found[0].__name__} rewrites messages: what was sampled would not be what is learned",
+        )
     for stop in task.hooks("stop"):
         if hook_boundary(stop, allow_trace=True) is not vf.Trace:
             raise _unmapped(
-                module, f"the stop {stop.__name__} reads requests or responses of a model; expected a Trace"
+                module,
+                f"task {index}: the stop {stop.__name__} reads requests or responses of a model; expected a Trace",
             )
     if task.config.judges:
-        raise _unmapped(module, "its judges ask a model over a network, and so have no verifiable reward")
+        raise _unmapped(
+            module, f"task {index}: its judges ask a model over a network, and so have no verifiable reward"
+        )
 
 
-def _examine_data(module: str, task: Any) -> None:
+def _examine_data(module: str, index: int, task: Any) -> None:
     """Raises ValueError for a single task that has no counterpart here."""
     data = task.data
-    named = f"task {data.idx}"
+    named = f"task {index}"
     if data.image or data.agent_user or data.skills:
         raise _unmapped(module, f"{named} needs an image, a user or skills of a container")
     if not data.prompt:
@@ -181,6 +250,11 @@ def _examine_data(module: str, task: Any) -> None:
         for one in data.prompt:
             if not isinstance(one.content, str) and any(part.type != "text" for part in one.content):
                 raise _unmapped(module, f"the prompt of {named} holds images; a policy reads text alone")
+    try:
+        # The package hashes the data as JSON.
+        (task.key + system_of(task) + query_of(task)).encode()
+    except (TypeError, ValueError) as error:
+        raise _unmapped(module, f"the data of {named} is no JSON: {error}") from error
 
 
 def _unmapped(module: str, reason: str) -> ValueError:

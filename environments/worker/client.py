@@ -31,6 +31,7 @@ _SILENCE = 30.0
 _LOOK, _EXCUSED = 0.25, 3_600.0
 # A supervisor that ends is replaced, at most so many times within so many seconds.
 _REPLACED, _WITHIN = 3, 60.0
+_OURS = ("cojax", "environments")
 # Imports our packages, and nothing else, from their folders; all other imports are the interpreter's own.
 _BOOT = """
 import importlib.util, sys, types
@@ -112,7 +113,9 @@ class Connection:
 
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
-        roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", _top(launch.module)))]
+        roots, top = [_root(name) for name in _OURS], _top(launch.module)
+        # The supervisor never runs the module's code, and the fork server does when it is confined.
+        own = [] if top in _OURS else [_root(top)]
         boot = _BOOT.format(roots=roots)
         with theirs:
             process = subprocess.Popen(
@@ -132,9 +135,10 @@ class Connection:
         self.heard, self.counted = running(), dict[str, float]()
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
-        shown = [path for _, origin, paths in roots for path in (paths or [os.path.dirname(origin or "")])]
+        shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
         order = {
             "module": launch.module,
+            "roots": own,
             "python": launch.python,
             "settings": dict(launch.settings),
             "bounds": dataclasses.asdict(launch.bounds),
@@ -282,6 +286,9 @@ def _root(package: str) -> tuple[str, str | None, list[str] | None]:
     """Name, file and folders of a top-level package. Raises ValueError for one that cannot be found."""
     spec = importlib.util.find_spec(package)
     if spec is None:
-        raise ValueError(f"no module {package!r} to isolate; expected one that can be imported from here")
+        raise ValueError(
+            f"no module {package!r} to isolate in {os.getcwd()} or among the installed packages; run this from the "
+            "folder that holds the module"
+        )
     places = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
     return package, spec.origin, places

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import importlib.util
 import os
 import platform
 import selectors
@@ -19,7 +20,9 @@ import signal
 import socket
 import sys
 import traceback
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from environments.worker import child, kernel, scratch, wire
@@ -44,6 +47,8 @@ def main(descriptor: int) -> None:
         layers = enclose([*needed_files(), *order["visible"]] if order["enclosed"] else None, order["hidden"], bounds)
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
+        for root in order["roots"]:
+            _import_from(*root)
         module, _, function = order["module"].partition(":")
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
@@ -53,8 +58,7 @@ def main(descriptor: int) -> None:
         }
     except BaseException as error:
         leave(layers)
-        reason = "".join(traceback.format_exception(error))[-1_500:]
-        control.send(wire.encode(wire.failed(wire.START, reason)))
+        control.send(wire.encode(wire.failed(wire.START, _reason(error))))
         return
     # Memory pages that nothing writes to stay shared with every child.
     gc.collect()
@@ -62,6 +66,31 @@ def main(descriptor: int) -> None:
     control.send(wire.encode({"ready": ready}))
     _Children(control, environment, bounds, layers).serve()
     leave(layers)
+
+
+def _import_from(name: str, origin: str | None, places: list[str] | None) -> None:
+    """Imports a top-level package or module from its own place, where no other is looked for. Raises what it raises."""
+    if origin is None:
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = places or []
+        return
+    spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{origin} cannot be imported; expected a Python module")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+
+
+def _reason(error: BaseException) -> str:
+    """What an exception says; then where it was raised, unless that is in this package, whose refusals name the fix."""
+    said = "".join(traceback.format_exception_only(error)).strip()[:1_000]
+    if isinstance(error, ModuleNotFoundError):
+        said += f"; a worker imports the packages of {sys.prefix} and the package of its environment's module alone"
+    places = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parents[1]
+    if isinstance(error, ValueError) and places and Path(places[-1].filename).is_relative_to(ours):
+        return said
+    return f"{said}\n{''.join(traceback.format_list(places))[-1_000:]}".rstrip()
 
 
 class _Children:

@@ -24,6 +24,9 @@ class Served:
     def reset(self) -> tuple[Message, ...]:
         return (Message("system", json.dumps({"introduction": "", "incomparable": ""})),)
 
+    def tools(self) -> tuple[dict, ...]:
+        return (TOOL,)
+
     def step(self, action: Action) -> Observation:
         self.steps += action.calls
         return Observation(tuple(Message("tool", f"{call.name} done") for call in action.calls), done=bool(self.steps))

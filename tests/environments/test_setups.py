@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -36,6 +37,8 @@ def outside(tmp_path, monkeypatch):
     (tmp_path / "house").mkdir()
     (tmp_path / "house" / "lights.py").write_text(SOURCE)
     (tmp_path / "desk.py").write_text("1/0")
+    (tmp_path / "needing.py").write_text("import absent_thing")
+    (tmp_path / "house" / "needing.py").write_text("import house.absent")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("lights", "house", "house.lights"):
@@ -147,6 +150,50 @@ def test_tools_without_a_call_that_works_are_listed():
     assert "no action is offered that works" in report(open_safe, garbage=False)["faults"][0]
 
 
+def test_what_was_not_to_be_tried_is_not_listed():
+    """Neither a tool that no episode offers, nor any tool where no walk began."""
+
+    class Room(Paper):
+        def on_offer(self):
+            return [{"name": "note", "parameters": {"additionalProperties": False}}]
+
+    def ring(room) -> None:
+        room.text += "!"
+
+    line = report(note, ring, open=Room, garbage=False)
+    assert (line["faults"], "untried" in line) == ([], False)
+    numbers = itertools.count()
+    line = report(write, press, open=lambda setup: {**setup, "number": next(numbers)})
+    assert "two episodes begin with different state" in line["faults"][0]
+    assert "untried" not in line
+
+
+def test_a_walk_takes_tools_first_of_which_no_call_was_made():
+    def tool(number):
+        def one(world) -> None:
+            world["text"] += str(number)
+
+        one.__name__ = f"tool_{number}"
+        return one
+
+    line = report(*map(tool, range(12)), garbage=False, setups=[{"text": "a"}, {"text": "b"}])
+    assert (line["faults"], line["actions"], "untried" in line) == ([], 12, False)
+
+
+def test_an_own_reward_that_is_no_number_is_a_fault_of_the_environment():
+    task = {"query": "Write.", "setup": {"text": ""}, "solution": []}
+    environment = ToolEnvironment(
+        "typewriter", [write], dict, [{"text": ""}], splits={"dev": [task]},
+        judge=lambda of, world, answer, finished: float("nan") if of.query == "Write." else None,
+    )  # fmt: skip
+    found = SetupReport()
+    (own,) = environment.tasks("dev", 1)
+    found.examine(environment, [dataclasses.replace(own, solution=())])
+    (fault,) = found.line(environment, "typewriter", "dev", 0.0)["faults"]
+    assert fault.startswith(f"setup {own.id}: environment_error evaluate: ")
+    assert "nan" in fault
+
+
 @pytest.mark.parametrize("name", ["lights", "lights:make", "house.lights", "house.lights:make", "lights:other"])
 def test_an_environment_from_outside_is_found_by_its_module(outside, name, capsys):
     assert load(name).name == "lights"
@@ -194,7 +241,11 @@ def test_an_environment_of_the_repository_comes_first(outside):
             "scienceworld, tau2, verifiers",
         ),
         (["dsk"], "did you mean desk?"),
-        (["house.cellar"], "no module 'house.cellar'"),
+        (["lihgts"], "there is no module 'lihgts' in {here} or among the installed packages either"),
+        (["house.cellar"], "no module 'house.cellar' in {here} or among the installed packages"),
+        (["hut.lights"], "no module 'hut' in {here} or among the installed packages"),
+        (["needing"], "environment 'needing:make' cannot be imported: it needs 'absent_thing', which is not there"),
+        (["house.needing"], "cannot be imported: it needs 'house.absent', which is not there"),
         (["lights:nothing"], "defines no 'nothing'"),
         (["lights", "--set", "roms=3"], "has no setting roms; did you mean rooms? it has rooms, label"),
         (["lights", "--set", "rooms=many"], "rooms is 'many'; expected a whole number"),
@@ -208,7 +259,7 @@ def test_what_is_not_there_is_refused(outside, arguments, why, capsys):
     with pytest.raises(SystemExit) as ended:
         check.main(arguments)
     assert ended.value.code == 2
-    assert why in capsys.readouterr().err
+    assert why.format(here=outside) in " ".join(capsys.readouterr().err.split())
 
 
 def test_settings_are_given_as_text(outside, capsys):

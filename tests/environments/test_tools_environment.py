@@ -200,7 +200,7 @@ def test_a_world_may_end_the_episode_and_is_closed_once():
 def test_commands_are_those_that_the_environment_states_or_a_single_free_text():
     assert todo().traits.commands == {}
     assert todo(traits=Traits(commands={"show": "title"})).traits.commands == {"show": "title"}
-    assert todo(tools=[show]).traits == Traits(worded_alike=True, commands={"show": "title"})
+    assert todo(tools=[show]).traits == Traits(worded_alike=True, commands={"show": "title"}, ending="finish")
     assert todo(tools=[add]).traits.commands == {}
 
 
@@ -246,7 +246,6 @@ def test_known_tasks_are_divided_by_their_setups():
         ({"setups": [["a"]]}, r"setup 1 is \['a'\]; expected a JSON object"),
         ({"tools": []}, "there are no tools"),
         ({"tools": [move, move]}, "two tools are called 'move'"),
-        ({"tools": [move, {"name": "finish", "parameters": {}}]}, "a tool is called 'finish'.*say ending='finish'"),
         ({"tools": [lambda world: 1]}, "has no name; define it with `def`"),
         ({"tools": [3]}, "tool 1 is of type int; expected a function or a document"),
         ({"tools": [{"name": "two words", "parameters": {}}]}, "tool 1 has the name 'two words'"),

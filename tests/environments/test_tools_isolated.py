@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 
 import pytest
 
-from cojax.environment import Traits, play, traits_of
+from cojax.environment import EnvironmentFailure, Traits, play, traits_of
 from cojax.environment.replay import follow
 from cojax.host.deadlines import WatchedPlay
 from cojax.types import Action, Call, Task
@@ -60,7 +61,7 @@ def played(environment, *actions, solution=()):
 
 def test_a_function_of_a_module_is_isolated_with_its_traits(keys):
     assert keys.name == "keys"
-    assert traits_of(keys) == Traits(concurrency=2, deadline=9.0, commands={"press": "key"})
+    assert traits_of(keys) == Traits(concurrency=2, deadline=9.0, commands={"press": "key"}, ending="finish")
     solution = (call("press", key="b"), call("finish"))
     assert played(keys, *solution, solution=solution).reward == 1.0
     assert keys.phrase([]) is None
@@ -85,3 +86,18 @@ def test_a_tool_that_hangs_in_this_process_is_given_up():
     over.set()
     assert found.outcome == "environment_error"
     assert found.error.startswith("step took longer than 0.3 s and was abandoned")
+
+
+def test_what_a_worker_cannot_import_is_named(tmp_path, monkeypatch):
+    (tmp_path / "keyed.py").write_text("import keyed_helper\n\ndef make():\n    return None\n")
+    (tmp_path / "keyed_helper.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvironmentFailure) as refused:
+        isolate("keyed:make")
+    assert str(refused.value).splitlines()[0] == (
+        "START: ModuleNotFoundError: No module named 'keyed_helper'; a worker imports the packages of "
+        f"{sys.prefix} and the package of its environment's module alone"
+    )
+    with pytest.raises(ValueError, match=re.escape(f"no module 'unkeyed' to isolate in {tmp_path} or among")):
+        isolate("unkeyed:make")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from chat_server import Answer, ChatServer, Script, in_turn, serving
+from chat_server import Answer, ChatServer, Endless, Script, in_turn, serving
 
 import environments
 from cojax.environment import Environment, Progress, play
@@ -224,6 +224,11 @@ def malformed(message: Any) -> Answer:
         (Answer("too bad", status=400), "HTTP 400: too bad", 1),
         (Answer("no key", status=401), "Check OPENAI_API_KEY, environment.user_url and environment.user_model", 1),
         (Answer(hang_up=True), "does not answer", 4),
+        (Answer(raw=b""), "the reply cannot be used", 4),
+        (Answer(raw=b"[" * 100_000), "the reply cannot be used", 4),
+        (Answer(raw=b'{"choices": []}'), "the reply cannot be used", 4),
+        (Answer("moved", status=302, headers={"Location": "http://127.0.0.1:9/v1"}), "the endpoint is elsewhere", 1),
+        (Answer("slow down", status=429, headers={"Retry-After": "9999"}), "HTTP 429: slow down", 1),
     ],
 )
 def test_a_customer_without_a_usable_reply_is_no_failure_of_the_agent(
@@ -246,6 +251,23 @@ def test_a_customer_who_hangs_is_given_up_in_time() -> None:
     played = Played(in_turn(Answer("late", stall=60.0)), PAY, seconds=0.2)
     assert played.trajectory.outcome == "environment_error"
     assert "no reply within 0.2 s" in played.trajectory.error
+
+
+def test_a_customer_who_drips_is_given_up_in_time() -> None:
+    played = Played(in_turn(Answer("late", drip=1.0)), PAY, seconds=0.3)
+    assert played.trajectory.outcome == "environment_error"
+    assert "no reply within 0.3 s" in played.trajectory.error
+
+
+@pytest.mark.parametrize("status", [200, 302, 500])
+def test_a_customer_who_floods_is_given_up(status: int) -> None:
+    flood = Endless(status, b"x" * 2**16, 0.0)
+    with flood.serving() as url:
+        environment = conversing(shop([]), Customer(url, "m", 5.0, attempts=1))
+        played = play(environment, TASK, follow([PAY]), max_turns=1)
+    assert flood.left.wait(20.0)
+    assert (played.outcome, played.reward, played.valid) == ("environment_error", 0.0, False)
+    assert flood.sent < 64 * 2**20
 
 
 def test_an_address_that_takes_no_request_is_not_asked_again() -> None:
