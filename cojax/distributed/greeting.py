@@ -54,29 +54,28 @@ class _Greetings:
 
     def __init__(self, server: socket.socket, token: str, most: int) -> None:
         self._server, self._token, self._most = server, token, most
-        self._open: dict[socket.socket, _Greeting] = {}
+        self._open: list[_Greeting] = []
         self._selector = selectors.DefaultSelector()
         server.setblocking(False)
         self._selector.register(server, selectors.EVENT_READ)
 
     def finished(self, until: float) -> Iterator[tuple[int, socket.socket]]:
         """Connections whose greeting is over, with the number that each gave, 0 for none. Waits at most `until`."""
-        ends = min([until, *(one.until for one in self._open.values())])
+        ends = min([until, *(one.until for one in self._open)])
         for key, _ in self._selector.select(max(0.0, ends - time.monotonic())):
-            if key.fileobj is self._server:
+            if key.data is None:
                 self._take_in()
-            elif (greeting := self._open.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                if (number := greeting.take(self._token)) is not None:
-                    self._let_go(greeting)
-                    yield number, greeting.connection
-        late = [one for one in self._open.values() if one.until <= time.monotonic()]
+            elif (number := key.data.take(self._token)) is not None:
+                self._let_go(key.data)
+                yield number, key.data.connection
+        late = [one for one in self._open if one.until <= time.monotonic()]
         # Where too many are there, those that came first have to go.
-        for greeting in late or list(self._open.values())[: max(0, len(self._open) - self._most)]:
+        for greeting in late or self._open[: max(0, len(self._open) - self._most)]:
             self._let_go(greeting)
             yield 0, greeting.connection
 
     def close(self) -> None:
-        for greeting in list(self._open.values()):
+        for greeting in tuple(self._open):
             self._let_go(greeting)
             greeting.connection.close()
         self._selector.close()
@@ -85,12 +84,12 @@ class _Greetings:
         with contextlib.suppress(OSError):  # whoever called may have hung up
             connection, _ = self._server.accept()
             connection.setblocking(False)
-            self._selector.register(connection, selectors.EVENT_READ)
-            self._open[connection] = _Greeting(connection)
+            self._open.append(greeting := _Greeting(connection))
+            self._selector.register(connection, selectors.EVENT_READ, greeting)
 
     def _let_go(self, greeting: _Greeting) -> None:
         self._selector.unregister(greeting.connection)
-        del self._open[greeting.connection]
+        self._open.remove(greeting)
 
 
 def accept(
