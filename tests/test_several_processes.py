@@ -198,12 +198,18 @@ CASES = {
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("killed", [None, 1])
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_run_holds_beside_the_policy_is_the_same_in_two_processes(case, cache, tmp_path):
+def test_what_a_run_holds_beside_the_policy_is_the_same_in_two_processes(case, killed, cache, tmp_path):
     alone, workdir = tmp_path / "alone", tmp_path / "run"
-    for count, devices, folder in ((1, 4, alone), (2, 2, workdir)):
-        run = Processes(folder, cache, count, *CASES[case], devices=devices)
-        assert run.wait() == [0] * count, run.printed()
+    one = Processes(alone, cache, 1, *CASES[case], devices=4)
+    assert one.wait() == [0], one.printed()
+    run = Processes(workdir, cache, 2, *CASES[case])
+    if killed is not None:
+        run.until(lambda: MOMENTS["save"](workdir))
+        assert run.kill(killed)[killed] == -signal.SIGKILL
+        run = Processes(workdir, cache, 2, *CASES[case])
+    assert run.wait() == [0, 0], run.printed()
     assert_equals(workdir, alone)
 
 
