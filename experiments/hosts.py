@@ -171,14 +171,17 @@ def _leave_with(status: int) -> None:
 
 
 @contextlib.contextmanager
-def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
-    """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError."""
+def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Leading | Following]:
+    """Connects the processes of a run, and ends them all together. Raises ValueError and DistributedError.
+
+    A preflight neither locks the workdir nor leaves one.
+    """
     check(config)
     if not is_enabled(config):
         yield ALONE
         return
     section, folder = config.distributed, Path(config.workdir)
-    lock = None if section.process is None else _lock(folder, section.process)
+    lock = None if preflight or section.process is None else _lock(folder, section.process)
     if lock and not section.process:
         lock.close()  # the run takes it once all processes are there
     how = Start(section.coordinator, section.processes, section.process, section.startup, section.silence)
@@ -186,13 +189,13 @@ def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
     if connected.processes == 1:
         yield ALONE
         return
-    facts = _facts(config)
+    facts = {**_facts(config), "check": preflight}
     if connected.process:
         following = Following(config, connected)
         try:
             ask_admission(following.wire, facts, section.startup)
             find_devices()
-            lock = lock or _lock(folder, connected.process)
+            lock = lock or (None if preflight else _lock(folder, connected.process))
             yield following
         except Exception:
             _leave_with(1)
@@ -203,7 +206,7 @@ def together(config: ConfigDict) -> Iterator[Alone | Leading | Following]:
     leading = Leading(config, connected)
     status, line = 1, ""
     try:
-        admit(leading.wire, connected.processes, facts, folder, section.startup)
+        admit(leading.wire, connected.processes, facts, folder, section.startup, keep=not preflight)
         find_devices()
         check_several(config)
         yield leading

@@ -29,6 +29,7 @@ from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
 from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
+from cojax.storage.folders import missing_folders, remove_empty
 from cojax.types import Group, Message, Task
 from experiments import assemble, checks, initial_policy, methods, scores
 from experiments.compile.report import report
@@ -47,7 +48,7 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     state: dict[str, Any] = {}
     config = methods.settled(config).copy_and_resolve_references()
     folder, scratch = Path(config.sglang.folder or config.workdir).absolute(), _scratch(config)
-    existed = folder.exists()
+    missing = missing_folders(folder)
     if scratch is not None:
         config.sglang.folder = str(scratch)
         _carry(folder, scratch)
@@ -78,9 +79,7 @@ def check(config: ConfigDict, together: Together = ALONE) -> int:
     if scratch is not None:
         _carry(scratch, folder)
         shutil.rmtree(scratch, ignore_errors=True)
-    if not existed:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+    remove_empty(missing)
     return int(failed)
 
 

@@ -224,7 +224,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         keep_compiled()
         config = configuration()
-        with hosts.together(config) as processes:
+        with hosts.together(config, preflight=_CHECK.value) as processes:
             if isinstance(processes, hosts.Following):
                 sys.exit(processes.follow(config))
             sys.exit(preflight.check(config, processes) if _CHECK.value else run(config, processes))

@@ -36,6 +36,8 @@ class TrialEnvironment(CounterEnvironment):
         vars(self).update(runs_policy_code=runs_policy_code, traits=Traits(concurrency=most), sizes=sizes)
 
     def tasks(self, split: str, count: int, seed: int = 0) -> tuple[Task, ...]:
+        if split == "hang":
+            time.sleep(1_000)
         if split != "all":
             raise ValueError(f"split {split!r} not found; available: all")
         return tuple(trial(deed, at) for deed in DEEDS for at in ("reset", "step", "evaluate"))[:count]

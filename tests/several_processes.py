@@ -35,8 +35,17 @@ def free_port() -> int:
 class Processes:
     """The processes of one start of a run; `one` is the only one where there is one."""
 
-    def __init__(self, workdir: Path, cache: Path, count: int, *settings: str, devices: int = 2, own: Sequence = ()):
-        """`own` are further settings of process 0, process 1, …"""
+    def __init__(
+        self,
+        workdir: Path,
+        cache: Path,
+        count: int,
+        *settings: str,
+        devices: int = 2,
+        own: Sequence = (),
+        check: bool = False,
+    ):
+        """`own` are further settings of process 0, process 1, …; with `check` it is a preflight."""
         self.count = count
         environment = {
             **os.environ, "COJAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1",
@@ -57,7 +66,7 @@ class Processes:
                     subprocess.Popen(
                         [
                             sys.executable, "-m", "experiments.run", "--config=experiments/desk.py",
-                            *(f"--config.{one}" for one in given),
+                            *(f"--config.{one}" for one in given), *(("--check",) if check else ()),
                         ],
                         cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT,
                     )

@@ -23,6 +23,8 @@ from experiments import policies
 
 # The variable that names the file for the sums of weights, one line a version.
 SUMS = "STEADY_ENGINE_SUMS"
+# Beside that file, one line for every time that weights begin to be read, and for every group before its update.
+LOADS, ADVANTAGES = ".loads", ".advantages"
 
 
 class SteadyEngine:
@@ -34,6 +36,7 @@ class SteadyEngine:
 
     def load(self, weights: Weights) -> None:
         self._version = weights.version
+        note(LOADS)
         sums = {name: float(np.abs(array.astype(np.float64)).sum()) for name, array in weights.arrays()}
         if path := os.environ.get(SUMS):
             with open(path, "a") as file:
@@ -73,9 +76,17 @@ def written(chat: Chat, actions):
 
 def by_length(trajectories: Sequence[Trajectory]) -> list[float]:
     """Shorter than the others of its group is better: it differs where rewards do not."""
+    note(ADVANTAGES)
     counts = [sum(len(turn.action_tokens) for turn in trajectory.turns) for trajectory in trajectories]
     mean = sum(counts) / len(counts)
     return [(mean - count) / 8.0 for count in counts]
+
+
+def note(what: str) -> None:
+    """Says that this begins, for a test that waits for it."""
+    if path := os.environ.get(SUMS):
+        with open(path + what, "a") as file:
+            file.write("\n")
 
 
 def sums(path: Path) -> list[dict]:

@@ -7,7 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from cojax.distributed.wire import accept, connect
+from cojax.distributed.greeting import accept
+from cojax.distributed.wire import connect
 
 TOKEN = "a" * 32
 

@@ -12,15 +12,30 @@ from typing import Any
 from cojax.distributed.start import DistributedError
 from cojax.distributed.wire import Wire, WireError
 from cojax.storage.differences import differences
+from cojax.storage.folders import missing_folders, remove_empty
 
 _POLL = 0.1
 
 
-def admit(wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float) -> None:
+def admit(
+    wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float, *, keep: bool = True
+) -> None:
     """In process 0: compares every process's facts with its own, and has each of them read a file in `folder`.
 
-    All processes learn the outcome. Raises DistributedError, which names the process and what differs.
+    All processes learn the outcome. A folder that was not there before stays only if all are admitted, and if `keep`.
+    Raises DistributedError, which names the process and what differs.
     """
+    missing = missing_folders(folder)
+    try:
+        _compare(wire, processes, facts, folder, deadline)
+    except BaseException:
+        remove_empty(missing)
+        raise
+    if not keep:
+        remove_empty(missing)
+
+
+def _compare(wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float) -> None:
     theirs = _answers(wire, processes, "facts", deadline)
     faults = [
         f"process {number} has other settings, versions or code than process 0: {found}"

@@ -1,7 +1,8 @@
 """Process 0 leads: before it runs an operation, it tells the other processes to run the same one.
 
 The others cannot be sent arrays that are spread over all hosts: they hold their own parts. A command therefore names
-such an argument by the command whose result it was. What process 0 no longer holds, the others let go of as well.
+such an argument by the command whose result it was. What process 0 no longer holds, the others let go of before the
+next operation.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from cojax.learner.batch import TrainBatch
 _T = TypeVar("_T")
 # The number of a command, and the place in its result where that is a tuple.
 Place = tuple[int, int]
+# The identities of all arrays of a result, in order.
+_Leaves = tuple[int, ...]
 
 
 class Lead:
@@ -35,8 +38,8 @@ class Lead:
     def __init__(self, wire: Wire, others: int) -> None:
         self._wire, self._others = wire, others
         self._number = 0
-        # The first array of a result → the result's place.
-        self._places: dict[int, tuple[Place, weakref.ref[Any]]] = {}
+        # By all arrays of a result: two results may share some, as a policy does that adapters were summed into.
+        self._places: dict[_Leaves, tuple[Place, list[weakref.ref[Any]]]] = {}
         # Filled by whichever thread lets go of a result.
         self._freed = collections.deque[Place]()
         # When the operation that runs began, for whoever watches over its deadline.
@@ -94,9 +97,9 @@ class Lead:
             return {"batch": {name: self._described(value, data) for name, value in fields.items()}}
         if isinstance(argument, tuple) and not hasattr(argument, "_fields"):
             return {"tuple": [self._described(part, data) for part in argument]}
-        leaf = jax.tree.leaves(argument)[0]
-        found = self._places.get(id(leaf))
-        if found is None or found[1]() is not leaf:
+        leaves = jax.tree.leaves(argument)
+        found = self._places.get(tuple(map(id, leaves)))
+        if found is None or any(known() is not leaf for known, leaf in zip(found[1], leaves, strict=True)):
             raise RuntimeError("an argument of an operation is not the result of an earlier one; it cannot be sent")
         return {"result": found[0]}
 
@@ -105,16 +108,17 @@ class Lead:
         if not leaves:
             self._freed.append(place)
             return
-        key = id(leaves[0])
+        key, known = tuple(map(id, leaves)), list[weakref.ref[Any]]()
 
         def free(gone: weakref.ref[Any]) -> None:
-            self._freed.append(place)
-            if (found := self._places.get(key)) and found[1] is gone:
-                del self._places[key]
+            """Without one of its arrays, nobody holds the whole result, and nobody can name it."""
+            if (found := self._places.get(key)) and found[1] is known and self._places.pop(key, None):
+                self._freed.append(place)
 
-        if (found := self._places.get(key)) and found[1]() is leaves[0]:
-            self._freed.append(found[0])  # from now on the array names the newer result
-        self._places[key] = (place, weakref.ref(leaves[0], free))
+        known += [weakref.ref(leaf, free) for leaf in leaves]
+        if found := self._places.get(key):
+            self._freed.append(found[0])  # from now on the same arrays name the newer result
+        self._places[key] = (place, known)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

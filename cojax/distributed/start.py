@@ -14,7 +14,8 @@ import jax
 # JAX keeps the client of its coordination service, which every process can reach before any device is in use, private.
 from jax._src.distributed import global_state
 
-from cojax.distributed.wire import WireError, accept, connect
+from cojax.distributed.greeting import accept
+from cojax.distributed.wire import WireError, connect
 
 # Where JAX looks for what is not given, in its own order.
 TRIED = (

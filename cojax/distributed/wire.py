@@ -6,8 +6,6 @@ sign of life twice a second. A connection that ends without a farewell, or is si
 
 from __future__ import annotations
 
-import contextlib
-import hmac
 import json
 import queue
 import socket
@@ -19,8 +17,8 @@ from typing import Any
 
 Message = Mapping[str, Any]
 _LENGTH = struct.Struct(">I")
+LENGTH = _LENGTH.size  # bytes before a message, which say how long it is
 _LARGEST = 2**24  # bytes of a message
-_LARGEST_GREETING = 2**12
 _BEAT = 0.5  # seconds
 _SIGN, _FAREWELL = {"kind": "sign"}, {"kind": "farewell"}
 
@@ -99,35 +97,6 @@ class Wire:
             threading.Thread(target=self._lost, args=(number, reason), daemon=True).start()
 
 
-def accept(
-    server: socket.socket, token: str, processes: int, deadline: float, silence: float
-) -> dict[int, socket.socket]:
-    """The connections of processes 1 … `processes` − 1, once all have greeted with the token.
-
-    What greets otherwise is hung up on. Raises WireError, which names the missing ones, at the deadline.
-    """
-    found: dict[int, socket.socket] = {}
-    until = time.monotonic() + deadline
-    while len(found) < processes - 1:
-        server.settimeout(max(0.01, until - time.monotonic()))
-        try:
-            connection, _ = server.accept()
-        except TimeoutError:
-            missing = ", ".join(str(number) for number in range(1, processes) if number not in found)
-            raise WireError(f"no connection from process {missing} within {deadline:g} s") from None
-        connection.settimeout(5.0)
-        number = -1
-        with contextlib.suppress(OSError, WireError):
-            greeting = read(connection, _LARGEST_GREETING)
-            if hmac.compare_digest(str(greeting.get("token")), token) and isinstance(greeting.get("process"), int):
-                number = greeting["process"]
-        if not 0 < number < processes or number in found:
-            connection.close()
-            continue
-        found[number] = _ready(connection, silence)
-    return found
-
-
 def connect(host: str, port: int, token: str, process: int, deadline: float, silence: float) -> socket.socket:
     """The connection to process 0, greeted. Raises WireError at the deadline."""
     until = time.monotonic() + deadline
@@ -140,10 +109,11 @@ def connect(host: str, port: int, token: str, process: int, deadline: float, sil
                 raise WireError(f"process 0 at {host} cannot be reached on port {port}: {error}") from error
             time.sleep(0.2)
     _write(connection, {"token": token, "process": process})
-    return _ready(connection, silence)
+    return ready(connection, silence)
 
 
-def _ready(connection: socket.socket, silence: float) -> socket.socket:
+def ready(connection: socket.socket, silence: float) -> socket.socket:
+    """The connection as a `Wire` takes it: one that is silent for so many seconds raises TimeoutError."""
     connection.settimeout(silence)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
@@ -156,18 +126,29 @@ def _write(connection: socket.socket, message: Message) -> None:
     connection.sendall(_LENGTH.pack(len(text)) + text)
 
 
-def read(connection: socket.socket, largest: int = _LARGEST) -> Message:
+def read(connection: socket.socket) -> Message:
     """The next message. Raises OSError, TimeoutError, or WireError for an end or what is no message."""
-    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    size = length(_exactly(connection, LENGTH))
+    return message(_exactly(connection, size))
+
+
+def length(head: bytes, largest: int = _LARGEST) -> int:
+    """Bytes of the message behind this head. Raises WireError for too many."""
+    (size,) = _LENGTH.unpack(head)
     if size > largest:
         raise WireError(f"it sent a message of {size} bytes; expected at most {largest}")
+    return int(size)
+
+
+def message(text: bytes) -> Message:
+    """The message of that text. Raises WireError where it is none."""
     try:
-        message = json.loads(_exactly(connection, size))
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"it sent what is no message: {error}") from error
-    if not isinstance(message, dict):
+    if not isinstance(found, dict):
         raise WireError("it sent what is no message: expected an object")
-    return message
+    return found
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

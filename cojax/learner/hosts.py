@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
@@ -100,18 +100,26 @@ def _is_whole(leaf: jax.Array) -> bool:
     return leaf.is_fully_addressable or leaf.is_fully_replicated
 
 
-def _everywhere(leaf: jax.Array) -> NamedSharding:
-    assert isinstance(leaf.sharding, NamedSharding)
-    return NamedSharding(leaf.sharding.mesh, PartitionSpec())
+def _everywhere(leaf: jax.Array) -> Sharding:
+    """A layout in which every host has the whole array: on all devices of its mesh.
+
+    An array without a mesh stays on its device; every host has one of its own, drawn by the same seed. Raises TypeError
+    for one that is spread over hosts in another way.
+    """
+    if isinstance(leaf.sharding, NamedSharding):
+        return NamedSharding(leaf.sharding.mesh, PartitionSpec())
+    if not leaf.is_fully_addressable:
+        raise TypeError(f"an array of {leaf.shape} is spread over hosts by {leaf.sharding}; spread it over a mesh")
+    return SingleDeviceSharding(min(leaf.devices(), key=lambda device: device.id))
 
 
 @functools.cache
-def _gather(place: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+def _gather(place: Sharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda leaf: leaf, out_shardings=place)
 
 
 @functools.cache
-def _gather_layer(place: NamedSharding) -> Callable[[jax.Array, int], jax.Array]:
+def _gather_layer(place: Sharding) -> Callable[[jax.Array, int], jax.Array]:
     return jax.jit(lambda leaf, layer: jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False), out_shardings=place)
 
 

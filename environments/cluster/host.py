@@ -50,6 +50,8 @@ class Host:
                 return messages.failed(request["id"], EnvironmentFailure("the episode is closed"), 0.0)
             self._threads[episode] = _CallThread(self._episodes() if episode else self._service)
         thread = self._threads[episode]
+        # A call counts from now on, also while it waits behind another: so its deadline holds if that one hangs.
+        self._current[request["id"]] = Progress(since=running())
         return await asyncio.wrap_future(thread.submit(functools.partial(self._answer, request, thread.operations)))
 
     async def beat(self) -> bytes:
@@ -85,7 +87,8 @@ class Host:
 
     def _answer(self, request: dict[str, Any], operations: _Operations) -> bytes:
         number, episode, op = request["id"], request["episode"], request["op"]
-        # What the environment excuses is taken off `since`, as on a thread of the trainer.
+        # The wait is over and is not charged. What the environment excuses is taken off `since`, as on a thread of the
+        # trainer.
         progress = self._current[number] = Progress(since=running())
         playing = PLAYING.set(progress)
         failure = self._failure if episode and op in _OF_THE_POLICY else EnvironmentFailure

@@ -26,7 +26,15 @@ def both(one: dict[str, Any], other: dict[str, Any] | None) -> tuple[Any, str]:
     return {"a": one["a"] + (0 if other is None else other["a"])}, "said"
 
 
-OPERATIONS: dict[str, Callable[..., Any]] = {"filled": filled, "both": both, "sum": lambda tree: float(tree["a"].sum())}
+def added(tree: dict[str, Any]) -> dict[str, Any]:
+    """A new array beside one of the argument's own, as adapters leave some matrices as they are."""
+    return {"a": tree["a"], "b": tree["b"] + 1}
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "filled": filled, "both": both, "added": added, "sum": lambda tree: float(tree["a"].sum()),
+    "second": lambda tree: float(tree["b"][0]),
+}  # fmt: skip
 
 
 class Pair:
@@ -90,6 +98,22 @@ def test_what_process_0_lets_go_of_the_follower_lets_go_of(pair):
     gc.collect()
     assert held(pair) == [0.0, 0.0, 4.0]
     assert len(kept) == 2
+
+
+def test_a_result_that_shares_an_array_is_let_go_of_as_well_and_the_other_keeps_its_name(pair):
+    base = pair.run("filled", 3)
+    sums = [pair.run("added", base) for _ in range(2)]
+    assert [pair.run("second", one) for one in (base, *sums)] == [-3.0, -2.0, -2.0]
+    del sums
+    assert pair.run("second", base) == -3.0
+    assert held(pair) == [0.0, 3.0]
+
+
+def test_of_two_results_with_the_same_arrays_the_follower_keeps_one(pair):
+    base = pair.run("filled", 3)
+    pair.lead.run("both", lambda one, other: (one, "same"), base, None)
+    assert held(pair) == [0.0, 3.0]
+    del base
 
 
 def test_an_array_that_no_operation_made_cannot_be_sent(pair):

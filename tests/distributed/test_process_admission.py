@@ -46,6 +46,13 @@ def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_th
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_a_folder_that_is_not_to_be_kept_goes_with_those_above_it(tmp_path):
+    with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
+        admit(wire, 2, FACTS, tmp_path / "some/where/run", 5.0, keep=False)
+    assert not refused
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("theirs", "named"),
     [
@@ -80,6 +87,7 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
         pytest.raises(DistributedError, match=r"process 1 does not see .*/run: .* is missing .* --config\.workdir"),
     ):
         admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_that_does_not_answer_is_named(tmp_path):

@@ -7,11 +7,14 @@ import json
 import socket
 import struct
 import threading
+import time
 
 import pytest
 from wires import TOKEN, connected, server, unwanted
 
-from cojax.distributed.wire import Wire, WireError, accept, connect, read
+from cojax.distributed import greeting as greeting_module
+from cojax.distributed.greeting import accept
+from cojax.distributed.wire import Wire, WireError, connect, read
 
 
 class Losses:
@@ -110,6 +113,9 @@ def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
             greeting({"token": "b" * 32, "process": 1}),
             greeting({"token": TOKEN, "process": 7}),
             greeting({"token": TOKEN, "process": "1"}),
+            greeting({"token": TOKEN, "process": True}),
+            greeting({"token": "\u00e9\ud800", "process": 1}),
+            struct.pack(">I", 0),
             b"GET / HTTP/1.1\r\n\r\n",
         ):
             stranger = socket.create_connection(address)
@@ -124,6 +130,52 @@ def test_strangers_are_hung_up_on_and_the_missing_process_is_named():
             with contextlib.suppress(ConnectionResetError):
                 assert stranger.recv(1) == b""
             stranger.close()
+
+
+def dribble(connection: socket.socket) -> None:
+    """Sends the greeting of process 2 so slowly that it takes minutes, until nobody listens any more."""
+    with contextlib.suppress(OSError):
+        for byte in greeting({"token": TOKEN, "process": 2, "padding": "x" * 3000}):
+            connection.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+
+def test_a_greeting_that_never_ends_keeps_nobody_out_and_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(greeting_module, "_GREETED", 1.0)
+    with server() as listening:
+        address = listening.getsockname()
+        slow, silent = socket.create_connection(address), socket.create_connection(address)
+        dribbles = threading.Thread(target=dribble, args=(slow,))
+        dribbles.start()
+        found: list[dict[int, socket.socket]] = []
+        admits = threading.Thread(target=lambda: found.append(accept(listening, TOKEN, 3, 20.0, 5.0)))
+        admits.start()
+        first = connect(*address, TOKEN, 1, 5.0, 5.0)
+        dribbles.join(10.0)
+        assert not dribbles.is_alive()
+        silent.settimeout(10.0)
+        assert silent.recv(1) == b""
+        second = connect(*address, TOKEN, 2, 5.0, 5.0)
+        admits.join(10.0)
+        assert found[0].keys() == {1, 2}
+    for one in (slow, silent, first, second, *found[0].values()):
+        one.close()
+
+
+def test_of_too_many_that_do_not_greet_the_first_have_to_go(monkeypatch):
+    monkeypatch.setattr(greeting_module, "_SPARE", 0)
+    with server() as listening:
+        address = listening.getsockname()
+        silent = [socket.create_connection(address) for _ in range(4)]
+        admits = threading.Thread(target=lambda: accept(listening, TOKEN, 2, 20.0, 5.0)[1].close())
+        admits.start()
+        silent[0].settimeout(10.0)
+        assert silent[0].recv(1) == b""
+        connect(*address, TOKEN, 1, 5.0, 5.0).close()
+        admits.join(10.0)
+        assert not admits.is_alive()
+    for one in silent:
+        one.close()
 
 
 def test_process_0_that_is_not_there_is_named():

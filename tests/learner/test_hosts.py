@@ -51,10 +51,12 @@ def test_a_method_runs_as_the_operation_of_its_name_with_positional_arguments():
     assert (Sum(ONE_PROCESS).add(1), Sum.add.__doc__) == (13, "Adds.")
 
 
+@pytest.mark.parametrize("on_mesh", [True, False])
 @pytest.mark.parametrize("config", [DENSE, SPARSE])
-def test_weights_that_hosts_gather_are_those_of_one_process_in_the_same_order(config):
-    params = initialize(config, 0)
-    spread, noting = shard(config, params, make_mesh(devices=None, data=-1)), Noting()
+def test_weights_that_hosts_gather_are_those_of_one_process_in_the_same_order(config, on_mesh):
+    params, noting = initialize(config, 0), Noting()
+    # Parameters that were just drawn are not on the mesh yet.
+    spread = shard(config, params, make_mesh(devices=None, data=-1)) if on_mesh else params
     expected, found = list(to_hf(config, params)), list(hf_arrays(config, lambda: spread, noting))
     assert [name for name, _ in found] == [name for name, _ in expected]
     for (_, one), (_, other) in zip(found, expected, strict=True):

@@ -129,6 +129,19 @@ def test_a_hanging_call_is_given_up_as_it_is_here(trials):
     until(lambda: not any(one.open for one in trials.nodes.live))
 
 
+def test_a_call_of_the_environment_behind_one_that_hangs_has_a_deadline_of_its_own(trials):
+    first, *_ = trials.nodes.live
+    with ThreadPoolExecutor(2) as pool:
+        hanging = pool.submit(first.call, 0, "tasks", ["hang", 1, 0], 6.0)
+        until(lambda: first._counted)
+        behind = pool.submit(first.call, 0, "tasks", ["all", 3, 0], 3.0)
+        assert str(behind.exception(60)).startswith("tasks took longer than 3 s on ")
+        assert str(hanging.exception(60)).startswith("tasks took longer than 6 s on ")
+    # As `Nodes.service` does after a failure: the next call gets another thread.
+    first.end(0)
+    assert len(first.call(0, "tasks", ["all", 3, 0], 60.0)) == 3
+
+
 def test_time_that_an_environment_excuses_is_excused_here(trials):
     task, progress = trial("excuse", "step"), Progress()
     episode = trials.start(task)

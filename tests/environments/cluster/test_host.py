@@ -113,3 +113,26 @@ def test_a_call_under_way_is_counted_and_other_episodes_go_on():
     assert counted.keys() == {"9"}
     assert reply[1] is True
     assert after == {}
+
+
+def test_a_call_behind_a_hanging_one_counts_as_well_and_its_wait_is_not_charged():
+    host, _ = made("desk")
+    entered, leave = threading.Event(), threading.Event()
+
+    async def play():
+        host._service = {"tools": lambda: [entered.set(), leave.wait(60)], "tasks": lambda: []}
+        hanging = asyncio.create_task(host.call(messages.request(1, 0, "tools", [])))
+        await asyncio.to_thread(entered.wait, 60)
+        behind = asyncio.create_task(host.call(messages.request(2, 0, "tasks", [])))
+        await asyncio.sleep(0.3)
+        counted = messages.progress(await host.beat())
+        leave.set()
+        await hanging
+        return counted, messages.reply(await behind, 2, 0), messages.progress(await host.beat())
+
+    counted, reply, after = asyncio.run(play())
+    assert counted.keys() == {"1", "2"}
+    assert 0.3 <= counted["2"] <= counted["1"]
+    assert reply[0] < counted["2"]
+    assert reply[1:] == ([], None)
+    assert after == {}
