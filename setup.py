@@ -16,7 +16,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
-    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt"]},
+    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "py.typed"]},
+    entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
         "absl-py>=2.1",
         "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
@@ -62,5 +63,7 @@ setup(
         # Compilers for accelerators that are not there. With them JAX looks for the accelerators whenever it starts.
         "compilers": ["jax[tpu,cuda12-local]"],
         "wandb": ["wandb>=0.19"],
+        # Records of a run as frames: cojax.open_run(W).metrics().frame().
+        "pandas": ["pandas>=2.2"],
     },
 )

@@ -20,6 +20,8 @@ LEVELS = [
         "cojax.plain_json",
         "cojax.durable",
         "cojax.unicode_forms",
+        "cojax.imports",
+        "cojax.command",
         "cojax.host.background",
         "cojax.host.processes",
         "cojax.openai_api",
@@ -161,8 +163,13 @@ def test_environments_import_little_of_ours(name: str) -> None:
         "environments.appworld.audit": {"cojax.environment.replay"},
         "environments.watch": {"cojax.environment.wrapping", "cojax.host.background", "cojax.host.clock"},
     }.get(name, set())
-    # The folder itself finds environments, also from outside.
-    finds = {"cojax.registry"} if name == "environments" else set()
+    # Commands are worded as they were started.
+    checks |= {"cojax.command"} if name in ("environments.check", "environments.install") else set()
+    # The folder itself finds environments, also from outside, and a worker has to find them again.
+    finds = {
+        "environments": {"cojax.imports", "cojax.registry"},
+        "environments.worker.client": {"cojax.imports"},
+    }.get(name, set())
     assert ours <= {"cojax", "cojax.types", "cojax.environment"} | talks | checks | finds
 
 

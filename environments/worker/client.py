@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from cojax import imports
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, excuse, running
 from environments.worker import wire
 from environments.worker.bounds import Bounds
@@ -43,6 +44,9 @@ for name, origin, places in {roots!r}:
     spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+if shared := {shared!r}:
+    import cojax.imports
+    cojax.imports.admit(shared)
 import importlib
 importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[2]))
 """
@@ -113,7 +117,9 @@ class Connection:
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
         roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", _top(launch.module)))]
-        boot = _BOOT.format(roots=roots)
+        package = _top(launch.module)
+        shared = {package: imports.folders(package)} if imports.is_of_user(launch.module.partition(":")[0]) else {}
+        boot = _BOOT.format(roots=roots, shared=shared)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
@@ -133,6 +139,7 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in roots for path in (paths or [os.path.dirname(origin or "")])]
+        shown += shared.get(package, [])
         order = {
             "module": launch.module,
             "python": launch.python,
