@@ -1,13 +1,30 @@
 """cojax: agent and task set evolve together."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cojax.api.process import RunFailed
+    from cojax.api.runs import OpenRun, Records, open_run
+    from cojax.api.training import Training, evaluate, steps, train
+    from cojax.policy.pretrained import load
 
 __version__ = "0.1.0"
+# The stable names; docs/api.md describes them.
+__all__ = ["OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "open_run", "steps", "train"]
 
 # Public name → module, imported when the name is asked for: importing cojax.types must import no JAX.
-_PUBLIC = {"load": "cojax.policy.pretrained"}
-__all__ = ["load"]
+_PUBLIC = {
+    "OpenRun": "cojax.api.runs",
+    "Records": "cojax.api.runs",
+    "RunFailed": "cojax.api.process",
+    "Training": "cojax.api.training",
+    "evaluate": "cojax.api.training",
+    "load": "cojax.policy.pretrained",
+    "open_run": "cojax.api.runs",
+    "steps": "cojax.api.training",
+    "train": "cojax.api.training",
+}
 
 
 def __getattr__(name: str) -> Any:

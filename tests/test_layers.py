@@ -23,6 +23,7 @@ LEVELS = [
         "cojax.imports",
         "cojax.command",
         "cojax.host.background",
+        "cojax.host.owner",
         "cojax.host.processes",
         "cojax.openai_api",
         "cojax.registry.annotations",
@@ -51,7 +52,7 @@ LEVELS = [
     {
         "cojax.synthesis",
         "cojax.validation",
-        "cojax.evaluate",
+        "cojax.scoring",
         "experiments.reflexion",
         "cojax.metrics",
         "cojax.report.console",
@@ -65,7 +66,7 @@ LEVELS = [
         "cojax.storage.run_files",
         "cojax.storage.verify",
     },
-    {"cojax.storage.evaluation_directory", "cojax.loop"},
+    {"cojax.storage.evaluation_directory", "cojax.loop", "cojax.api"},
     {
         "cojax.loop.groups",
         "cojax.loop.evolution",
