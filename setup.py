@@ -16,7 +16,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
-    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "py.typed"]},
+    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
         "absl-py>=2.1",

@@ -1,16 +1,10 @@
 """cojax: agent and task set evolve together."""
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from cojax.api.process import RunFailed
-    from cojax.api.runs import OpenRun, Records, open_run
-    from cojax.api.training import Training, evaluate, steps, train
-    from cojax.policy.pretrained import load
+from typing import Any
 
 __version__ = "0.1.0"
-# The stable names; docs/api.md describes them.
+# The stable names; docs/api.md describes them, __init__.pyi has their types.
 __all__ = ["OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "open_run", "steps", "train"]
 
 # Public name → module, imported when the name is asked for: importing cojax.types must import no JAX.

@@ -38,6 +38,7 @@ _started = False
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; the exit status, unless the command exits by itself. 2 for a name that is no command."""
     global _started
+    _readable()
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
     if name in ("", "-h", "--help", "help"):
         print(usage())
@@ -51,7 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: cojax has no command {name!r}; {meant}", file=sys.stderr)
         return 2
     _started = True
-    _readable()
     _current_folder_last(warn=name in _IMPORTING)
     module = COMMANDS[name][0]
     sys.argv = [f"cojax {name}", *rest[:-1]]

@@ -170,7 +170,7 @@ def test_an_interrupt_stops_the_run_in_order(trained: Path) -> None:
     ("config", "settings", "message"),
     [
         ("nowhere.py", {}, "--config=nowhere.py: there is no such file"),
-        ("wrong.py", {}, "wrong.py:4: steq is not a setting. Did you mean"),
+        ("wrong.py", {}, "wrong.py:4: steps is 'many'; expected a whole number"),
         (SMALL, {"learner": {"los": "x"}}, "learner.los is not a setting; did you mean learner.loss"),
         (SMALL, {"learner.loss": "experiments.base:mine"}, "defines no 'mine'"),
         ({"steps": "many"}, {}, "the configuration that was given: steps is 'many'; expected a whole number"),
@@ -178,7 +178,7 @@ def test_an_interrupt_stops_the_run_in_order(trained: Path) -> None:
 )
 def test_an_error_is_the_one_line_of_the_command(project: Path, config, settings: dict, message: str) -> None:
     (project / "wrong.py").write_text(
-        "from experiments import desk\ndef get_config():\n    config = desk.get_config()\n    config.steq = 3\n"
+        "from experiments import desk\ndef get_config():\n    config = desk.get_config()\n    config.steps = 'many'\n"
     )
     with pytest.raises(cojax.RunFailed) as failed:
         cojax.train(config, workdir="runs/none", **settings)
@@ -223,6 +223,9 @@ def test_importing_cojax_is_light() -> None:
 
 
 def test_the_stable_names_are_there_and_no_other() -> None:
+    stub: dict[str, object] = {}
+    exec((ROOT / "cojax" / "__init__.pyi").read_text(), stub)
+    assert stub["__all__"] == cojax.__all__
     assert cojax.__all__ == sorted(cojax._PUBLIC)
     assert all(callable(getattr(cojax, name)) for name in cojax.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
