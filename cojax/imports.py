@@ -78,7 +78,7 @@ def attribute(package: str, name: str) -> Any:
     """What the `__init__.py` of a user's package defines under that name. Raises AttributeError if nothing."""
     dunder = name.startswith("__") and name.endswith("__")
     # The import system asks for an attribute first, then for a module.
-    if not dunder and not _has(name, [os.path.join(_ROOT, package), *folders(package)]):
+    if not dunder and not _has(name, [os.path.join(_ROOT, package)]):
         for module in _begun(package):
             if name in vars(module):
                 return vars(module)[name]

@@ -10,11 +10,11 @@ _FILES = {
         SEED = 7
     """,
     "experiments/losses.py": """
-        import jax.numpy as jnp
-
         CAUTION = 0.5
 
         def careful(logprobs, advantages, *, caution: float = CAUTION):
+            import jax.numpy as jnp
+
             return -jnp.where(advantages < 0, caution, 1.0) * advantages * logprobs, {}
     """,
     "experiments/small.py": """

@@ -73,6 +73,18 @@ def test_a_module_that_cojax_has_too_is_named(tmp_path: Path, commands: Commands
     assert f"warning: {tmp_path}/experiments/base.py cannot be imported" in done.stderr
 
 
+def test_a_package_environments_alone_does_not_stand_before_ours(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "__init__.py").write_text("OWN = 1\n")
+    program = "import experiments, environments; print(environments.__file__, environments.OWN)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout.split() == [str(ROOT / "environments" / "__init__.py"), "1"]
+
+
 def test_another_copy_of_cojax_adds_no_modules(tmp_path: Path) -> None:
     for name in ("cojax", "experiments"):
         (tmp_path / name).mkdir()

@@ -136,13 +136,14 @@ def test_it_trains_from_the_wheel(installed: Path, tmp_path: Path) -> None:
 
 
 def interpreters() -> list[str]:
-    """Every interpreter from 3.11 to 3.13 that is found and runs; this one first."""
-    own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    found = {own: sys.executable}
+    """Every interpreter from 3.11 to 3.13 that is found on PATH, or among those of pyenv, and runs; this one first."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     for version in ("3.11", "3.12", "3.13"):
-        path = shutil.which(f"python{version}")
-        if version not in found and path and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
-            found[version] = path
+        places = [shutil.which(f"python{version}"), *map(str, kept.glob(f"{version}.*/bin/python{version}"))]
+        for path in filter(None, places):
+            if version not in found and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
+                found[version] = path
     return list(found.values())
 
 

@@ -67,6 +67,7 @@ class Child:
             )  # fmt: skip
             self._ours = ours.pop_all()
         self._heard, self._show, self._shown = b"", show, 0
+        _CHILDREN.add(self)
         self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
 
     def told(self) -> Iterator[Mapping[str, Any]]:
@@ -116,6 +117,18 @@ class Child:
         except ValueError:  # it was stopped
             return []
         return list(collections.deque((line for line in text.splitlines() if line.strip()), _LINES))
+
+
+# A process forked from ours must not keep their pipes open: they say whether ours is alive.
+_CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    for child in list(_CHILDREN):
+        child._ours.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _output() -> tuple[IO[bytes], IO[bytes]]:
