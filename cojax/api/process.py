@@ -47,10 +47,10 @@ class Child:
     def __init__(self, arguments: Sequence[str], *, show: bool = False) -> None:
         self.arguments = tuple(arguments)
         self.stopped = threading.Event()
-        owner, self._owner = os.pipe()
+        owner, kept = os.pipe()
         told, theirs = os.pipe()
         with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
-            for pipe, stack in ((owner, passed), (theirs, passed), (self._owner, ours)):
+            for pipe, stack in ((owner, passed), (theirs, passed), (kept, ours)):
                 stack.callback(os.close, pipe)
             os.set_blocking(told, False)
             # Closed by another thread it raises, where a number could be another file's by then.
