@@ -45,9 +45,9 @@ def configuration() -> ConfigDict:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
-    # What --help shows first.
     main = sys.modules["__main__"]
-    main.__doc__ = worded(main.__doc__ or "")
+    if main.__doc__:  # what --help shows first
+        main.__doc__ = worded(main.__doc__)
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))
