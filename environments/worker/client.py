@@ -44,9 +44,6 @@ for name, origin, places in {roots!r}:
     spec = importlib.util.spec_from_file_location(name, origin, submodule_search_locations=places)
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-if shared := {shared!r}:
-    import cojax.imports
-    cojax.imports.admit(shared)
 import importlib
 importlib.import_module("environments.worker." + sys.argv[1]).main(int(sys.argv[2]))
 """
@@ -117,9 +114,7 @@ class Connection:
     def __init__(self, launch: Launch) -> None:
         ours, theirs = socket.socketpair()
         roots = [_root(name) for name in dict.fromkeys(("cojax", "environments", _top(launch.module)))]
-        package = _top(launch.module)
-        shared = {package: imports.folders(package)} if imports.is_of_user(launch.module.partition(":")[0]) else {}
-        boot = _BOOT.format(roots=roots, shared=shared)
+        boot = _BOOT.format(roots=roots)
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-c", boot, "supervisor", str(theirs.fileno())],
@@ -139,13 +134,15 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in roots for path in (paths or [os.path.dirname(origin or "")])]
-        shown += shared.get(package, [])
+        # A module of the user's in a package that is named as ours.
+        users = imports.folders(_top(launch.module)) if imports.is_of_user(launch.module.partition(":")[0]) else []
         order = {
             "module": launch.module,
+            "users": users,
             "python": launch.python,
             "settings": dict(launch.settings),
             "bounds": dataclasses.asdict(launch.bounds),
-            "visible": [*shown, *launch.visible],
+            "visible": [*shown, *users, *launch.visible],
             "hidden": list(launch.hidden),
             "enclosed": launch.enclosed,
             "boot": boot,

@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from cojax import imports
 from environments.worker import child, kernel, scratch, wire
 from environments.worker.bounds import Bounds, Layers
 from environments.worker.sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
@@ -45,6 +46,8 @@ def main(descriptor: int) -> None:
         if reason := trial(bounds, layers):
             raise RuntimeError(f"no child can be confined here: {reason}")
         module, _, function = order["module"].partition(":")
+        if order["users"]:
+            imports.admit({module.partition(".")[0]: order["users"]})
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
             **child.describe(environment),
