@@ -21,7 +21,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly bench campaign study lint sglang compilers clean
+.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly test-wheels bench campaign study lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -67,6 +67,10 @@ test-real-alone: .worlds $(SGLANG)/.installed
 # What takes too long for continuous integration.
 nightly: .worlds .worlds-nightly $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m nightly
+
+# The package, built, installed with its dependencies by every interpreter from 3.11 to 3.13 that is found, and used.
+test-wheels: $(VENV)/.test
+	$(BIN)/python -m pytest -m '' tests/test_wheels.py
 
 bench: $(VENV)/.base
 	$(BIN)/python -m experiments.bench

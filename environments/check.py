@@ -44,6 +44,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import environments
+from cojax.command import worded
 from cojax.environment import Environment, EnvironmentFailure, traits_of
 from cojax.types import Task, to_json
 from environments.cluster import place
@@ -61,7 +62,9 @@ _PATIENCE, _OF_ITS_OWN = 120.0, 4
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m environments.check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=worded("python -m environments.check"),
+        description=worded(__doc__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     known = environments.available()
     parser.add_argument("name", help=f"one of {', '.join(known)}, or package.module from outside")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import environments
+from cojax.command import worded
 from environments.worker.venv import InstallError, install, interpreter
 
 
@@ -29,7 +30,9 @@ def _data(module: ModuleType) -> ModuleType | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m environments.install", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog=worded("python -m environments.install"), description=worded(__doc__.partition("\n")[0])
+    )
     parser.add_argument("name", help=f"one of {', '.join(environments.available())}, or package.module from outside")
     parser.add_argument("--python", help="interpreter to build on (default: this one, or a measured one on PATH)")
     parser.add_argument("--data", help="which data, where an environment needs some and there is a choice")

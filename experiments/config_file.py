@@ -14,6 +14,7 @@ from types import ModuleType
 from absl import flags
 from ml_collections import ConfigDict
 
+from cojax import imports
 from cojax.registry.annotations import description, shown
 from cojax.storage.checkpoint import CheckpointError
 from experiments import compatibility, entries
@@ -100,6 +101,7 @@ def _module(path: str) -> ModuleType:
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
     module = importlib.util.module_from_spec(spec)
+    imports.with_current_folder()
     sys.modules[loader.name] = module  # a dataclass of the file looks for its module there
     loader.exec_module(module)
     return module

@@ -33,11 +33,12 @@ from ml_collections import ConfigDict
 
 import environments
 from cojax.environment import EngineError, Environment, EnvironmentFailure
-from cojax.evaluate import Estimate, average_at_k, describe, estimate, kinds_by
+from cojax.host.owner import tell
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError
+from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
@@ -291,6 +292,7 @@ def main(argv: Sequence[str]) -> None:
         subject, home = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
         out = Path(_OUT.value) if _OUT.value else home / name
+        tell(out=str(out.absolute()))
         held = of_run(_CHECKPOINT.value) if _CHECKPOINT.value else ()
         result = evaluate(config, subject, splits, _SAMPLES.value, out, held)
         show_evaluation(result, write_evaluation_report(out))

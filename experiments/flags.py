@@ -11,6 +11,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from cojax.command import worded
 from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
@@ -44,6 +45,9 @@ def configuration() -> ConfigDict:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags. A wrong flag ends the command with status 1 and a message of one line."""
+    main = sys.modules["__main__"]
+    if main.__doc__:  # what --help shows first
+        main.__doc__ = worded(main.__doc__)
     try:
         # In place: the configuration's flags are read from this very list.
         argv[1:] = map(spelled_out, flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False))

@@ -32,6 +32,7 @@ from cojax.coevolving import coevolving
 from cojax.distributed.start import DistributedError
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.host.background import settle
+from cojax.host.owner import tell
 from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.learner.device_memory import DeviceMemoryError
 from cojax.learner.update import NonFiniteUpdate
@@ -125,6 +126,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         if verified and verified.checked:
             directory.cut(verified)
         redraw(directory.folder, directory.metrics, summary["steps"])
+        tell(workdir=str(directory.folder.absolute()), step=summary["steps"])
         show_summary(summary, write_report(directory.folder))
         return 0
     stop, clock = Stop(), Stopwatch()
@@ -179,6 +181,8 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
     with loop.clock("checkpoint"):
         plain = config.to_dict()
         metrics = Metrics(directory.folder, step=state.step, wandb=wandb, config=plain, log=directory.metrics)
+    # A record of the state's own step is written again.
+    tell(workdir=str(directory.folder.absolute()), step=state.step - (state.record is not None))
     spent: list[float] = []
     loop.clock.lap()
 

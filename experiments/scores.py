@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from ml_collections import ConfigDict
 
 from cojax.environment import Environment
-from cojax.evaluate import Score, score, success_by
 from cojax.report.console import bar
 from cojax.rollout.chat import Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
+from cojax.scoring import Score, score, success_by
 from cojax.types import Group, Task, Trajectory
 from experiments.parts import Parts
 from experiments.reflexion import Trial, retry_failures

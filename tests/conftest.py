@@ -31,7 +31,7 @@ _LONGEST = (
     "test_run.py", "test_types.py", "test_rehearsal.py", "test_update.py", "test_bench.py", "test_stops.py",
     "test_run_settings.py", "test_learner_invariance.py", "test_learner.py", "test_campaign.py", "test_logprobs.py",
     "test_sglang_fleet.py", "test_local.py", "test_precision.py", "test_fitting.py", "test_sglang_process.py",
-    "test_moe.py",
+    "test_moe.py", "test_training.py",
 )  # fmt: skip
 
 

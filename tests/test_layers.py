@@ -20,7 +20,10 @@ LEVELS = [
         "cojax.plain_json",
         "cojax.durable",
         "cojax.unicode_forms",
+        "cojax.imports",
+        "cojax.command",
         "cojax.host.background",
+        "cojax.host.owner",
         "cojax.host.processes",
         "cojax.openai_api",
         "cojax.registry.annotations",
@@ -49,7 +52,7 @@ LEVELS = [
     {
         "cojax.synthesis",
         "cojax.validation",
-        "cojax.evaluate",
+        "cojax.scoring",
         "experiments.reflexion",
         "cojax.metrics",
         "cojax.report.console",
@@ -63,7 +66,7 @@ LEVELS = [
         "cojax.storage.run_files",
         "cojax.storage.verify",
     },
-    {"cojax.storage.evaluation_directory", "cojax.loop"},
+    {"cojax.storage.evaluation_directory", "cojax.loop", "cojax.api"},
     {
         "cojax.loop.groups",
         "cojax.loop.evolution",
@@ -161,8 +164,14 @@ def test_environments_import_little_of_ours(name: str) -> None:
         "environments.appworld.audit": {"cojax.environment.replay"},
         "environments.watch": {"cojax.environment.wrapping", "cojax.host.background", "cojax.host.clock"},
     }.get(name, set())
-    # The folder itself finds environments, also from outside.
-    finds = {"cojax.registry"} if name == "environments" else set()
+    # Commands are worded as they were started.
+    checks |= {"cojax.command"} if name in ("environments.check", "environments.install") else set()
+    # The folder itself finds environments, also from outside, and a worker has to find them again.
+    finds = {
+        "environments": {"cojax.imports", "cojax.registry"},
+        "environments.worker.client": {"cojax.imports"},
+        "environments.worker.forkserver": {"cojax.imports"},
+    }.get(name, set())
     assert ours <= {"cojax", "cojax.types", "cojax.environment"} | talks | checks | finds
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cojax import imports
 from cojax.registry.annotations import Range, RegistryError, convert_setting, description, from_text
 
 __all__ = [
@@ -55,7 +56,8 @@ def find(kind: str, name: str, entries: Mapping[str, T]) -> T:
     module = _import(kind, name, module_name)
     found = vars(module).get(attribute)
     if found is None:
-        raise RegistryError(f"{kind} {name!r} not found: {module.__file__ or module_name} defines no {attribute!r}")
+        where = module.__file__ or module_name
+        raise RegistryError(f"{kind} {name!r} not found: {where} defines no {attribute!r}{_hidden(module_name)}")
     if not callable(found):
         raise RegistryError(f"{kind} {name!r} is of type {type(found).__name__}; expected a function or a class")
     return found
@@ -156,8 +158,7 @@ def _folder(module: types.ModuleType) -> str:
 def _import(kind: str, name: str, module: str) -> types.ModuleType:
     """The module of that name. Raises RegistryError where it is missing or cannot be imported."""
     here = os.getcwd()
-    if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)
+    imports.with_current_folder()
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -170,6 +171,14 @@ def _import(kind: str, name: str, module: str) -> types.ModuleType:
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         reason = " ".join(str(error).split())
         raise RegistryError(f"{kind} {name!r} cannot be imported: {type(error).__name__}: {reason}") from error
+
+
+def _hidden(module: str) -> str:
+    """For an error about a module of ours: that the user has one of the same name."""
+    for file in imports.hidden():
+        if module == f"{Path(file).parent.name}.{Path(file).stem}":
+            return f"; {file} has the same name, and cojax's comes first: rename the file"
+    return ""
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

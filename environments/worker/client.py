@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from cojax import imports
 from cojax.environment import EnvironmentFailure, EpisodeFailure, LimitExceeded, excuse, running
 from environments.worker import wire
 from environments.worker.bounds import Bounds
@@ -136,13 +137,16 @@ class Connection:
         self.close = weakref.finalize(self, _shut, ours, process, os.getpid())
         _SOCKETS.add(ours)
         shown = [path for _, origin, paths in (*roots, *own) for path in (paths or [os.path.dirname(origin or "")])]
+        # A module of the user's in a package that is named as ours.
+        users = imports.folders(_top(launch.module)) if imports.is_of_user(launch.module.partition(":")[0]) else []
         order = {
             "module": launch.module,
             "roots": own,
+            "users": users,
             "python": launch.python,
             "settings": dict(launch.settings),
             "bounds": dataclasses.asdict(launch.bounds),
-            "visible": [*shown, *launch.visible],
+            "visible": [*shown, *users, *launch.visible],
             "hidden": list(launch.hidden),
             "enclosed": launch.enclosed,
             "boot": boot,

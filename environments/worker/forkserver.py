@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cojax import imports
 from environments.worker import child, kernel, scratch, wire
 from environments.worker.bounds import Bounds, Layers
 from environments.worker.sandbox import confine, enclose, leave, needed_files, separate, sweep, trial
@@ -50,6 +51,8 @@ def main(descriptor: int) -> None:
         for root in order["roots"]:
             _import_from(*root)
         module, _, function = order["module"].partition(":")
+        if order["users"]:
+            imports.admit({module.partition(".")[0]: order["users"]})
         environment = vars(importlib.import_module(module))[function or "make"](**order["settings"])
         ready = {
             **child.describe(environment),

@@ -112,7 +112,7 @@ def _launch(order: dict[str, Any], control: socket.socket) -> subprocess.Popen[b
 async def _first_word(control: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
     """Has the environment made and waits for it; returns the reply to the client."""
     loop = asyncio.get_running_loop()
-    names = ("module", "roots", "settings", "visible", "hidden", "enclosed", "bounds")
+    names = ("module", "roots", "users", "settings", "visible", "hidden", "enclosed", "bounds")
     packet = wire.encode({name: order[name] for name in names})
     if len(packet) > PACKET:
         return wire.failed(wire.START, f"the settings have {len(packet):,} bytes; at most {PACKET:,} can be passed on")

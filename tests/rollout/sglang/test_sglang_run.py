@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from cojax.evaluate import score
 from cojax.policy.parameters import to_hf
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.export import load_params
+from cojax.scoring import score
 from cojax.types import Group
 from experiments import assemble, desk
 

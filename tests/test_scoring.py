@@ -2,7 +2,7 @@
 
 import pytest
 
-from cojax.evaluate import (
+from cojax.scoring import (
     average_at_k,
     estimate,
     mean_pass_at_k,

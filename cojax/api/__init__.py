@@ -1,0 +1,8 @@
+"""cojax as functions: each starts the command of its name in a child process, or reads what one wrote.
+
+process.py    the child process: started, stopped, its failure as an exception
+child.py      its program
+flags.py      configurations and settings as its flags
+training.py   train, steps, evaluate
+runs.py       open_run
+"""

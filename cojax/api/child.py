@@ -1,0 +1,28 @@
+"""The program of a child process: child.py OWNER TOLD FOLDERS NAME … runs `cojax NAME …`.
+
+OWNER and TOLD are the numbers of two pipes (cojax/host/owner.py). FOLDERS is a JSON list: folders of the parent's
+import path, in which modules are found after all others. It is run by its path, so that it finds the same cojax as the
+parent, whatever is installed, and with -P, so that no folder of the user comes first.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+def main() -> int:
+    sys.path.insert(0, _ROOT)
+    from cojax.command import main as command
+    from cojax.host.owner import end_with_owner
+
+    sys.path.remove(_ROOT)
+    owner, told, folders, *arguments = sys.argv[1:]
+    end_with_owner(int(owner), int(told))
+    sys.path += [folder for folder in json.loads(folders) if folder not in sys.path]
+    return command(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""A command in a child process: started with a safe import path, stopped in order, its failure as an exception."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+_CHILD = Path(__file__).with_name("child.py")
+# Seconds in which a command that is asked to stop ends its step and saves a checkpoint, and in which it ends at once.
+PATIENCE, AT_ONCE = 600.0, 30.0
+# Lines of output that an error holds, and the most bytes of them.
+_LINES, _BYTES = 20, 20_000
+
+
+class RunFailed(RuntimeError):
+    """A command ended with an error, which is the message: its own line, or else the last lines that it printed.
+
+    `status` is its exit status, or minus the signal that killed it; `lines` are the last lines that it printed.
+    """
+
+    def __init__(self, message: str, status: int, lines: Sequence[str]) -> None:
+        super().__init__(message)
+        self.status, self.lines = status, tuple(lines)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.status, self.lines)
+
+
+class Child:
+    """`cojax NAME ARGUMENTS…` in a process and a session of its own.
+
+    It ends with this process, however that ends: then it finishes its step, saves a checkpoint and exits. So it does
+    when `stop` is called, and when nothing refers to this object any more.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, show: bool = False) -> None:
+        self.arguments = tuple(arguments)
+        self.stopped = threading.Event()
+        owner, kept = os.pipe()
+        told, theirs = os.pipe()
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as passed:
+            for pipe, stack in ((owner, passed), (theirs, passed), (kept, ours)):
+                stack.callback(os.close, pipe)
+            os.set_blocking(told, False)
+            # Closed by another thread it raises, where a number could be another file's by then.
+            self._told = ours.enter_context(open(told, "rb", buffering=0))
+            # A file and no pipe: the command goes on printing while it stops, and nobody may read any more.
+            self._output, printed = _output()
+            ours.callback(self._output.close)
+            passed.callback(printed.close)
+            folders = json.dumps([os.path.abspath(folder) for folder in sys.path if isinstance(folder, str)])
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(_CHILD), str(owner), str(theirs), folders, *arguments],
+                pass_fds=(owner, theirs), stdin=subprocess.DEVNULL, stdout=printed, stderr=printed,
+                env={**os.environ, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+            )  # fmt: skip
+            self._ours = ours.pop_all()
+        self._heard, self._show, self._shown = b"", show, 0
+        _CHILDREN.add(self)
+        self.stop = weakref.finalize(self, _stop, self.process, self.stopped, self._ours, os.getpid())
+
+    def told(self) -> Iterator[Mapping[str, Any]]:
+        """What the command has told since the last call (cojax/host/owner.py)."""
+        with contextlib.suppress(ValueError):  # it was stopped
+            while piece := self._told.read(65_536):
+                self._heard += piece
+        *lines, self._heard = self._heard.split(b"\n")
+        yield from map(json.loads, lines)
+
+    def show(self) -> None:
+        """Prints what the command has printed since the last call, if that was asked for."""
+        if self._show:
+            with contextlib.suppress(ValueError):  # it was stopped
+                self._output.seek(self._shown)
+                print(self._output.read().decode(errors="replace"), end="", flush=True)
+                self._shown = self._output.tell()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the command's end, at most so long. Returns whether it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+        return self.process.returncode is not None
+
+    def check(self) -> None:
+        """Raises RunFailed if the command has ended with an error. One that was asked to stop has none."""
+        status, asked = self.process.returncode, self.stopped.is_set()
+        lines = self._last_lines()
+        self.stop()
+        if status in (0, None) or asked:
+            return
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if errors:
+            raise RunFailed(errors[-1], status, lines)
+        number = -status if status < 0 else status - 128
+        if number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            name = signal.Signals(number).name
+            raise RunFailed(f"the command was ended by {name}; call again to go on from its checkpoint", status, lines)
+        said = "\n".join(lines) or "it printed nothing"
+        raise RunFailed(f"the command ended with status {status}:\n{said}", status, lines)
+
+    def _last_lines(self) -> list[str]:
+        try:
+            size = self._output.seek(0, os.SEEK_END)
+            self._output.seek(max(0, size - _BYTES))
+            text = self._output.read().decode(errors="replace")
+        except ValueError:  # it was stopped
+            return []
+        return list(collections.deque((line for line in text.splitlines() if line.strip()), _LINES))
+
+
+# A process forked from ours must not keep their pipes open: they say whether ours is alive.
+_CHILDREN: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    for child in list(_CHILDREN):
+        child._ours.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+def _output() -> tuple[IO[bytes], IO[bytes]]:
+    """A file without a name, opened to read and to append."""
+    descriptor, path = tempfile.mkstemp(prefix="cojax-")
+    try:
+        os.close(descriptor)
+        return open(path, "rb"), open(path, "ab")
+    finally:
+        os.unlink(path)
+
+
+def _stop(process: subprocess.Popen[bytes], stopped: threading.Event, ours: contextlib.ExitStack, starter: int) -> None:
+    """Has the command finish its step and save a checkpoint; one that takes too long is ended at once, then killed.
+
+    An interrupt while it waits ends the command at once.
+    """
+    with ours:
+        if os.getpid() != starter or process.poll() is not None:
+            return
+        stopped.set()
+        try:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(PATIENCE)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(AT_ONCE)
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait(AT_ONCE)

@@ -1,0 +1,201 @@
+"""`train`, `steps` and `evaluate`: the commands of these names as functions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from cojax.api.flags import Config, config_flag, flags_of
+from cojax.api.process import Child, RunFailed
+from cojax.api.runs import OpenRun, open_run
+from cojax.storage.files import parse_record
+
+StepRecord: TypeAlias = dict[str, Any]
+Callback: TypeAlias = Callable[[StepRecord], object]
+_POLL = 0.1  # seconds between two looks at the records
+
+
+def train(
+    config: Config | None = None,
+    *,
+    steps: int | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    callbacks: Callback | Iterable[Callback] = (),
+    show: bool = False,
+    **settings: Any,
+) -> OpenRun:
+    """Trains to the end and returns the run; each callback is called with the record of every step.
+
+    The arguments are those of `steps`. What a callback raises stops the run in order and is raised here. Raises
+    RunFailed if the command fails.
+    """
+    called = [callbacks] if callable(callbacks) else list(callbacks)
+    with _start(config, steps, workdir, show, settings) as training:
+        for record in training:
+            for callback in called:
+                callback(record)
+        return open_run(training.workdir)
+
+
+def steps(
+    config: Config | None = None,
+    *,
+    steps: int | None = None,
+    workdir: str | os.PathLike[str] | None = None,
+    show: bool = False,
+    **settings: Any,
+) -> Training:
+    """Starts a run in a child process: an iterator over the records of its steps, as metrics.jsonl holds them.
+
+    `config` is a file with get_config(), a ConfigDict, or a dict of settings over the paper's. Without it the run in
+    `workdir` goes on with its own settings. `settings` are named as in docs/settings.md; a section is a dict, and
+    **{"learner.loss": …} is one setting. They override the configuration and its preset, as flags do. A run that is in
+    `workdir` already goes on, and the records are those of its further steps. `show` prints what the command prints.
+    """
+    return _start(config, steps, workdir, show, settings)
+
+
+class Training:
+    """A run in a child process. Iterating gives the records of its steps, and raises RunFailed if the command fails.
+
+    `stop` has it finish its step and save a checkpoint. Leaving a `with` block stops it too, as do an exception while
+    waiting for a record, the end of this process, and losing the last reference. One thread may iterate at a time.
+    """
+
+    def __init__(
+        self, arguments: Iterable[str], *, show: bool = False, held: contextlib.ExitStack | None = None
+    ) -> None:
+        self._held = held or contextlib.ExitStack()
+        self._child = Child(["run", *arguments], show=show)
+        self._records: deque[StepRecord] = deque()
+        self._workdir: Path | None = None
+        self._seen, self._read = 0, 0
+
+    @property
+    def workdir(self) -> Path:
+        """The run's folder. Raises RuntimeError while the command has not yet said which it is."""
+        if self._workdir is None:
+            self._listen()
+        if self._workdir is None:
+            raise RuntimeError("the run has not begun: its folder is known once the first record is there")
+        return self._workdir
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return self
+
+    def __next__(self) -> StepRecord:
+        try:
+            while not self._records:
+                ended = self._child.wait(_POLL)
+                self._listen()
+                if ended and not self._records:
+                    self._held.close()
+                    self._child.check()
+                    raise StopIteration
+        except StopIteration:
+            raise
+        except BaseException:
+            self.stop()
+            raise
+        return self._records.popleft()
+
+    def stop(self) -> None:
+        """Stops the run after its step, with a checkpoint; does nothing where it has ended."""
+        self._child.stop()
+        self._held.close()
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _listen(self) -> None:
+        """Takes what the command has told and written since the last time."""
+        self._child.show()
+        for facts in self._child.told():
+            self._workdir, self._seen, self._read = Path(facts["workdir"]), facts["step"], 0
+        if self._workdir is None:
+            return
+        with contextlib.suppress(FileNotFoundError), open(self._workdir / "metrics.jsonl", "rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._read += len(line)
+                record = parse_record(line)
+                if record["step"] > self._seen:
+                    self._seen = record["step"]
+                    self._records.append(record)
+
+
+def evaluate(
+    config: Config,
+    *,
+    checkpoint: str | os.PathLike[str] | None = None,
+    model: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    endpoint_model: str | None = None,
+    splits: str | Iterable[str] | None = None,
+    samples: int = 1,
+    out: str | os.PathLike[str] | None = None,
+    show: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Evaluates a checkpoint of a run, a model folder or an endpoint; returns the content of result.json.
+
+    The arguments are the flags of `cojax evaluate`, and `settings` those of `steps`. An evaluation that was stopped
+    goes on. Raises RunFailed if the command fails.
+    """
+    given = {
+        "checkpoint": checkpoint, "model": model, "endpoint": endpoint, "endpoint_model": endpoint_model, "out": out,
+        "splits": splits if splits is None or isinstance(splits, str) else ",".join(splits), "samples": samples,
+    }  # fmt: skip
+    own = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    with config_flag(config) as first:
+        told = finish(["evaluate", *first, *own, *flags_of(settings)], show=show)
+    found: dict[str, Any] = json.loads(Path(told["out"], "result.json").read_text(encoding="utf-8"))
+    return found
+
+
+def finish(arguments: list[str], *, show: bool = False) -> Mapping[str, Any]:
+    """Runs a command to its end and returns what it told. Raises RunFailed if it fails."""
+    child, told = Child(arguments, show=show), dict[str, Any]()
+    try:
+        ended = False
+        while not ended:
+            ended = child.wait(_POLL)
+            child.show()
+            for facts in child.told():
+                told |= facts
+        child.check()
+    finally:
+        child.stop()
+    return told
+
+
+def _start(
+    config: Config | None,
+    count: int | None,
+    workdir: str | os.PathLike[str] | None,
+    show: bool,
+    settings: Mapping[str, Any],
+) -> Training:
+    if config is None and workdir is None:
+        raise TypeError("no configuration and no run: give config, or the workdir of a run to go on with")
+    further = {} if count is None else {"steps": count}
+    place = [] if workdir is None else [f"--workdir={os.fspath(workdir)}"]
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(config_flag(config))
+        return Training([*first, *place, *flags_of({**settings, **further})], show=show, held=held.pop_all())
+
+
+__all__ = ["Callback", "RunFailed", "StepRecord", "Training", "evaluate", "finish", "steps", "train"]

@@ -1,0 +1,92 @@
+"""The command `cojax NAME …`: each name stands for a module, and `python -m MODULE …` does the same.
+
+It works in any folder. Modules of the current folder can be imported, after all others (cojax/imports.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import runpy
+import sys
+from collections.abc import Sequence
+
+from cojax import __version__, imports
+
+# Name → the module that is run, and what it does.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("experiments.run", "train by a configuration, or go on with a run; --check only tries everything"),
+    "evaluate": ("experiments.evaluate", "success of a checkpoint, a model folder or an endpoint"),
+    "report": ("experiments.report", "the page of a run, or why one of its tasks exists"),
+    "compare": ("experiments.compare", "the results of two runs side by side, paired by evaluation task"),
+    "check": ("environments.check", "prove an environment sound"),
+    "install": ("environments.install", "install an environment's packages and data"),
+    "convert": ("experiments.convert", "a GGUF file as a model folder"),
+    "export": ("experiments.export", "a checkpoint as a model folder"),
+    "serve": ("experiments.serve", "keep SGLang servers running on a rollout host"),
+    "compile": ("experiments.compile", "does a run fit accelerators that are not here, and what does it cost?"),
+    "study": ("experiments.study", "the paper's comparison: many runs, tables, pictures"),
+    "campaign": ("experiments.campaign", "hostile episodes and faults, counted by what they broke"),
+    "bench": ("experiments.bench", "how fast the parts are on this machine"),
+}
+# Commands that import modules of the user.
+_IMPORTING = ("run", "evaluate", "check", "serve", "compile")
+_started = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit status, unless the command exits by itself. 2 for a name that is no command."""
+    global _started
+    _readable()
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    if name in ("", "-h", "--help", "help"):
+        print(usage())
+        return 0 if name else 2
+    if name == "--version":
+        print(f"cojax {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        print(f"error: cojax has no command {name!r}; {meant}", file=sys.stderr)
+        return 2
+    _started = True
+    _current_folder_last(warn=name in _IMPORTING)
+    module = COMMANDS[name][0]
+    sys.argv = [f"cojax {name}", *rest[:-1]]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {what}" for name, (_, what) in COMMANDS.items()]
+    return "\n".join(
+        ["usage: cojax COMMAND …", "", *lines, "", "cojax COMMAND --help says more; cojax --version names the version."]
+    )
+
+
+def worded(text: str) -> str:
+    """A help text that names commands, by the names with which this process was started."""
+    if not _started:
+        return text
+    names = {module: name for name, (module, _) in COMMANDS.items()}
+    # A longer name, such as experiments.study.rounding, is no command of ours.
+    pattern = rf"python -m ({'|'.join(map(re.escape, names))})(?![\w.]*\w)"
+    return re.sub(pattern, lambda found: f"cojax {names[found[1]]}", text)
+
+
+def _readable() -> None:
+    """Output that the terminal's encoding lacks is written as an escape, and is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _current_folder_last(warn: bool) -> None:
+    if sys.path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]
+    imports.with_current_folder()
+    for file in imports.hidden() if warn else ():
+        print(f"warning: {file} cannot be imported, as cojax has a module of that name; rename it", file=sys.stderr)

@@ -1,0 +1,55 @@
+"""The command `cojax`: its names, its help, its errors."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from commands import Commands
+
+from cojax import __version__
+from cojax.command import COMMANDS, main, usage, worded
+
+
+def test_every_name_stands_for_a_module_that_can_be_run() -> None:
+    for module, _ in COMMANDS.values():
+        spec = importlib.util.find_spec(module)
+        assert spec is not None
+        assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__")
+    assert set(COMMANDS) == {
+        "run", "evaluate", "report", "compare", "check", "install", "convert", "export", "serve", "compile", "study",
+        "campaign", "bench",
+    }  # fmt: skip
+
+
+def test_help_version_and_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in (["--help"], ["-h"], ["help"]):
+        assert main(given) == 0
+        assert capsys.readouterr().out == usage() + "\n"
+    assert all(f"\n  {name} " in usage() for name in COMMANDS)
+    assert (main([]), main(["--version"])) == (2, 0)
+    assert capsys.readouterr().out.endswith(f"\ncojax {__version__}\n")
+    assert main(["exprot"]) == 2
+    assert capsys.readouterr().err == "error: cojax has no command 'exprot'; did you mean export?\n"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_names_the_command_as_it_was_started(name: str, commands: Commands) -> None:
+    done = commands.run("cojax", name, "--help")
+    module = COMMANDS[name][0]
+    assert f"cojax {name}" in done.stdout, done.stdout + done.stderr
+    assert f"python -m {module} " not in done.stdout
+    # absl's --help has status 1.
+    assert done.returncode == (1 if name in ("run", "evaluate", "serve", "compile") else 0)
+
+
+def test_started_as_a_module_help_says_so(commands: Commands) -> None:
+    done = commands.run("experiments.report", "--help")
+    assert done.stdout.startswith("usage: python -m experiments.report ")
+    assert worded("python -m experiments.run") == "python -m experiments.run"
+
+
+def test_the_status_is_that_of_the_module(commands: Commands) -> None:
+    assert commands.run("cojax", "report", "/no/run").returncode == 2
+    wrong = commands.run("cojax", "run", "--config=nowhere.py")
+    assert (wrong.returncode, wrong.stdout.startswith("error: --config=nowhere.py: there is no such file")) == (1, True)

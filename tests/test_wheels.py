@@ -1,0 +1,162 @@
+"""Wheel and sdist, built and installed, and a run from them in a project that has packages named as ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from foreign_project import make_project
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("cojax", "environments", "experiments")
+
+
+def ran(command: list[str | Path], folder: Path, *, timeout: float = 600, **variables: str) -> str:
+    """What the command prints; it must succeed."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, cwd=folder, env={**own, **variables}, capture_output=True, text=True, timeout=timeout, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the sdist, from a copy of what belongs to the package."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    build = "from setuptools import build_meta; build_meta.build_sdist('dist'); build_meta.build_wheel('dist')"
+    ran([sys.executable, "-P", "-c", build], copy)
+    (wheel,), (sdist,) = (copy / "dist").glob("*.whl"), (copy / "dist").glob("*.tar.gz")
+    return wheel, sdist
+
+
+def names(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if name.partition("/")[0] in PACKAGES}
+
+
+def test_the_wheel_holds_every_file_of_the_packages(built: tuple[Path, Path]) -> None:
+    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
+    ours = {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+    assert names(built[0]) == ours
+    assert "cojax/py.typed" in ours
+
+
+def test_the_sdist_makes_the_same_wheel(built: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.unpack_archive(built[1], tmp_path)
+    (sources,) = tmp_path.iterdir()
+    ran([sys.executable, "-P", "-c", "from setuptools import build_meta; build_meta.build_wheel('dist')"], sources)
+    (again,) = (sources / "dist").glob("*.whl")
+    assert names(again) == names(built[0])
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with the wheel; the dependencies are those of this interpreter."""
+    folder = tmp_path_factory.mktemp("an environment") / "env"
+    venv.create(folder, with_pip=False)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A folder that a .pth file names is searched, but its own .pth files, of this checkout too, are not read.
+    (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "bin" / "python",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+    ]
+    ran([*pip, built[0]], folder)
+    return folder / "bin"
+
+
+def project_of(folder: Path) -> tuple[Path, dict[str, str]]:
+    return make_project(folder / "a project"), {"COJAX_CACHE": str(folder / "cache")}
+
+
+def assert_trains(bin: Path, folder: Path) -> None:
+    """Two steps by the command and one more by a script, with the user's loss, in the user's world in workers."""
+    project, cache = project_of(folder)
+    own = ["--config.environment=environments.shop", "--config.learner.loss=experiments.losses:careful"]
+    printed = ran([bin / "cojax", "run", "--config=experiments/small.py", *own], project, timeout=1200, **cache)
+    assert "step 2/2" in printed
+    where = json.loads((project / "runs/small/config.json").read_text())["code"]
+    assert where["environment.name"]["path"] == "environments.shop:make"
+    assert where["learner.loss"]["folder"] == str(project)
+    (project / "script.py").write_text(
+        "import experiments, cojax\n"
+        "assert experiments.SEED == 7\n"
+        "run = cojax.train(workdir='runs/small', steps=3)\n"
+        "print(len(run.metrics()), run.summary()['steps'], cojax.__file__)\n"
+    )
+    steps, summed, file = ran([bin / "python", "script.py"], project, timeout=1200, **cache).split(maxsplit=2)
+    assert (steps, summed) == ("3", "3")
+    assert Path(file.strip()).is_relative_to(bin.parent)
+    assert (project / "runs/small/report.html").stat().st_size > 100_000
+
+
+def test_the_command_works_in_a_foreign_project(installed: Path, tmp_path: Path) -> None:
+    project, cache = project_of(tmp_path)
+    assert ran([installed / "cojax", "--version"], project, **cache).startswith("cojax ")
+    checked = json.loads(
+        ran([installed / "cojax", "check", "environments.shop", "--count=2", "--splits=dev"], project, **cache)
+    )
+    assert (checked["tasks"], checked["replayed"], checked["faults"]) == (2, 2, [])
+    assert (
+        "cojax run --config"
+        in subprocess.run(
+            [installed / "cojax", "run", "--help"],
+            cwd=project,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        ).stdout
+    )
+
+
+@pytest.mark.real
+def test_it_trains_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    assert_trains(installed, tmp_path)
+
+
+def interpreters() -> list[str]:
+    """Every interpreter from 3.11 to 3.13 that is found on PATH, or among those of pyenv, and runs; this one first."""
+    found = {f"{sys.version_info[0]}.{sys.version_info[1]}": sys.executable}
+    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for version in ("3.11", "3.12", "3.13"):
+        places = [shutil.which(f"python{version}"), *map(str, kept.glob(f"{version}.*/bin/python{version}"))]
+        for path in filter(None, places):
+            if version not in found and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
+                found[version] = path
+    return list(found.values())
+
+
+@pytest.mark.nightly
+# The wheel of an sdist is the same for every interpreter.
+@pytest.mark.parametrize(
+    ("python", "kind"), [(python, "wheel") for python in interpreters()] + [(sys.executable, "sdist")]
+)
+def test_it_trains_after_pip_install_in_an_empty_environment(
+    built: tuple[Path, Path], tmp_path: Path, python: str, kind: str
+) -> None:
+    folder = tmp_path / "env"
+    ran([python, "-m", "venv", folder], tmp_path)
+    pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    ran([*pip, built[kind == "sdist"]], tmp_path, timeout=1200)
+    assert_trains(folder / "bin", tmp_path)
