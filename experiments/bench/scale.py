@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cojax.pool import TaskPool
+from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.page import write_report
 from cojax.signals import SIGNALS, Detector, Memory, apply, detect, init
 from cojax.storage.run_directory import RunDirectory
@@ -72,8 +73,9 @@ class _Run:
             self.train()
         self.near_duplicates = NearDuplicates(0.9)
         self.near_duplicates.update(self.pool)
-        held_out = itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION)
-        self.exclusions = Exclusions.of(held_out, similarity=0.7)
+        self.held_out = tuple(itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION))
+        self.exclusions = Exclusions.of(self.held_out, similarity=0.7)
+        self.embed = HashedNgrams()
 
     def add_tasks(self, count: int) -> None:
         added = tuple(itertools.islice(self.tasks, count))
@@ -154,6 +156,7 @@ def _steps(run: _Run, repeats: int) -> dict[str, Any]:
         time_of("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
         time_of("add_tasks_seconds", run.add_tasks, _ADDED)
         time_of("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
+        time_of("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))
         time_of("checkpoint_seconds", run.checkpoint)
     run.directory.close()
     # The first of each also sets up what the others use again.

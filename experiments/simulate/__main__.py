@@ -7,7 +7,7 @@ import dataclasses
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ def _parser() -> CommandLineParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    counts = {"type": _counts, "metavar": "N,N,…"}
+    counts: Mapping[str, Any] = {"type": _counts, "metavar": "N,N,…"}
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a file that --keep wrote")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     parser.add_argument("--keep", metavar="FOLDER", help="store the times of the runs in files of this folder")

@@ -96,7 +96,7 @@ def read(path: str | Path) -> RunTimes:
             f"{path} holds no times of turns after its first step; expected a run of two steps or more, made by a "
             "version that records engine_seconds"
         )
-    servers = config["sglang"]["servers"] if config["engine"]["name"] == "sglang" else 1
+    servers = 1 if config["engine"]["name"] == "local" else config["sglang"]["servers"]
     return RunTimes(path.name, servers, config["limits"]["concurrency"], config["evolve_every"], steps)
 
 
