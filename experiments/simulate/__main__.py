@@ -72,17 +72,20 @@ def against(runs: Sequence[RunTimes], other: RunTimes, seed: int) -> Row:
     """The median step of a run as simulated from `runs`, beside the measured one. Raises ValueError if it is one."""
     if other in runs:
         raise ValueError(f"{other.name} is one of the runs that the distributions are from; a check needs another")
-    sizes = [len(group) for step in other.steps for group in step.groups]
-    tasks, size = round(len(sizes) / len(other.steps)), max(sizes)
     found = dataclasses.replace(
-        measure(runs, other.servers).system(tasks, size, other.conversations), evolve_every=other.evolve_every
+        measure(runs, other.servers).system(other.tasks, other.group_size, other.conversations),
+        evolve_every=other.evolve_every,
+        staleness=other.staleness,
+        quorum=other.quorum,
+        evolve_beside=other.staleness > 0,  # as a run has it whose explorer is not its policy
     )
     predicted = statistics.median(step.seconds for step in simulate(found, _STEPS, seed))
     return {
         "run": other.name,
         "servers": other.servers,
         "conversations": other.conversations,
-        "episodes": tasks * size,
+        "episodes": other.tasks * other.group_size,
+        "staleness": other.staleness,
         "steps": len(other.steps),
         "measured_seconds": median_step(other),
         "predicted_seconds": predicted,

@@ -97,7 +97,13 @@ def draw(
 
 
 def measure(runs: Sequence[RunTimes], servers: int) -> Measured:
-    """The distributions of the runs with so many servers. Raises ValueError if there is none."""
+    """The distributions of the runs with so many servers.
+
+    Raises ValueError if there is none, and for a run with a staleness or a quorum: its steps do not show how long its
+    rollouts took.
+    """
+    if mixed := [run.name for run in runs if run.staleness or run.quorum < 1.0]:
+        raise ValueError(f"{mixed[0]} has a staleness or a quorum; distributions need runs of staleness 0 and quorum 1")
     chosen = [run for run in runs if run.servers == servers]
     if not chosen:
         have = ", ".join(str(count) for count in sorted({run.servers for run in runs}))

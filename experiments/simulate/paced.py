@@ -54,6 +54,8 @@ class PacedEngine:
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
         with self._busy:
             with self._changed:
+                if self._closed:
+                    raise EngineError("the engine was closed")
                 ended = self._waiting[session] = threading.Event()
                 self._servers[self._place(session)].arrive(time.monotonic(), float(len(tokens)), session)
                 self._changed.notify()
@@ -83,8 +85,10 @@ class PacedEngine:
 
     def release(self, session: str) -> None:
         with self._changed:
-            self._placed.pop(session, None)
-            if event := self._waiting.pop(session, None):
+            place = self._placed.pop(session, None)
+            if place is not None and (event := self._waiting.pop(session, None)):
+                self._servers[place].leave(time.monotonic(), session)
+                self._changed.notify()
                 event.set()
 
     def rest(self) -> None:

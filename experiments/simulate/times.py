@@ -69,13 +69,20 @@ class StepTimes:
 
 @dataclasses.dataclass(frozen=True)
 class RunTimes:
-    """The steps of a run after its first, which compiles; its servers, and how many conversations it has at once."""
+    """The steps of a run after its first, which compiles, and the settings that decide what waits for what.
+
+    `conversations` are the most at once, and `tasks` those of a step, with `group_size` episodes each.
+    """
 
     name: str
     servers: int
     conversations: int
+    tasks: int
+    group_size: int
     evolve_every: int
     steps: tuple[StepTimes, ...]
+    staleness: int = 0
+    quorum: float = 1.0
 
 
 def read(path: str | Path) -> RunTimes:
@@ -97,7 +104,17 @@ def read(path: str | Path) -> RunTimes:
             "version that records engine_seconds"
         )
     servers = 1 if config["engine"]["name"] == "local" else config["sglang"]["servers"]
-    return RunTimes(path.name, servers, config["limits"]["concurrency"], config["evolve_every"], steps)
+    return RunTimes(
+        path.name,
+        servers,
+        config["limits"]["concurrency"],
+        config["batch_size"],
+        config["group_size"],
+        config["evolve_every"],
+        steps,
+        config["staleness"],
+        config["quorum"],
+    )
 
 
 def write(path: Path, run: RunTimes) -> None:
