@@ -62,8 +62,8 @@ class PacedEngine:
             ended.wait()
         if self._closed:
             raise EngineError("the engine was closed")
-        reason = "stop" if tokens[-1] in sampling.stop_tokens else "length"
-        return Completion(tokens, (-1.0,) * len(tokens), self._version, reason)
+        stopped = tokens[-1] in sampling.stop_tokens
+        return Completion(tokens, (-1.0,) * len(tokens), self._version, "stop" if stopped else "length")
 
     def _end_requests(self) -> None:
         """Ends every request when it is due, until the engine is closed."""
