@@ -109,7 +109,8 @@ class Turn:
     `prompt_tokens` are only those newly rendered since the last turn; `action_tokens` are exactly what was sampled
     (stop token included) with `action_logprobs` under the sampling distribution. All three are empty for an actor
     that is not a policy. `weights_version` sampled the last token. Where weights changed within the action, `spans`
-    holds (version, tokens) of each stretch, oldest first. `routes` are as in `Completion`.
+    holds (version, tokens) of each stretch, oldest first. `routes` are as in `Completion`. `engine_seconds` is how long
+    the engine took for the action, waiting included, and `environment_seconds` how long its step took.
     """
 
     action: Action
@@ -120,8 +121,8 @@ class Turn:
     weights_version: int = -1
     spans: tuple[tuple[int, int], ...] = ()
     routes: str = ""
-    engine_seconds: float = 0.0
-    environment_seconds: float = 0.0
+    engine_seconds: float = dataclasses.field(default=0.0, compare=False)
+    environment_seconds: float = dataclasses.field(default=0.0, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,10 @@ def _fill_partial(verdict: Evaluation | Trajectory) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """One episode: opening messages, then turns, then the verdict, as in `Evaluation`. `episode` is its id."""
+    """One episode: opening messages, then turns, then the verdict, as in `Evaluation`. `episode` is its id.
+
+    `opening_seconds` and `verdict_seconds` are how long the environment took to start it and to evaluate it.
+    """
 
     task: Task
     episode: str = ""
@@ -169,6 +173,8 @@ class Trajectory:
     outcome: Outcome = "finished"
     error: str = ""
     partial: float = NOT_GIVEN
+    opening_seconds: float = dataclasses.field(default=0.0, compare=False)
+    verdict_seconds: float = dataclasses.field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         _fill_partial(self)

@@ -25,7 +25,7 @@ def episodes(workdir: Path) -> dict[str, list[dict]]:
 
     def clean(record: dict) -> dict:
         turns = [{k: v for k, v in turn.items() if not k.endswith("_seconds")} for turn in record["turns"]]
-        return {**record, "turns": turns}
+        return {**{k: v for k, v in record.items() if not k.endswith("_seconds")}, "turns": turns}
 
     return {
         path.name: [clean(json.loads(line)) for line in gzip.open(path)]

@@ -210,8 +210,10 @@ def play(
     token = PLAYING.set(progress)
     try:
         progress.enter("reset")
+        began = time.perf_counter()
         started = ask(environment.start, task)
         progress.opening = messages = ask(_opening, started, max_observation)
+        opening_seconds = time.perf_counter() - began
         outcome: Outcome = "truncated"
         while outcome == "truncated" and len(turns) < max_turns:
             progress.enter("act")
@@ -227,8 +229,9 @@ def play(
             turns[-1] = dataclasses.replace(turn, observation=observation, environment_seconds=seconds)
             outcome = "finished" if observation.done else "truncated"
         progress.enter("evaluate")
+        began = time.perf_counter()
         verdict = ask(_verdict, started, failure=failure)
-        return result(outcome, verdict=verdict)
+        return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
     except EnvironmentFailure as error:
         charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
         if charged and progress.phase == "step":
@@ -264,12 +267,16 @@ def _result(
     outcome: Outcome,
     error: str = "",
     verdict: Evaluation = _NO_VERDICT,
+    seconds: tuple[float, float] = (0.0, 0.0),
 ) -> Trajectory:
-    """The trajectory so far, also stored in `progress`, where the watcher finds it before the episode is closed."""
+    """The trajectory so far, also stored in `progress`, where the watcher finds it before the episode is closed.
+
+    `seconds` are those of the opening and of the verdict.
+    """
     progress.enter("over")
     progress.result = Trajectory(
         task, episode, progress.opening, tuple(progress.turns), verdict.reward, verdict.checks, outcome, error,
-        verdict.partial,
+        verdict.partial, *seconds,
     )  # fmt: skip
     return progress.result
 

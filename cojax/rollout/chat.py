@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -244,7 +245,9 @@ class PolicyActor:
             self.tokens = prompt + replayed
             self.turns += 1
             return Turn(self.chat.read(replayed), prompt_tokens=new + replayed)
+        began = time.perf_counter()
         done = self.engine.generate(prompt, self.sampling, session=self.session, seed=(*self.seed, self.turns))
+        seconds = time.perf_counter() - began
         self.tokens = prompt + done.tokens
         self.turns += 1
         return Turn(
@@ -255,4 +258,5 @@ class PolicyActor:
             weights_version=done.weights_version,
             spans=done.spans,
             routes=done.routes,
+            engine_seconds=seconds,
         )

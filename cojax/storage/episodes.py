@@ -45,12 +45,15 @@ class Episodes:
 
         Signals that no evolution has used yet point to the steps from `pending` on.
         """
+        if not self.keep:
+            return 0  # without listing the folder, which holds a file for every step
         newest = self.steps()[-self.keep :]
-        return min(pending, newest[0] if self.keep and newest else 0)
+        return min(pending, newest[0] if newest else 0)
 
     def drop_before(self, first: int) -> None:
-        """Drops the episodes of every step before `first`."""
-        self._drop(old for old in self.steps() if old < first)
+        """Drops the episodes of every step before `first`. Costs nothing where there can be none."""
+        if first > 0:
+            self._drop(old for old in self.steps() if old < first)
 
     def read(self, step: int) -> list[dict[str, Any]]:
         """The episodes of a step in the order written; none for a step that is not kept.
@@ -112,6 +115,8 @@ def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:
     Without `times` equal episodes give equal records.
     """
     record: dict[str, Any] = to_json(trajectory)
+    if not times:
+        record["opening_seconds"] = record["verdict_seconds"] = 0.0
     for turn in record["turns"]:
         turn["routes"] = ""
         if not times:

@@ -104,6 +104,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "trajectories": {"type": _counts, "metavar": "N,N,…", "help": "how many, one after another"},
     "tasks": {**_NUMBER, "help": "tasks to solve"},
     "episodes": {"type": _counts, "metavar": "N,N,…", "help": "episodes, and tasks, of earlier steps"},
+    "on-setup": {**_NUMBER, "help": "tasks on each setup, on average"},
     "turns": {**_NUMBER, "help": "actions a conversation"},
     "sizes": {"type": _amounts, "metavar": "GB,GB,…", "help": "sizes of the model, one after another"},
     "python": {"metavar": "PATH", "help": "an interpreter that has SGLang; without: that of make sglang"},

@@ -1,7 +1,8 @@
 """Suite `scale`: what a step costs on the host beside as many earlier episodes and tasks, and what reading them costs.
 
 A run directory is filled by the code by which runs write theirs: EPISODES episodes in steps of 128, and as many tasks,
-about fifty on each setup. The policy is an array of ten numbers, as nothing of the host depends on its size.
+`on_setup` of them on each setup on average. The policy is an array of ten numbers, as nothing of the host depends on
+its size.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from cojax.pool import TaskPool
+from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.page import write_report
-from cojax.signals import SIGNALS, Memory, apply, detect, init
+from cojax.signals import SIGNALS, Detector, Memory, apply, detect, init
 from cojax.storage.run_directory import RunDirectory
 from cojax.types import Action, Call, Group, Observation, Signal, Task, Trajectory, Turn
 from cojax.validation import Exclusions
 from cojax.validation.similarity import NearDuplicates
+from experiments.bench import machine
 from experiments.bench.folders import temporary_folder
 from experiments.bench.results import Row, Spread
 
@@ -31,16 +34,15 @@ _BATCH, _GROUP = 16, 8
 # Tasks that an evolution adds, and drafts that it examines.
 _ADDED, _DRAFTS = 32, 64
 _EVALUATION = 500
-_ON_SETUP = 50
 # Bytes of a run directory for each episode and its task, with room to spare.
 _BYTES = 4_000
 _VERBS = ("move", "copy", "share", "rename", "archive", "print")
 _THINGS = ("report", "budget", "plan", "letter", "photo", "invoice", "chart", "memo")
 
 
-def scale(*, episodes: Sequence[int] = (10_000, 100_000, 1_000_000), repeats: int = 5) -> list[Row]:
+def scale(*, episodes: Sequence[int] = (10_000, 100_000, 1_000_000), on_setup: int = 50, repeats: int = 5) -> list[Row]:
     """A row for each number of episodes, and a last one with the exponents of growth, log seconds by log episodes."""
-    rows = [_row(count, repeats) for count in sorted(set(episodes))]
+    rows = [_row(count, on_setup, repeats) for count in sorted(set(episodes))]
     if len(rows) > 1:
         first, last = rows[0], rows[-1]
         decades = math.log10(last["episodes"] / first["episodes"])
@@ -55,14 +57,14 @@ def scale(*, episodes: Sequence[int] = (10_000, 100_000, 1_000_000), repeats: in
 class _Run:
     """A run with `count` episodes and tasks behind it, and what a step of it reads and writes."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, on_setup: int) -> None:
         self.directory = RunDirectory(folder, checkpoints_kept=2)
         self.rng = random.Random(count)
-        self.detectors = {kind: detector() for kind, detector in SIGNALS.items()}
+        self.detectors = _detectors()
         self.memory: Memory = init(self.detectors)
         self.directory.claim({"workdir": str(folder)}, {})
         self.directory.begin()
-        self.tasks = _tasks(self.rng, max(1, count // _ON_SETUP))
+        self.tasks = _tasks(self.rng, max(1, count // on_setup))
         self.pool = TaskPool()
         for start in range(0, count, 10_000):
             self.add_tasks(min(10_000, count - start))
@@ -71,8 +73,9 @@ class _Run:
             self.train()
         self.near_duplicates = NearDuplicates(0.9)
         self.near_duplicates.update(self.pool)
-        held_out = itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION)
-        self.exclusions = Exclusions.of(held_out, similarity=0.7)
+        self.held_out = tuple(itertools.islice(_tasks(random.Random(0), _EVALUATION), _EVALUATION))
+        self.exclusions = Exclusions.of(self.held_out, similarity=0.7)
+        self.embed = HashedNgrams()
 
     def add_tasks(self, count: int) -> None:
         added = tuple(itertools.islice(self.tasks, count))
@@ -111,46 +114,57 @@ class _Run:
         return list(itertools.islice(self.tasks, _DRAFTS))
 
 
-def _row(count: int, repeats: int) -> Row:
-    """The seconds of each part of a step and of an evolution, and of reading the whole run."""
+def _row(count: int, on_setup: int, repeats: int) -> Row:
+    """The seconds of each part of a step and of an evolution, and of reading the whole run; memory in GB."""
     with temporary_folder(count * _BYTES, "--episodes") as folder:
-        run, found = _Run(folder, count), dict[str, list[float]]()
-
-        def time_of(name: str, work: Callable[..., _T], *arguments: Any) -> _T:
-            began = time.perf_counter()
-            result = work(*arguments)
-            found.setdefault(name, []).append(time.perf_counter() - began)
-            return result
-
-        for _ in range(repeats + 1):
-            run.step += 1
-            tasks = time_of("sample_seconds", run.pool.sample, _BATCH, (run.step,))
-            groups = [run.group(task) for task in tasks]
-            detected = time_of("signals_seconds", run.signals, groups)
-            time_of("logs_seconds", run.store, groups, detected)
-            drafts = run.drafts()
-            time_of(
-                "near_duplicates_seconds", lambda examined: [run.near_duplicates.why(one) for one in examined], drafts
-            )
-            time_of("exclusions_seconds", lambda examined: [run.exclusions.why(one) for one in examined], drafts)
-            time_of("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
-            time_of("add_tasks_seconds", run.add_tasks, _ADDED)
-            time_of("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
-            time_of("checkpoint_seconds", run.checkpoint)
-        # The first of each also sets up what the others use again.
-        row: dict[str, Any] = {"episodes": count} | {name: Spread(tuple(all_[1:])) for name, all_ in found.items()}
-        config, detectors = {"workdir": str(folder)}, run.detectors
-        run.directory.close()
+        row: dict[str, Any] = {"episodes": count} | _steps(_Run(folder, count, on_setup), repeats)
         began = time.perf_counter()
         again = RunDirectory(folder, checkpoints_kept=2)
-        again.claim(config, {})
-        again.resume({"parameters": np.arange(10.0)}, init(detectors))
-        again.close()
+        again.claim({"workdir": str(folder)}, {})
+        resumed = again.resume({"parameters": np.arange(10.0)}, init(_detectors()))
         row["resume_seconds"] = Spread((time.perf_counter() - began,))
+        assert resumed is not None
+        assert len(resumed.pool) >= count
+        again.close()
+        del again, resumed
         began = time.perf_counter()
         write_report(folder)
         row["report_seconds"] = Spread((time.perf_counter() - began,))
-        return row
+        row["folder_gb"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9
+        return row | machine.memory()
+
+
+def _steps(run: _Run, repeats: int) -> dict[str, Any]:
+    """The seconds of each part of a step and of an evolution beside the run, and the memory that the run holds."""
+    found = dict[str, list[float]]()
+
+    def time_of(name: str, work: Callable[..., _T], *arguments: Any) -> _T:
+        began = time.perf_counter()
+        result = work(*arguments)
+        found.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    for _ in range(repeats + 1):
+        run.step += 1
+        tasks = time_of("sample_seconds", run.pool.sample, _BATCH, (run.step,))
+        groups = [run.group(task) for task in tasks]
+        detected = time_of("signals_seconds", run.signals, groups)
+        time_of("logs_seconds", run.store, groups, detected)
+        drafts = run.drafts()
+        time_of("near_duplicates_seconds", lambda examined: [run.near_duplicates.why(one) for one in examined], drafts)
+        time_of("exclusions_seconds", lambda examined: [run.exclusions.why(one) for one in examined], drafts)
+        time_of("recall_seconds", run.directory.recall, range(max(1, run.step - 4), run.step + 1))
+        time_of("add_tasks_seconds", run.add_tasks, _ADDED)
+        time_of("update_near_duplicates_seconds", run.near_duplicates.update, run.pool)
+        time_of("quality_seconds", lambda: describe_pool(run.pool, run.held_out, run.embed, 5))
+        time_of("checkpoint_seconds", run.checkpoint)
+    run.directory.close()
+    # The first of each also sets up what the others use again.
+    return {name: Spread(tuple(all_[1:])) for name, all_ in found.items()} | machine.resident()
+
+
+def _detectors() -> dict[str, Detector]:
+    return {kind: detector() for kind, detector in SIGNALS.items()}
 
 
 def _tasks(rng: random.Random, setups: int) -> Iterator[Task]:

@@ -1,5 +1,7 @@
 """play(): what an environment or engine does becomes a typed outcome."""
 
+import itertools
+
 import pytest
 from counter_environment import CounterEnvironment, CounterEpisode
 
@@ -32,6 +34,16 @@ def test_the_actor_sees_what_its_action_led_to():
 
     play(CounterEnvironment(), TASK, act)
     assert seen == [["count to 2"], ["1"], ["2"]]
+
+
+def test_the_seconds_of_the_start_the_steps_and_the_verdict(monkeypatch: pytest.MonkeyPatch):
+    clock = itertools.accumulate(itertools.cycle((5.0, 1.0, 5.0, 2.0, 5.0, 3.0, 5.0, 4.0)))
+    monkeypatch.setattr("cojax.environment.time.perf_counter", lambda: next(clock))
+    trajectory = play(CounterEnvironment(), TASK, script(ADD, FINISH))
+    assert (trajectory.opening_seconds, trajectory.verdict_seconds) == (1.0, 4.0)
+    assert [turn.environment_seconds for turn in trajectory.turns] == [2.0, 3.0]
+    # How long something took does not make it another episode.
+    assert trajectory == play(CounterEnvironment(), TASK, script(ADD, FINISH))
 
 
 def test_too_many_turns_truncate():

@@ -80,6 +80,7 @@ def test_prefixes_only_grow_and_versions_are_kept():
         for trajectory in group.trajectories:
             assert trajectory.turns[0].prompt_tokens == CHAT.open(trajectory.opening)
             assert {turn.weights_version for turn in trajectory.turns} == {3}
+            assert all(turn.engine_seconds > 0 for turn in trajectory.turns)
 
 
 def test_every_session_is_released():

@@ -1,0 +1,1 @@
+"""Simulates training steps from the times that runs recorded: python -m experiments.simulate RUN …."""
