@@ -188,7 +188,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
 def test_the_page_holds_sources_of_lineages_and_says_what_it_leaves_out(run: Path) -> None:
     read = read_run(run)
     data = contents(read)
-    assert data["counts"] == {"tasks": 2, "episodes": 8, "sources": [2, 2], "drafts": 1}
+    assert data["counts"] == {"tasks": 2, "histories": 2, "episodes": 8, "sources": [2, 2], "drafts": [0, 1]}
     source = next(one for one in data["episodes"] if one["id"] == SOURCE)
     assert source["signals"] == [["boundary", "1 of 2 solved"], ["rare", ""]]
     assert (source["task"], source["step"], source["checks"]) == (SEED.id, 1, [["sent", False]])
