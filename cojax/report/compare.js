@@ -1,8 +1,10 @@
 // Runs side by side. Every difference is to the first run, on the held-out tasks that both played.
 const data = JSON.parse(document.getElementById("data").textContent);
 const {runs, pairs} = data;
+// The end of a long path tells runs apart.
+for (const run of runs) { run.full = run.name; if (run.name.length > 40) run.name = `…${run.name.slice(-39)}`; }
 const PALETTE = ["var(--boundary)", "var(--forgetting)", "var(--accepted)", "var(--rare)", "var(--violet)", "var(--teal)", "var(--pink)", "var(--ink)", "var(--unguided)", "var(--bad)", "var(--good)", "var(--accent)"];
-const named = (place) => h("span", {class: "line"}, h("i", {class: "swatch", css: {background: PALETTE[place]}}), runs[place].name);
+const named = (place) => h("span", {class: "line", title: runs[place].full}, h("i", {class: "swatch", css: {background: PALETTE[place]}}), runs[place].name);
 const spent = ({seconds}) => seconds.total ?? sum(Object.values(seconds));
 const span = ({low, high}) => `${signed(100 * low)} to ${signed(100 * high)}`;
 const verdictOf = (pair) => (pair.low > 0 ? h("span", {class: "yes"}, "better") : pair.high < 0 ? h("span", {class: "no"}, "worse") : h("span", {class: "soft"}, "not distinguishable"));
@@ -37,7 +39,7 @@ function forest() {
   for (const tick of ticks) svg.append(s("line", {class: tick === 0 ? "guide shown" : "gridline", x1: at(tick / 100), x2: at(tick / 100), y1: 2, y2: tall - 22}),
     s("text", {x: at(tick / 100), y: tall - 6, "text-anchor": "middle"}, tick === 0 ? "0" : `${tick < 0 ? "−" : "+"}${Math.abs(tick)}`));
   rows.forEach(({place, pair}, index) => {
-    const y = index * line + line / 2, color = PALETTE[place], name = runs[place].name, room = Math.floor(left / 7);
+    const y = index * line + line / 2, color = PALETTE[place], name = runs[place].name, room = Math.floor(left / 8.5);
     svg.append(s("text", {x: left - 14, y: y + 4, "text-anchor": "end"}, s("title", {}, name), name.length > room ? `…${name.slice(1 - room)}` : name),
       s("line", {x1: at(pair.low), x2: at(pair.high), y1: y, y2: y, css: {stroke: color, "stroke-width": 3, "stroke-linecap": "round", "stroke-opacity": 0.5}}),
       s("circle", {cx: at(pair.mean), cy: y, r: 5.5, css: {fill: color}}, s("title", {}, `${signed(100 * pair.mean)} points, ${span(pair)}`)));
@@ -93,7 +95,7 @@ function settings() {
     rows.length ? h("div", {class: "card scroll"}, sortable({name: "settings", columns, rows}).node) : h("p", {class: "empty"}, "The runs have the same settings."));
 }
 
-fill(document.getElementById("top"), {}, [h("div", {}, h("h1", {}, "cojax · comparison"), h("p", {class: "soft"}, runs.map((run, place) => [place ? " · " : "", h("span", {}, h("i", {class: "swatch", css: {background: PALETTE[place]}}), run.name)])))]);
+fill(document.getElementById("top"), {}, [h("div", {}, h("h1", {}, "cojax · comparison"), h("p", {class: "soft"}, runs.map((run, place) => [place ? " · " : "", h("span", {title: run.full}, h("i", {class: "swatch", css: {background: PALETTE[place]}}), run.name)])))]);
 fill(document.getElementById("main"), {}, [results(), forest(), learning(), tasks(), settings()]);
 fill(document.getElementById("nav"), {}, [h("div", {}, [["results", "Results"], ["learning", "Learning"], ["tasks", "Held-out tasks"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
 document.getElementById("foot").textContent = "Made from the run directories alone; this file asks nothing of any server.";

@@ -1,21 +1,38 @@
 // The episodes of a page as rows, and the group of an episode: its samples, their rewards and advantages.
 const OUTCOME = (name) => name.replaceAll("_", " ");
 
-// Rows from the index of all stored episodes, or, in the page of an evaluation, from its episodes.
-function episodeRows({episodes, index}) {
-  if (!index) return episodes.map((one) => ({id: one.id, step: one.step, task: one.task, query: one.query, origin: one.origin, outcome: one.outcome, reward: one.reward,
-    turns: one.turns.length, signals: one.signals.map(([kind]) => kind), agent: one.agent, group: `${one.step} ${one.task} ${one.agent}`}));
-  const none = [], rows = [];
-  for (const [step, groups] of index.steps)
-    for (const group of groups) {
-      const [task, query, origin] = index.tasks[group.t], key = `${step} ${task} ${group.a || ""}`;
-      group.r.forEach((reward, place) => {
-        const name = group.n ? group.n[place] : place;
-        rows.push({id: typeof name === "number" ? `${step}-${task}-${name}` : name, step, task, query, origin, outcome: group.o ? group.o[place] : "finished", reward,
-          turns: group.k[place], signals: group.s ? group.s[place] : none, agent: group.a || "", group: key, advantage: group.v ? group.v[place] : 0});
-      });
+// One sample of a group. There may be hundreds of thousands: what they share stays in the group, and is read from there.
+class Row {
+  constructor(group, place) { this.group = group; this.place = place; }
+  get name() { return this.group.n ? this.group.n[this.place] : this.place; }
+  get id() { return typeof this.name === "number" ? `${this.step}-${this.task}-${this.name}` : this.name; }
+  get step() { return this.group.step; }
+  get task() { return this.group.task[0]; }
+  get query() { return this.group.task[1]; }
+  get origin() { return this.group.task[2]; }
+  get agent() { return this.group.a || ""; }
+  get reward() { return this.group.r[this.place]; }
+  get turns() { return this.group.k[this.place]; }
+  get outcome() { return this.group.o ? this.group.o[this.place] : "finished"; }
+  get signals() { return this.group.s ? this.group.s[this.place] : []; }
+  get advantage() { return this.group.v ? this.group.v[this.place] : 0; }
+}
+
+// The groups of all stored episodes, or, in the page of an evaluation, of its episodes; each with its rows.
+function episodeGroups({episodes, index}) {
+  const groups = [];
+  const add = (group) => { group.rows = group.r.map((_, place) => new Row(group, place)); groups.push(group); };
+  if (index) for (const [step, some] of index.steps) for (const group of some) add(Object.assign(group, {step, task: index.tasks[group.t]}));
+  else {
+    const found = new Map();
+    for (const one of episodes) {
+      const key = `${one.step} ${one.task}`;
+      found.set(key, [...(found.get(key) || []), one]);
     }
-  return rows;
+    for (const some of found.values()) add({step: some[0].step, task: [some[0].task, some[0].query, some[0].origin], n: some.map((one) => one.id), r: some.map((one) => one.reward),
+      k: some.map((one) => one.turns.length), o: some.map((one) => one.outcome), s: some.map((one) => one.signals.map(([kind]) => kind))});
+  }
+  return groups;
 }
 
 // An advantage is a number, or one for each turn; null where the episode is not learned from.

@@ -65,9 +65,9 @@ class LiveReport:
                 self._again = time.monotonic() + max(POLL, REST * (time.monotonic() - began))
             return self._data
 
-    def newer(self, version: int, patience: float = PATIENCE) -> Json | None:
-        """The data as soon as there is a version other than `version`; None after `patience` seconds without."""
-        end = time.monotonic() + patience
+    def newer(self, version: int) -> Json | None:
+        """The data as soon as there is a version other than `version`; None after PATIENCE seconds without."""
+        end = time.monotonic() + PATIENCE
         while (data := self.data())["live"] == version:
             if time.monotonic() >= end:
                 return None
@@ -120,10 +120,17 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
     """
     report = LiveReport(Path(folder))
     report.data()
-    with http.server.ThreadingHTTPServer((HOST, port), _handler(report)) as server:
-        server.daemon_threads = True
+    with server_of(report, port) as server:
         ready(f"http://{HOST}:{server.server_port}/")
         server.serve_forever()
+
+
+def server_of(report: LiveReport, port: int = 0) -> http.server.ThreadingHTTPServer:
+    """The server of a live report, on this machine's own address alone. Port 0 is a free one."""
+    server = http.server.ThreadingHTTPServer((HOST, port), _handler(report))
+    server.daemon_threads = True
+    server.block_on_close = False
+    return server
 
 
 def _handler(report: LiveReport) -> type[http.server.BaseHTTPRequestHandler]:

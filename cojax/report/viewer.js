@@ -4,21 +4,22 @@ const ORDERS = {oldest: null, newest: (a, b) => b.step - a.step, "lowest reward"
 
 function episodeSection(data, go) {
   const {unit, pieces} = data;
-  const rows = episodeRows(data), byId = new Map(rows.map((row) => [row.id, row]));
+  const groups = episodeGroups(data), rows = groups.flatMap((group) => group.rows);
   const texts = new Map(data.episodes.map((episode) => [episode.id, episode]));
-  const groups = new Map();
-  for (const row of rows) groups.has(row.group) ? groups.get(row.group).push(row) : groups.set(row.group, [row]);
-  const learned = rows.some((row) => known(row.advantage) && row.advantage !== 0);
+  const distinct = (values) => [...new Set(values)];
+  const kinds = new Set(groups.flatMap((group) => (group.s || []).flat())), learned = groups.some((group) => (group.v || []).some((value) => value));
+  // The id of most names the step and the task, of which there are few groups.
+  const byStep = new Map();
+  for (const group of groups) byStep.has(String(group.step)) ? byStep.get(String(group.step)).push(group) : byStep.set(String(group.step), [group]);
+  const find = (id) => (byStep.get(id.split("-")[0]) || []).flatMap((group) => group.rows).find((row) => row.id === id) || groups.filter((group) => group.n).flatMap((group) => group.rows).find((row) => row.id === id);
   const tasksBySource = new Map();
   for (const task of data.tasks) if (task.source_episode) tasksBySource.set(task.source_episode, [...(tasksBySource.get(task.source_episode) || []), task]);
   const kept = remembered("episodes", {});
   const listing = h("ul", {class: "list"}), shown = h("p", {class: "small faint status"});
   const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose an episode."));
-  const distinct = (values) => [...new Set(values)];
-  const kinds = new Set(rows.flatMap((row) => row.signals));
   const controls = [
-    chooser(kept, "step", `every ${unit}`, distinct(rows.map((row) => row.step)), () => list()),
-    chooser(kept, "outcome", "every outcome", distinct(rows.map((row) => row.outcome)).sort().map((name) => [name, OUTCOME(name)]), () => list()),
+    chooser(kept, "step", `every ${unit}`, distinct(groups.map((group) => group.step)), () => list()),
+    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), () => list()),
     chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], () => list()),
     chooser(kept, "success", "solved or not", ["solved", "not solved"], () => list()),
     searchField(kept, "search query, task or episode id", () => list()),
@@ -43,7 +44,7 @@ function episodeSection(data, go) {
     shown.textContent = some.length > VIEWER_ROWS ? `${counted(some.length, "episode")} found, the first ${VIEWER_ROWS} listed` : `${counted(some.length, "episode")} found`;
   }
   function choose(id) {
-    const row = byId.get(id);
+    const row = find(id);
     if (!row) return null;
     chosen = id;
     for (const item of listing.children) item.classList.toggle("chosen", item.dataset.id === id);
@@ -51,21 +52,22 @@ function episodeSection(data, go) {
   }
   // Draws at once what the page holds, and the rest when its piece has come.
   function withTexts(row, ids, draw) {
+    const id = row.id;
     if (ids.every((id) => texts.has(id)) || !pieces) return draw(pieces ? "" : "The texts of this episode are not in this page; they are in episodes/ of the run.");
     draw("loading …");
     loadPiece(pieces, episodesPiece(row.step)).then((all) => {
       for (const one of all) texts.set(one.id, one);
-      if (chosen === row.id) draw(`No episode ${row.id} is in ${pieces.folder}/${episodesPiece(row.step)}.js.`);
-    }, (error) => { if (chosen === row.id) draw(error.message); });
+      if (chosen === id) draw(`No episode ${row.id} is in ${pieces.folder}/${episodesPiece(row.step)}.js.`);
+    }, (error) => { if (chosen === id) draw(error.message); });
   }
   function show(id) {
-    const row = choose(id), group = row && groups.get(row.group);
+    const row = choose(id), group = row && row.group.rows;
     if (!row) return false;
     withTexts(row, [id], (missing) => replace(detail, transcript(row, texts.get(id), missing, data, tasksBySource.get(id) || [], groupStrip(row, group, go, learned), go)));
     return true;
   }
   function showGroup(id) {
-    const row = choose(id), group = row && groups.get(row.group);
+    const row = choose(id), group = row && row.group.rows;
     if (!row) return false;
     withTexts(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small faint missing"}, missing)));
     return true;
@@ -75,7 +77,7 @@ function episodeSection(data, go) {
     ? [h("div", {class: "controls"}, controls), h("div", {class: "viewer"}, h("div", {class: "card listing"}, shown, h("div", {class: "scroll tall"}, listing)), detail)]
     : h("p", {class: "empty"}, "No episode is stored."));
   const first = [...tasksBySource.keys()].find((id) => texts.has(id)) || data.episodes[0]?.id || (pieces && rows[0]?.id);
-  return {node, show, showGroup, detail, has: (id) => byId.has(id), first};
+  return {node, show, showGroup, detail, has: (id) => Boolean(find(id)), first};
 }
 
 const CSV_OF_EPISODES = ["id", "step", "task", "query", "origin", "outcome", "reward", "turns"].map((name) => ({title: name, value: (row) => row[name]}))

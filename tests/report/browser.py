@@ -19,6 +19,15 @@ DEADLINE = 150.0  # seconds for a page on a busy machine
 BUDGET = 6.0
 _POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 _FOUND = re.compile(r'<pre id="found">(.*?)</pre>', re.DOTALL)
+# A window is at least 500 pixels wide, a frame is not.
+_FRAME = """<!doctype html><meta charset="utf-8"><meta name="color-scheme" content="light dark"><body style="margin: 0">
+<script>addEventListener("message", (event) => {{
+  const node = document.createElement("pre");
+  node.id = "found";
+  node.textContent = event.data;
+  document.body.append(node);
+}});</script>
+<iframe src="{source}" style="width: {width}px; height: 900px; border: 0"></iframe></body>"""
 
 # What stands out of the window, out of its own box, or on two lines where one is meant.
 OVERFLOW = """
@@ -48,7 +57,8 @@ OVERFLOW = """
 def found(page: Path, script: str, folder: Path, width: int = 1000, dark: bool = False, address: str = "") -> Any:
     """What `script` returns, the body of an async function that runs once the page is drawn.
 
-    The copy lies beside the page, as its pieces do, and lacks the policy that would keep the script from running.
+    The copy lies beside the page, as its pieces do, and lacks the policy that would keep the script from running. It is
+    shown in a frame of `width` pixels.
     """
     probe = f"""
       const WIDTH = {width};
@@ -63,19 +73,18 @@ def found(page: Path, script: str, folder: Path, width: int = 1000, dark: bool =
         field.dispatchEvent(new Event("input"));
       }};
       (async () => {{ await settled(); {script} }})().catch((error) => ({{error: String(error && error.stack)}})).then((result) => {{
-        const node = document.createElement("pre");
-        node.id = "found";
-        node.textContent = JSON.stringify(result);
-        document.body.append(node);
+        parent.postMessage(JSON.stringify(result), "*");
       }});
     """  # noqa: E501
     text = _POLICY.sub("", page.read_text(encoding="utf-8"))
-    copy = page.with_name(f"probed-{page.name}")
+    copy, frame = page.with_name(f"probed-{page.name}"), page.with_name(f"framed-{page.name}")
     copy.write_text(text.replace("</body>", f"<script>{probe}</script></body>"), encoding="utf-8")
+    frame.write_text(_FRAME.format(width=width, source=f"{copy.name}{address}"), encoding="utf-8")
     try:
-        shown = dom(f"{copy.as_uri()}{address}", folder, width, dark)
+        shown = dom(frame.as_uri(), folder, width, dark)
     finally:
         copy.unlink()
+        frame.unlink()
     match = _FOUND.search(shown)
     assert match, f"the page was not drawn: {shown[-2000:]}"
     result = json.loads(html.unescape(match[1]))
@@ -83,15 +92,15 @@ def found(page: Path, script: str, folder: Path, width: int = 1000, dark: bool =
     return result
 
 
-def dom(address: str, folder: Path, width: int = 1000, dark: bool = False) -> str:
-    """The document as Chromium has it once its scripts rest."""
+def dom(address: str, folder: Path, width: int = 1000, dark: bool = False, budget: float | None = BUDGET) -> str:
+    """The document as Chromium has it once its scripts rest, or without a budget once it is drawn."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     assert program, "no chromium on PATH; on Debian and Ubuntu: apt-get install --yes --no-install-recommends chromium"
     profile = folder / "profile"
+    clock = [f"--virtual-time-budget={int(1000 * budget)}"] if budget else []
     command = [
         program, *FLAGS, f"--user-data-dir={profile}", f"--window-size={width},900",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--virtual-time-budget={int(1000 * BUDGET)}",
-        "--dump-dom", address,
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}", *clock, "--dump-dom", address,
     ]  # fmt: skip
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True).stdout

@@ -18,7 +18,9 @@ def write_run(folder: Path, tasks: int, episodes: int) -> None:
     """Steps of BATCH groups of GROUP episodes; every fiftieth evolves, and tasks join evenly."""
     steps = -(-episodes // (GROUP * BATCH))
     pool = [_task(number, number * steps // tasks, tasks, steps) for number in range(tasks)]
-    write_json(folder / "config.json", {"config": {"environment": {"name": "large"}, "learner": {"advantage": "mean_centred"}}})
+    write_json(
+        folder / "config.json", {"config": {"environment": {"name": "large"}, "learner": {"advantage": "mean_centred"}}}
+    )
     _log(folder / "tasks.jsonl", (task_record(task) for task in pool))
     (folder / "episodes").mkdir()
     left = episodes
@@ -56,13 +58,15 @@ def _group(task: Task, step: int) -> str:
     turn = Turn(
         Action("", (Call("tool", {"room": 1, "text": "words of a call"}),)),
         Observation((Message("tool", "what the environment said about it, in a line or two"),)),
-        prompt_tokens=tuple(range(20)),
-        action_tokens=tuple(range(24)),
-        action_logprobs=(-0.125,) * 24,
+        prompt_tokens=(1, 2, 3),
+        action_tokens=tuple(range(6)),
+        action_logprobs=(-0.125,) * 6,
         weights_version=step,
     )
     opening = (Message("user", task.query),)
-    whole = Trajectory(task, name_of(task, step, 0)[:-1] + SAMPLE, opening, (turn,) * 4, REWARD, (Check("done", False),))
+    whole = Trajectory(
+        task, name_of(task, step, 0)[:-1] + SAMPLE, opening, (turn,) * 2, REWARD, (Check("done", False),)
+    )
     text = json.dumps({**to_json(whole), "signals": []}) + "\n"
     return "".join(
         text.replace(SAMPLE, str(sample)).replace(str(REWARD), str(float((sample + step) % 3 == 0)))
