@@ -14,17 +14,9 @@ function episodeSection(data, go) {
   const find = (id) => (byStep.get(id.split("-")[0]) || []).flatMap((group) => group.rows).find((row) => row.id === id) || groups.filter((group) => group.n).flatMap((group) => group.rows).find((row) => row.id === id);
   const tasksBySource = new Map();
   for (const task of data.tasks) if (task.source_episode) tasksBySource.set(task.source_episode, [...(tasksBySource.get(task.source_episode) || []), task]);
-  const kept = remembered("episodes", {});
+  const kept = remembered("episodes", {from: 0});
   const listing = h("ul", {class: "list"}), shown = h("p", {class: "small faint status"});
   const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose an episode."));
-  const controls = [
-    chooser(kept, "step", `every ${unit}`, distinct(groups.map((group) => group.step)), () => list()),
-    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), () => list()),
-    chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], () => list()),
-    chooser(kept, "success", "solved or not", ["solved", "not solved"], () => list()),
-    searchField(kept, "search query, task or episode id", () => list()),
-    chooser(kept, "order", "in order", Object.keys(ORDERS).slice(1), () => list()),
-    csvButton(() => saveCsv("episodes", CSV_OF_EPISODES, found()))];
   let chosen = null;
 
   function found() {
@@ -37,16 +29,32 @@ function episodeSection(data, go) {
   }
   function list() {
     const some = found();
-    replace(listing, some.slice(0, VIEWER_ROWS).map((row) => pickable(h("li", {class: row.id === chosen ? "chosen" : null, "data-id": row.id},
+    const from = kept.from < some.length ? kept.from : 0, to = Math.min(some.length, from + VIEWER_ROWS);
+    const turn = (text, start) => h("button", {type: "button", class: "head turnpage", disabled: start === from || start >= some.length, onclick: () => { kept.from = start; list(); }}, text);
+    replace(listing, some.slice(from, to).map((row) => pickable(h("li", {class: row.id === chosen ? "chosen" : null, "data-id": row.id},
       h("div", {class: "small faint"}, `${unit} ${row.step} · ${counted(row.turns, "turn")} · `, h("span", {class: row.reward >= 1 ? "yes" : "no"}, `reward ${short(row.reward)}`), row.outcome === "finished" ? "" : ` · ${OUTCOME(row.outcome)}`),
       h("div", {}, row.query), row.agent && badge("second agent"), row.signals.map((kind) => badge(kind))), () => go("episode", row.id))),
       !some.length && h("li", {class: "nothing"}, nothing(kept, "episode")));
-    shown.textContent = some.length > VIEWER_ROWS ? `${counted(some.length, "episode")} found, the first ${VIEWER_ROWS} listed` : `${counted(some.length, "episode")} found`;
+    const listed = some.length > VIEWER_ROWS ? `, ${whole(from + 1)} to ${whole(to)} listed` : "";
+    replace(shown, h("span", {}, `${counted(some.length, "episode")} found${listed}`), listed && [h("span", {class: "turns"}, turn("← before", Math.max(0, from - VIEWER_ROWS)), turn("next →", from + VIEWER_ROWS))]);
+    listing.parentNode?.scrollTo?.(0, 0);
   }
+  const changed = () => { kept.from = 0; list(); };
+  const controls = [
+    chooser(kept, "step", `every ${unit}`, distinct(groups.map((group) => group.step)), changed),
+    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), changed),
+    chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], changed),
+    chooser(kept, "success", "solved or not", ["solved", "not solved"], changed),
+    searchField(kept, "search query, task or episode id", changed),
+    chooser(kept, "order", "in order", Object.keys(ORDERS).slice(1), changed),
+    csvButton(() => saveCsv("episodes", CSV_OF_EPISODES, found()))];
   function choose(id) {
     const row = find(id);
     if (!row) return null;
     chosen = id;
+    // One chosen by its address may be far from those listed.
+    const listed = [...listing.children].some((item) => item.dataset.id === id), place = listed ? -1 : found().findIndex((one) => one.group === row.group && one.place === row.place);
+    if (place >= 0) { kept.from = Math.max(0, place - 2); list(); }
     for (const item of listing.children) item.classList.toggle("chosen", item.dataset.id === id);
     return row;
   }
@@ -57,7 +65,7 @@ function episodeSection(data, go) {
     draw("loading …");
     loadPiece(pieces, episodesPiece(row.step)).then((all) => {
       for (const one of all) texts.set(one.id, one);
-      if (chosen === id) draw(`No episode ${row.id} is in ${pieces.folder}/${episodesPiece(row.step)}.js.`);
+      if (chosen === id) draw(ids.every((one) => texts.has(one)) ? "" : `No episode ${row.id} is in ${pieces.folder}/${episodesPiece(row.step)}.js.`);
     }, (error) => { if (chosen === id) draw(error.message); });
   }
   function show(id) {
@@ -69,7 +77,7 @@ function episodeSection(data, go) {
   function showGroup(id) {
     const row = choose(id), group = row && row.group.rows;
     if (!row) return false;
-    withTexts(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small faint missing"}, missing)));
+    withTexts(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small missing"}, missing)));
     return true;
   }
   list();
@@ -116,7 +124,7 @@ const messageNode = (role, content, failed) => h("div", {class: failed ? "say fa
 
 function turnNode(turn, index) {
   const mean = turn.logprobs.length ? sum(turn.logprobs) / turn.logprobs.length : null;
-  const facts = [`turn ${index + 1}`, turn.tokens ? `${turn.tokens} tokens sampled, ${turn.prompt} new in the prompt` : null, known(mean) ? `mean log-prob ${mean.toFixed(2)}` : null, turn.weights >= 0 ? `weights ${turn.weights}` : null];
+  const facts = [`turn ${index + 1}`, turn.tokens ? `${turn.tokens} tokens sampled, ${turn.prompt} new in the prompt` : null, known(mean) ? `mean log-prob ${mean.toFixed(2).replace("-0.00", "0.00").replace("-", "−")}` : null, turn.weights >= 0 ? `weights ${turn.weights}` : null];
   return h("div", {class: "turn"},
     h("div", {class: "say assistant"}, h("span", {class: "who"}, facts.filter(Boolean).join(" · ")), action(turn), turn.error && h("div", {class: "no small"}, `not parsed: ${turn.error}`)),
     turn.messages.map(([role, content]) => messageNode(role, content, !turn.ok)));

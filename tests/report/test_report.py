@@ -9,11 +9,11 @@ import html.parser
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import dom
 
 from cojax.pool import task_record
 from cojax.report import TaskVisit, lineage, read_run, write_report
@@ -309,31 +309,9 @@ def test_the_command_explains_bad_input(run: Path, capsys: pytest.CaptureFixture
     assert "task 'zz' not among 3 tasks" in third
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.real
 def test_a_browser_draws_the_page_and_runs_nothing_of_the_data(run: Path, tmp_path: Path) -> None:
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--no-first-run",
-        "--dump-dom",
-    ]
-    page = f"{write_report(run).as_uri()}#task={CHILD.id}"
-    shown = subprocess.run(
-        [
-            "chromium",
-            *flags,
-            "--dump-dom",
-            f"--user-data-dir={tmp_path / 'browser'}",
-            "--virtual-time-budget=2000",
-            page,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    shown = dom(f"{write_report(run).as_uri()}#task={CHILD.id}", tmp_path)
     assert "<title>cojax · desk</title>" in shown
     body = shown.split('id="data"')[0]
     assert "0/2 at step 3, 1/2 at step 5" in body
