@@ -18,7 +18,7 @@ from large_run import write_run
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, episode, metrics
 
 from cojax.pool import task_record
-from cojax.report import live, write_comparison, write_report
+from cojax.report import live, write_comparison, write_evaluation_report, write_report
 from cojax.storage.episodes import FINAL_EPISODES, ZERO_SHOT_EPISODES, Episodes
 from cojax.storage.files import Log, write_json
 from cojax.types import Signal, to_json
@@ -188,6 +188,30 @@ def test_a_formula_is_saved_as_text(run: Path, tmp_path: Path) -> None:
     probed.write_text(inside)
     script = """return ["=1+1", "@x", "-2", "a,b", 'say "x"', -2, null].map(globalThis.cell);"""
     assert found(probed, script, tmp_path) == ["'=1+1", "'@x", "'-2", '"a,b"', '"say ""x"""', "-2", ""]
+
+
+def test_the_page_of_an_evaluation_shows_its_groups(tmp_path: Path) -> None:
+    share = {"value": 0.5, "low": 0.25, "high": 0.75, "count": 2}
+    split = {"tasks": 2, "avg_at_k": share, "pass_at_k": {"1": share, "4": share}, "measures": {}, "partial": 0.5}
+    split |= {"turns": 1.0, "lost": 0, "by": {LONG[:90]: {"tasks": 2, "success": 0.5}}, "by_key": "kind"}
+    result = {
+        "splits": {"eval": split},
+        "samples": 4,
+        "temperature": 1.0,
+        "environment": "desk",
+        "policy": {"run": LONG},
+    }
+    write_json(tmp_path / "result.json", {**result, "interval": "Wilson's"})
+    write_json(tmp_path / "config.json", {"config": {}, "commit": "abc"})
+    played = [episode(0, SEED, sample, float(sample == 1), []) for sample in range(4)]
+    Log(tmp_path / "episodes.jsonl").append({"split": "eval", **one} for one in played)
+    page = write_evaluation_report(tmp_path)
+    assert found(page, OVERFLOW, tmp_path, 400)["faults"] == []
+    script = (
+        "return [document.querySelector('#episodes .detail').textContent, document.querySelectorAll('.column').length];"
+    )
+    text, columns = found(page, script, tmp_path, address=f"#group=0-{SEED.id}-2")
+    assert (columns, text.count("reward 1, finished"), "advantage" in text) == (4, 1, False)
 
 
 def _seconds_to_open(page: Path, folder: Path) -> float:
