@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from cojax.report.groups import Played, advantages_of
+from cojax.report.groups import EpisodeIndex, advantages_of
 from cojax.report.lineage import task_id_of
 from cojax.report.pieces import Pieces, steps_piece
 from cojax.report.run import Json, Run
@@ -54,7 +54,7 @@ class Shelf:
         return shown
 
 
-def select(run: Run, sources: Collection[str], played: Played, pieces: Pieces | None = None) -> Selection:
+def select(run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pieces | None = None) -> Selection:
     """Reads every stored episode once, adds it to `played`, and selects those for the page.
 
     They are all, where these take at most INLINE bytes. Else they are the source episodes of lineages, and up to six
@@ -101,7 +101,7 @@ def select(run: Run, sources: Collection[str], played: Played, pieces: Pieces | 
     return Selection(tuple(chosen), len(kept), len(origins), played.total)
 
 
-def follow(run: Run, played: Played) -> Selection:
+def follow(run: Run, played: EpisodeIndex) -> Selection:
     """Reads the steps that `played` does not have yet."""
     advantages = advantages_of(run)
     for step in run.episodes.steps():

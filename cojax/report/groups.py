@@ -69,7 +69,7 @@ def _trajectory(episode: Json) -> Trajectory:
     )
 
 
-class Played:
+class EpisodeIndex:
     """The groups of the steps that were added, and the visits of their tasks.
 
     A row of `steps` is a group in columns, by sample; a column that holds nothing but its default is left out:

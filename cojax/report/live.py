@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cojax.report.episodes import Shelf
 from cojax.report.finite import strict_json
-from cojax.report.groups import Played
+from cojax.report.groups import EpisodeIndex
 from cojax.report.page import contents, render
 from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece
 from cojax.report.run import Json, read_run
@@ -44,7 +44,7 @@ class LiveReport:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._played, self._stored = Played(), dict[str, tuple[int, int]]()
+        self._played, self._stored = EpisodeIndex(), dict[str, tuple[int, int]]()
         self._seen: tuple[object, ...] | None = None
         self._data: Json = {}
         self._version = 0
@@ -91,7 +91,7 @@ class LiveReport:
         }
         # A run that was resumed plays its last steps again.
         if any(stored.get(name) != known for name, known in self._stored.items()):
-            self._played = Played()
+            self._played = EpisodeIndex()
         self._stored = stored
         pieces = Pieces(STAMP)
         data = contents(run, pieces, self._played)

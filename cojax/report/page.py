@@ -19,7 +19,7 @@ from cojax.report import figures, task_set
 from cojax.report.episodes import follow, pairs, pick_within, select
 from cojax.report.exchanges import Exchanges
 from cojax.report.finite import strict_json
-from cojax.report.groups import Played
+from cojax.report.groups import EpisodeIndex
 from cojax.report.lineage import Lineages, TaskHistory
 from cojax.report.page_exchanges import expedition_name, journal_texts
 from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, tasks_piece
@@ -52,14 +52,14 @@ def write_report(folder: str | Path) -> Path:
     return page
 
 
-def contents(run: Run, pieces: Pieces | None = None, played: Played | None = None) -> Json:
+def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
     """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, or is left out without.
 
     With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
     """
     sources = {task["lineage"]["episode"] for task in run.synthesized}
     if played is None:
-        selection = select(run, sources, played := Played(), pieces)
+        selection = select(run, sources, played := EpisodeIndex(), pieces)
     else:
         selection = follow(run, played)
     shown, histories = _histories(run, played)
@@ -88,7 +88,7 @@ def contents(run: Run, pieces: Pieces | None = None, played: Played | None = Non
     }
 
 
-def _histories(run: Run, played: Played) -> tuple[list[TaskHistory], list[TaskHistory]]:
+def _histories(run: Run, played: EpisodeIndex) -> tuple[list[TaskHistory], list[TaskHistory]]:
     """The histories of the synthesized tasks, in the order of the pool, and those of all tasks."""
     lineages = Lineages(run, played.visits)
     histories = [lineages.history(task) for task in run.tasks]

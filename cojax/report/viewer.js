@@ -5,13 +5,10 @@ const ORDERS = {oldest: null, newest: (a, b) => b.step - a.step, "lowest reward"
 function episodeSection(data, go) {
   const {unit, pieces} = data;
   const groups = episodeGroups(data), rows = groups.flatMap((group) => group.rows);
-  const texts = new Map(data.episodes.map((episode) => [episode.id, episode]));
-  const distinct = (values) => [...new Set(values)];
-  const kinds = new Set(groups.flatMap((group) => (group.s || []).flat())), learned = groups.some((group) => (group.v || []).some((value) => value));
-  // The id of most names the step and the task, of which there are few groups.
-  const byStep = new Map();
-  for (const group of groups) byStep.has(String(group.step)) ? byStep.get(String(group.step)).push(group) : byStep.set(String(group.step), [group]);
-  const find = (id) => (byStep.get(id.split("-")[0]) || []).flatMap((group) => group.rows).find((row) => row.id === id) || groups.filter((group) => group.n).flatMap((group) => group.rows).find((row) => row.id === id);
+  // What a live page has loaded stays while it is drawn anew.
+  const texts = data.live ? remembered("texts", new Map()) : new Map(data.episodes.map((episode) => [episode.id, episode]));
+  const learned = groups.some((group) => (group.v || []).some((value) => value));
+  const find = finder(groups), whenLoaded = loader(texts, pieces, () => chosen);
   const tasksBySource = new Map();
   for (const task of data.tasks) if (task.source_episode) tasksBySource.set(task.source_episode, [...(tasksBySource.get(task.source_episode) || []), task]);
   const kept = remembered("episodes", {from: 0});
@@ -19,14 +16,7 @@ function episodeSection(data, go) {
   const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose an episode."));
   let chosen = null;
 
-  function found() {
-    const wanted = (kept.search || "").trim().toLowerCase();
-    const some = rows.filter((row) => (!kept.step || String(row.step) === kept.step) && (!kept.outcome || row.outcome === kept.outcome)
-      && (!kept.signal || (kept.signal === "none" ? !row.signals.length : row.signals.includes(kept.signal)))
-      && (!kept.success || (row.reward >= 1) === (kept.success === "solved"))
-      && (!wanted || `${row.id} ${row.task} ${row.query}`.toLowerCase().includes(wanted)));
-    return ORDERS[kept.order] ? some.sort(ORDERS[kept.order]) : some;
-  }
+  const found = () => filtered(rows, kept);
   function list() {
     const some = found();
     const from = kept.from < some.length ? kept.from : 0, to = Math.min(some.length, from + VIEWER_ROWS);
@@ -40,14 +30,7 @@ function episodeSection(data, go) {
     listing.parentNode?.scrollTo?.(0, 0);
   }
   const changed = () => { kept.from = 0; list(); };
-  const controls = [
-    chooser(kept, "step", `every ${unit}`, distinct(groups.map((group) => group.step)), changed),
-    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), changed),
-    chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], changed),
-    chooser(kept, "success", "solved or not", ["solved", "not solved"], changed),
-    searchField(kept, "search query, task or episode id", changed),
-    chooser(kept, "order", "in order", Object.keys(ORDERS).slice(1), changed),
-    csvButton(() => saveCsv("episodes", CSV_OF_EPISODES, found()))];
+  const controls = episodeControls(data, groups, kept, changed, () => saveCsv("episodes", CSV_OF_EPISODES, found()));
   function choose(id) {
     const row = find(id);
     if (!row) return null;
@@ -58,26 +41,16 @@ function episodeSection(data, go) {
     for (const item of listing.children) item.classList.toggle("chosen", item.dataset.id === id);
     return row;
   }
-  // Draws at once what the page holds, and the rest when its piece has come.
-  function withTexts(row, ids, draw) {
-    const id = row.id;
-    if (ids.every((id) => texts.has(id)) || !pieces) return draw(pieces ? "" : "The texts of this episode are not in this page; they are in episodes/ of the run.");
-    draw("loading …");
-    loadPiece(pieces, episodesPiece(row.step)).then((all) => {
-      for (const one of all) texts.set(one.id, one);
-      if (chosen === id) draw(ids.every((one) => texts.has(one)) ? "" : `No episode ${row.id} is in ${pieces.folder}/${episodesPiece(row.step)}.js.`);
-    }, (error) => { if (chosen === id) draw(error.message); });
-  }
   function show(id) {
     const row = choose(id), group = row && row.group.rows;
     if (!row) return false;
-    withTexts(row, [id], (missing) => replace(detail, transcript(row, texts.get(id), missing, data, tasksBySource.get(id) || [], groupStrip(row, group, go, learned), go)));
+    whenLoaded(row, [id], (missing) => replace(detail, transcript(row, texts.get(id), missing, data, tasksBySource.get(id) || [], groupStrip(row, group, go, learned), go)));
     return true;
   }
   function showGroup(id) {
     const row = choose(id), group = row && row.group.rows;
     if (!row) return false;
-    withTexts(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small missing"}, missing)));
+    whenLoaded(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small missing"}, missing)));
     return true;
   }
   list();
@@ -86,6 +59,48 @@ function episodeSection(data, go) {
     : h("p", {class: "empty"}, "No episode is stored."));
   const first = [...tasksBySource.keys()].find((id) => texts.has(id)) || data.episodes[0]?.id || (pieces && rows[0]?.id);
   return {node, show, showGroup, detail, has: (id) => Boolean(find(id)), first};
+}
+
+// Draws at once what the page holds, and the rest when its piece has come and the same episode is still chosen.
+const loader = (texts, pieces, chosen) => (row, ids, draw) => {
+  const {id, step} = row, complete = () => ids.every((one) => texts.has(one));
+  if (complete()) return draw("");
+  if (!pieces) return draw("The texts of this episode are not in this page; they are in episodes/ of the run.");
+  draw("loading …");
+  loadPiece(pieces, episodesPiece(step)).then((all) => {
+    for (const one of all) texts.set(one.id, one);
+    if (chosen() === id) draw(complete() ? "" : `No episode ${id} is in ${pieces.folder}/${episodesPiece(step)}.js.`);
+  }, (error) => { if (chosen() === id) draw(error.message); });
+};
+
+// The id of most names the step, of which there are few groups.
+function finder(groups) {
+  const byStep = new Map();
+  for (const group of groups) byStep.has(String(group.step)) ? byStep.get(String(group.step)).push(group) : byStep.set(String(group.step), [group]);
+  const among = (some, id) => some.flatMap((group) => group.rows).find((row) => row.id === id);
+  return (id) => among(byStep.get(id.split("-")[0]) || [], id) || among(groups.filter((group) => group.n), id);
+}
+
+function filtered(rows, kept) {
+  const wanted = (kept.search || "").trim().toLowerCase();
+  const some = rows.filter((row) => (!kept.step || String(row.step) === kept.step) && (!kept.outcome || row.outcome === kept.outcome)
+    && (!kept.signal || (kept.signal === "none" ? !row.signals.length : row.signals.includes(kept.signal)))
+    && (!kept.success || (row.reward >= 1) === (kept.success === "solved"))
+    && (!wanted || `${row.id} ${row.task} ${row.query}`.toLowerCase().includes(wanted)));
+  return ORDERS[kept.order] ? some.sort(ORDERS[kept.order]) : some;
+}
+
+function episodeControls(data, groups, kept, changed, save) {
+  const distinct = (values) => [...new Set(values)];
+  const kinds = new Set(groups.flatMap((group) => (group.s || []).flat()));
+  return [
+    chooser(kept, "step", `every ${data.unit}`, distinct(groups.map((group) => group.step)), changed),
+    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), changed),
+    chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], changed),
+    chooser(kept, "success", "solved or not", ["solved", "not solved"], changed),
+    searchField(kept, "search query, task or episode id", changed),
+    chooser(kept, "order", "in order", Object.keys(ORDERS).slice(1), changed),
+    csvButton(save)];
 }
 
 const CSV_OF_EPISODES = ["id", "step", "task", "query", "origin", "outcome", "reward", "turns"].map((name) => ({title: name, value: (row) => row[name]}))

@@ -15,7 +15,7 @@ from test_report import ATTACK, CHILD, SEED, episode, metrics
 
 from cojax.pool import task_record
 from cojax.report import episodes, groups, page, read_run, write_report
-from cojax.report.groups import Played, advantages_of
+from cojax.report.groups import EpisodeIndex, advantages_of
 from cojax.report.page import contents
 from cojax.report.paired import paired
 from cojax.report.pieces import Pieces, piece
@@ -127,7 +127,7 @@ def test_huge_texts_stay_small(run: Path) -> None:
 
 def test_the_index_leaves_out_steps_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "run", tasks=200, episodes=1_280)
-    played = Played()
+    played = EpisodeIndex()
     contents(read_run(tmp_path / "run"), Pieces("00"), played)
     whole = played.index()
     assert (len(whole["steps"]), played.total) == (10, 1_280)
