@@ -114,7 +114,7 @@ def test_a_piece_holds_no_text_as_it_was() -> None:
 
 
 def test_huge_texts_stay_small(run: Path) -> None:
-    long = {"x" * 300_000: "y" * 300_000, **{str(n): ["z" * 900] * 900 for n in range(90)}}
+    long = {"x" * 300_000: "y" * 300_000, **{str(n): ["z" * 900] * 90 for n in range(90)}}
     played = episode(2, SEED, 0, 0.0, [])
     played["turns"][0]["action"]["calls"][0]["arguments"] = long
     played["turns"][0]["action"]["text"] = "\u2028" * 300_000
