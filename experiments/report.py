@@ -1,6 +1,8 @@
 """Rebuilds the report of a run, or prints why one of its tasks exists and whether it helped.
 
 python -m experiments.report runs/desk               # writes runs/desk/report.html
+python -m experiments.report runs/desk --live        # serves it on this machine while the run goes; Ctrl-C ends it
+python -m experiments.report runs/one runs/two       # writes compare.html: both with paired differences to the first
 python -m experiments.report runs/desk --task=3a0ad5 # the lineage of one task, and all that was sent to a model for it
                                                      # and received, in full; a prefix of its id is enough
 python -m experiments.report runs/desk --draft=20    # the drafts of step 20's evolution, accepted or not
@@ -11,6 +13,7 @@ python -m experiments.report runs/desk/evaluations/… # the report of an evalua
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import unicodedata
@@ -28,9 +31,12 @@ from cojax.report import (
     about,
     lineage,
     read_run,
+    serve,
+    write_comparison,
     write_evaluation_report,
 )
 from cojax.report import write_report as write_run_report
+from cojax.report.compare import RUNS as MOST_COMPARED
 from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
@@ -39,37 +45,73 @@ from experiments.command_line import CommandLineParser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 when the folder is no run or the id fits no task."""
-    parser = CommandLineParser(
-        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("workdir", help="run directory, such as runs/desk")
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
-    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
+    """Exit status 0, or 2 when a folder is no run or the id fits no task."""
+    parser = _parser()
     chosen = parser.parse_args(arguments)
+    if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
+        parser.error("--live, --task and --draft are of one run; name one")
+    if len({Path(workdir).resolve() for workdir in chosen.workdirs}) < len(chosen.workdirs):
+        parser.error("a run is named twice; name each once")
+    if len(chosen.workdirs) > MOST_COMPARED:
+        parser.error(f"{len(chosen.workdirs)} runs to compare; name at most {MOST_COMPARED}")
+    if not 0 <= chosen.port < 65_536:
+        parser.error(f"--port={chosen.port}; expected 0 to 65535")
     try:
-        if chosen.task is not None:
-            _show(_of_task(chosen.workdir, chosen.task))
-        elif chosen.draft is not None:
-            _show(_of_drafts(read_run(chosen.workdir), chosen.draft))
-        else:
-            evaluated = (Path(chosen.workdir) / "result.json").exists()
-            write = write_evaluation_report if evaluated else write_run_report
-            CONSOLE.print(f"report: {write(chosen.workdir)}", soft_wrap=True, markup=False)
+        _act(chosen)
     except (FileNotFoundError, StorageError, KeyError) as error:
         message = error.args[0] if isinstance(error, KeyError) else error  # a KeyError's own text is its repr
         print(f"error: {plain(str(message))}", file=sys.stderr)
         return 2
     except (TypeError, AttributeError, ValueError, IndexError, OSError) as error:
+        if isinstance(error, OSError) and chosen.live:
+            print(f"error: port {chosen.port} cannot be served ({error}); choose another --port", file=sys.stderr)
+            return 2
         # The page can only be made from records as a run writes them.
         print(
-            f"error: {chosen.workdir} holds a record that no run wrote ({plain(f'{type(error).__name__}: {error}')}). "
-            "The same command of the run names the file and the line; restore it from a copy.",
+            f"error: {', '.join(chosen.workdirs)} holds a record that no run wrote "
+            f"({plain(f'{type(error).__name__}: {error}')}). The same command of the run names the file and the line; "
+            "restore it from a copy.",
             file=sys.stderr,
         )
         return 2
     return 0
+
+
+def _parser() -> CommandLineParser:
+    parser = CommandLineParser(
+        prog="python -m experiments.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "workdirs", nargs="+", metavar="workdir", help="run directory, such as runs/desk; several: compare"
+    )
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--task", metavar="ID", help="print the lineage of this task (a prefix of its id is enough)")
+    one.add_argument("--draft", metavar="STEP[/NUMBER]", help="list the drafts of an evolution, or print one of them")
+    one.add_argument("--live", action="store_true", help="serve the report on this machine, redrawn while the run goes")
+    parser.add_argument("--port", type=int, default=0, help="of --live; 0 takes a free one")
+    parser.add_argument("--out", default="compare.html", help="where the comparison of several runs goes")
+    return parser
+
+
+def _act(chosen: argparse.Namespace) -> None:
+    """What the command line asks for."""
+    workdir = chosen.workdirs[0]
+    if len(chosen.workdirs) > 1:
+        _wrote("comparison", write_comparison(chosen.workdirs, chosen.out))
+    elif chosen.task is not None:
+        _show(_of_task(workdir, chosen.task))
+    elif chosen.draft is not None:
+        _show(_of_drafts(read_run(workdir), chosen.draft))
+    elif chosen.live:
+        with contextlib.suppress(KeyboardInterrupt):
+            serve(workdir, chosen.port, lambda address: _wrote("live, until Ctrl-C", address))
+    else:
+        evaluated = (Path(workdir) / "result.json").exists()
+        _wrote("report", (write_evaluation_report if evaluated else write_run_report)(workdir))
+
+
+def _wrote(what: str, where: str | Path) -> None:
+    CONSOLE.print(f"{what}: {where}", soft_wrap=True, markup=False)
 
 
 def _show(lines: Iterable[Text]) -> None:

@@ -1,8 +1,8 @@
 // Charts in plain SVG. A chart is {x, series: [{name, color, values, kind}], y, marks}; kinds: line, faint, dots, area, bar, group.
 const WIDTH = 560, PAD = {left: 44, right: 12, top: 10, bottom: 24};
 
-function niceTicks(low, high, count) {
-  const rough = (high - low) / Math.max(1, count) || 1;
+function niceTicks(low, high, count, integers = false) {
+  const rough = Math.max(integers ? 1 : 0, (high - low) / Math.max(1, count) || 1);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * power).find((candidate) => candidate >= rough * 0.999);
   const ticks = [];
@@ -28,7 +28,18 @@ function stacked(series, length) {
   });
 }
 
-function chart({x, series, height = 230, width = WIDTH, format = short, low = 0, high = null, marks = [], log = false, unit = "step"}) {
+// Text in a chart has the size of other text: it is drawn as wide as its place, and anew when that changes.
+function chart(given) {
+  const box = h("div", {class: "chart"});
+  const width = typeof innerWidth === "number" ? Math.max(260, Math.min(given.width || WIDTH, innerWidth - 70)) : WIDTH;
+  let drawn = 0;
+  const drawAt = (wide) => { drawn = wide; replace(box, drawChart({...given, width: wide}, box)); };
+  drawAt(width);
+  if (globalThis.ResizeObserver) new ResizeObserver(([entry]) => { const wide = Math.round(entry.contentRect.width); if (wide > 120 && Math.abs(wide - drawn) > 8) requestAnimationFrame(() => drawAt(wide)); }).observe(box);
+  return box;
+}
+
+function drawChart({x, series, height = 230, width = WIDTH, format = short, low = 0, high = null, marks = [], log = false, unit = "step", whole: integers = format === whole}, box) {
   const present = series.filter((one) => one.values.some(known));
   if (!x.length || !present.length) return h("p", {class: "empty"}, "nothing recorded yet");
   const layers = stacked(present, x.length);
@@ -38,7 +49,7 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
   if (log) { bottom = 10 ** Math.floor(Math.log10(bottom)); top = 10 ** Math.ceil(Math.log10(top)); }
   if (!known(low) && !log) { const room = (top - bottom) * 0.06; bottom -= room; top += room; }
   if (!(top > bottom)) { top = bottom + (Math.abs(bottom) || 1); if (log) top = bottom * 10; }
-  const ticks = log ? powers(bottom, top) : niceTicks(bottom, top, Math.max(3, Math.round(height / 46)));
+  const ticks = log ? powers(bottom, top) : niceTicks(bottom, top, Math.max(3, Math.round(height / 46)), integers);
   if (!log && !known(high) && known(low) && top > ticks[ticks.length - 1] * 1.03) ticks.push(Number((2 * ticks[ticks.length - 1] - ticks[ticks.length - 2]).toPrecision(12)));
   if (!log && known(low)) top = Math.max(top, ticks[ticks.length - 1]);
 
@@ -46,16 +57,18 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
   const grouped = layers.filter((one) => one.kind === "group");
   const first = x[0], last = x[x.length - 1];
   const inner = width - PAD.left - PAD.right, slot = inner / x.length;
+  // What stands in the pool after the last step needs a width too.
+  const end = bars || !layers.some((one) => one.kind === "area") ? last : last + Math.max(1, Math.round((last - first) / 40));
   const across = bars
     ? (value, index) => PAD.left + slot * (index + 0.5)
-    : (value) => PAD.left + (last === first ? inner / 2 : ((value - first) / (last - first)) * inner);
+    : (value) => PAD.left + (end === first ? inner / 2 : ((value - first) / (end - first)) * inner);
   const scale = log ? (v) => Math.log(v / bottom) / Math.log(top / bottom) : (v) => (v - bottom) / (top - bottom);
   const up = (value) => height - PAD.bottom - Math.min(1, Math.max(0, scale(value))) * (height - PAD.top - PAD.bottom);
 
   const svg = s("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": present.map((one) => one.name).join(", ")});
   for (const tick of ticks) {
     svg.append(s("line", {class: "gridline", x1: PAD.left, x2: width - PAD.right, y1: up(tick), y2: up(tick)}),
-      s("text", {x: PAD.left - 7, y: up(tick) + 4, "text-anchor": "end"}, format(tick)));
+      s("text", {x: PAD.left - 7, y: up(tick) + 4, "text-anchor": "end"}, tickText(tick, ticks, format)));
   }
   for (const mark of marks.filter((mark) => !bars && mark >= first && mark <= last))
     svg.append(s("line", {class: "mark", x1: across(mark), x2: across(mark), y1: height - PAD.bottom - 5, y2: height - PAD.bottom}));
@@ -63,17 +76,21 @@ function chart({x, series, height = 230, width = WIDTH, format = short, low = 0,
   const every = Math.ceil(x.length / Math.floor(inner / 34));
   grouped.forEach((layer, place) => { layer.place = place; layer.places = grouped.length; });
   const below = bars ? x.map((value, index) => [value, index]).filter(([, index]) => index % every === 0)
-    : niceTicks(first, last, 7).filter(Number.isInteger).map((value) => [value, 0]);
+    : niceTicks(first, last, Math.max(2, Math.min(7, Math.floor(inner / 70))), true).map((value) => [value, 0]);
   for (const [value, index] of below)
     svg.append(s("text", {x: across(value, index), y: height - 7, "text-anchor": "middle"}, bars ? value : whole(value)));
-  for (const layer of layers) svg.append(...draw(layer, x, across, up, slot, log));
+  for (const layer of layers) svg.append(...drawLayer(layer, x, across, up, slot, log, end));
 
-  const box = h("div", {class: "chart"}, svg);
-  hover(box, svg, {x, layers, across, format, height, width, unit});
-  if (present.length > 1 || present[0].legend)
-    box.append(h("div", {class: "legend"}, present.filter((one) => one.name).map((one) =>
-      h("span", {}, h("i", {class: "swatch", css: {background: one.color}}), one.name))));
-  return box;
+  const tip = hover(svg, {x, layers, across, format, height, width, unit});
+  return [svg, tip, (present.length > 1 || present[0].legend) && h("div", {class: "legend"}, present.filter((one) => one.name).map((one) =>
+    h("span", {}, h("i", {class: "swatch", css: {background: one.color}}), one.name)))];
+}
+
+// No two ticks may read alike: a percentage gets as many digits as the distance of two ticks needs.
+function tickText(tick, ticks, format) {
+  if (format !== percent || ticks.length < 2) return format(tick);
+  const step = 100 * Math.abs(ticks[1] - ticks[0]);
+  return percent(tick, step >= 0.999 ? 0 : Math.min(4, Math.ceil(-Math.log10(step) - 1e-9)));
 }
 
 function powers(bottom, top) {
@@ -82,7 +99,7 @@ function powers(bottom, top) {
   return ticks;
 }
 
-function draw(layer, x, across, up, slot, log) {
+function drawLayer(layer, x, across, up, slot, log, end) {
   const {kind = "line", color, top, base} = layer;
   // Bars of a group stand side by side, on the ground.
   if (kind === "group") {
@@ -96,7 +113,7 @@ function draw(layer, x, across, up, slot, log) {
       y: up(value), height: Math.max(0, up(base[index]) - up(value)), fill: color, css: {fill: color}}));
   if (kind === "area") {
     // In steps: a pool holds its tasks from one moment on, it does not slide there.
-    const edge = (values) => values.flatMap((value, index) => [[across(x[index]), up(values[Math.max(0, index - 1)])], [across(x[index]), up(value)]]);
+    const edge = (values) => values.flatMap((value, index) => [[across(x[index]), up(value)], [across(index + 1 < x.length ? x[index + 1] : end), up(value)]]);
     return [s("polygon", {points: [...edge(top), ...edge(base).reverse()].join(" "), css: {fill: color, "fill-opacity": 0.85}})];
   }
   if (kind === "faint")
@@ -111,11 +128,10 @@ function draw(layer, x, across, up, slot, log) {
   return [line, ...(alone ? points.filter(Boolean).map(([cx, cy]) => s("circle", {cx, cy, r: 3.6, css: {fill: "var(--card)", stroke: color, "stroke-width": 2}})) : [])];
 }
 
-function hover(box, svg, {x, layers, across, format, height, width, unit}) {
+function hover(svg, {x, layers, across, format, height, width, unit}) {
   const guide = s("line", {class: "guide", y1: PAD.top, y2: height - PAD.bottom});
   const tip = h("div", {class: "tip"});
   svg.append(guide);
-  box.append(tip);
   const hide = () => { guide.style.visibility = tip.style.visibility = "hidden"; };
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("pointermove", (event) => {
@@ -134,6 +150,7 @@ function hover(box, svg, {x, layers, across, format, height, width, unit}) {
     tip.style.left = left > bounds.width / 2 ? `${left - tip.offsetWidth - 12}px` : `${left + 12}px`;
     guide.style.visibility = tip.style.visibility = "visible";
   });
+  return tip;
 }
 
 // One bar cut into shares, with a row for each.

@@ -34,9 +34,18 @@ const badge = (name) => h("span", {class: "badge", tone: tone(name)}, name || "n
 
 const replace = (node, ...children) => { node.replaceChildren(); return fill(node, {}, children); };
 
+// What a reader has chosen (filters, order, what is open), by section: it outlives a redrawing.
+const CHOSEN = {};
+const remembered = (name, start) => (CHOSEN[name] ??= start);
+
 const known = (value) => value !== null && value !== undefined;
 const percent = (share, digits = 0) => (known(share) ? `${(100 * share).toFixed(digits)} %` : "–");
 const whole = (number) => (known(number) ? Math.round(number).toLocaleString("en") : "–");
+const counted = (count, one, many = `${one}s`) => `${whole(count)} ${count === 1 ? one : many}`;
+const signed = (number, digits = 1) => {
+  const text = Math.abs(number).toFixed(digits);
+  return `${Number(text) === 0 ? "±" : number < 0 ? "−" : "+"}${text}`;
+};
 const short = (number) => {
   if (!known(number)) return "–";
   if (number === 0) return "0";
@@ -67,4 +76,29 @@ function pickable(node, pick) {
     if (event.key === "Enter" || event.key === " ") { event.preventDefault(); pick(); }
   });
   return node;
+}
+
+// Scrolls where a reader would not see what was chosen: it lies outside the window, or begins in its lowest third.
+function reveal(node, always) {
+  const {top, bottom} = node.getBoundingClientRect();
+  if (always || top > innerHeight * 0.66 || bottom < 120 || top < 0) node.scrollIntoView();
+}
+
+const link = (kind, id, text, go) => h("a", {href: `#${kind}=${encodeURIComponent(id)}`, onclick: (event) => { event.preventDefault(); go(kind, id); }}, text);
+
+function chosenByAddress() {
+  const [kind, ...rest] = location.hash.slice(1).split("=");
+  try { return [kind, decodeURIComponent(rest.join("="))]; } catch { return [kind, ""]; }
+}
+
+// A select whose choice is remembered.
+function chooser(kept, name, label, options, changed) {
+  const node = h("select", {"aria-label": label, onchange: () => { kept[name] = node.value; changed(); }},
+    h("option", {value: ""}, label), options.map((option) => { const [value, text] = Array.isArray(option) ? option : [option, option]; return h("option", {value, selected: String(value) === kept[name]}, text); }));
+  return node;
+}
+
+function searchField(kept, placeholder, changed) {
+  const field = h("input", {type: "search", placeholder, "aria-label": placeholder, value: kept.search || null, oninput: () => { kept.search = field.value; changed(); }});
+  return field;
 }

@@ -8,14 +8,18 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
-from cojax.report.lineage import VisitIndex, task_id_of
+from cojax.report.groups import EpisodeIndex, advantages_of
+from cojax.report.lineage import task_id_of
+from cojax.report.pieces import Pieces, steps_piece
 from cojax.report.run import Json, Run
 from cojax.storage.files import StorageError
 
 SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
 PER_STEP = 6
-BYTES = 1_500_000  # of sources and of samples, each
+BYTES = 1_000_000  # of sources, of samples and of pairs, each
+INLINE = 2_000_000  # a run whose episodes take no more has them all in the page
 MESSAGE = 1_500  # characters of one message
+CALLS = 4_000  # characters of the arguments of one call
 TOKENS = 2_000  # tokens of one action
 
 Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
@@ -23,42 +27,87 @@ Words = Callable[[Sequence[int]], list[str]]  # token ids → the text of each
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The episodes shown, oldest first; the number of all stored; source episodes of lineages, shown and in all."""
+    """The episodes in the page, oldest first; source episodes of lineages, in the page and in all; all stored."""
 
     episodes: tuple[Json, ...]
-    total: int
     sources: int
     sources_total: int
+    total: int
 
 
-def select(run: Run, sources: Collection[str], visits: VisitIndex) -> Selection:
-    """Reads every stored episode once, counts it into `visits`, and selects those for the page.
+class Shelf:
+    """Shows the episodes of a run as the page does: whole steps as pieces, and some of them in the page itself."""
 
-    They are the source episodes of lineages, and up to six episodes of evenly spaced steps, as unlike each other as the
-    step allows.
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._words = words_of(run.folder)
+        self._evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
+
+    def step(self, step: int) -> list[Json]:
+        """All episodes of a step, shortened."""
+        return [self.show(episode, task_id_of(episode), step) for episode in self._run.episodes.read(step)]
+
+    def show(self, episode: Json, task: str, step: int) -> Json:
+        shown = compact(episode, task, step, self._words)
+        kinds = shown["signals"]
+        shown["signals"] = [[kind, self._evidence.get((shown["id"], kind), "")] for kind in kinds]
+        return shown
+
+
+def select(run: Run, sources: Collection[str], played: EpisodeIndex, pieces: Pieces | None = None) -> Selection:
+    """Reads every stored episode once, adds it to `played`, and selects those for the page.
+
+    They are all, where these take at most INLINE bytes. Else they are the source episodes of lineages, and up to six
+    episodes of evenly spaced steps, as unlike each other as the step allows; each step goes to `pieces`.
     """
-    words = words_of(run.folder)
-    evidence = {(signal["episode"], signal["kind"]): signal["evidence"] for signal in run.signals}
+    shelf, advantages = Shelf(run), advantages_of(run)
     steps = run.episodes.steps()
     stride = max(1, -(-len(steps) // SAMPLED))
     quota = min(PER_STEP, max(1, SAMPLED // max(1, len(steps))))
-    origins, samples, total = [], [], 0
+    origins: list[Json] = []
+    samples: list[Json] = []
+    every: dict[int, list[Json]] | None = {}  # None once they take more than the page has room for
+    used = 0
     for index, step in enumerate(steps):
-        others = []
-        for episode in run.episodes.read(step):
-            total += 1
-            task = task_id_of(episode)
-            visits.add(task, step, episode)
-            if episode["episode"] in sources:
-                origins.append(compact(episode, task, step, words))
-            elif index % stride == 0:
-                others.append((task, episode))
-        samples += [compact(episode, task, step, words) for task, episode in pick_varied(others, quota)]
-    kept = pick_within(origins, BYTES)
-    shown = sorted([*kept, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
-    for episode in shown:
-        episode["signals"] = [[kind, evidence.get((episode["id"], kind), "")] for kind in episode["signals"]]
-    return Selection(tuple(shown), total, len(kept), len(origins))
+        episodes = run.episodes.read(step)
+        tasks = played.add(step, episodes, advantages)
+        shown = {
+            episode["episode"]: shelf.show(episode, task, step)
+            for task, episode in zip(tasks, episodes, strict=True)
+            if pieces is not None or every is not None or episode["episode"] in sources or index % stride == 0
+        }
+        if every is not None:
+            every[step] = list(shown.values())
+            used += sum(len(json.dumps(one)) for one in shown.values())
+            if used > INLINE:
+                if pieces is not None:
+                    for earlier, some in every.items():
+                        pieces.put(steps_piece(earlier), some)
+                every = None
+        elif pieces is not None:
+            pieces.put(steps_piece(step), list(shown.values()))
+        origins += [shown[name] for name in shown if name in sources]
+        others = [
+            (task, episode)
+            for task, episode in zip(tasks, episodes, strict=True)
+            if index % stride == 0 and episode["episode"] not in sources
+        ]
+        samples += [shown[episode["episode"]] for _, episode in pick_varied(others, quota)]
+    if every is not None:
+        kept, chosen = origins, [one for some in every.values() for one in some]
+    else:
+        kept = pick_within(origins, BYTES)
+        chosen = sorted([*kept, *pick_within(samples, BYTES)], key=lambda episode: (episode["step"], episode["id"]))
+    return Selection(tuple(chosen), len(kept), len(origins), played.total)
+
+
+def follow(run: Run, played: EpisodeIndex) -> Selection:
+    """Reads the steps that `played` does not have yet."""
+    advantages = advantages_of(run)
+    for step in run.episodes.steps():
+        if step not in played.steps:
+            played.add(step, run.episodes.read(step), advantages)
+    return Selection((), 0, 0, played.total)
 
 
 def pairs(run: Run) -> list[Json]:
@@ -121,7 +170,7 @@ def _turn(turn: Json, words: Words | None) -> Json:
     tokens = turn["action_tokens"][:TOKENS]
     return {
         "text": _cut(turn["action"]["text"]),
-        "calls": [[call["name"], call["arguments"]] for call in turn["action"]["calls"]],
+        "calls": [[call["name"], _arguments(call["arguments"])] for call in turn["action"]["calls"]],
         "error": turn["action"]["error"],
         "words": words(tokens) if words else [],
         "logprobs": [round(value, 3) for value in turn["action_logprobs"][:TOKENS]],
@@ -133,12 +182,21 @@ def _turn(turn: Json, words: Words | None) -> Json:
     }
 
 
+def _arguments(values: Json) -> Json:
+    """The arguments of a call; where they are long, each as cut text."""
+    if len(json.dumps(values)) <= CALLS:
+        return values
+    share = max(80, CALLS // len(values))
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in list(values.items())[:40]}
+    return {_cut(name, 80): _cut(text, share) for name, text in texts.items()}
+
+
 def _messages(messages: Iterable[Json]) -> list[list[str]]:
     return [[message["role"], _cut(message["content"])] for message in messages]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= MESSAGE else f"{text[:MESSAGE]} … [{len(text) - MESSAGE} characters more]"
+def _cut(text: str, most: int = MESSAGE) -> str:
+    return text if len(text) <= most else f"{text[:most]} … [{len(text) - most:,} characters more]"
 
 
 def words_of(folder: Path) -> Words | None:

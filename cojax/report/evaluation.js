@@ -1,16 +1,14 @@
-// The page of an evaluation: its figures, then the episodes behind them. The address names what is chosen: #episode=ID.
+// The page of an evaluation: its figures, then the episodes behind them. The address names what is chosen: #episode=ID, #group=ID.
 const data = JSON.parse(document.getElementById("data").textContent);
 const {result, config} = data;
 const episodes = episodeSection(data, go);
 
-function go(kind, id) {
-  if (kind !== "episode" || !episodes.show(id)) return;
-  history.replaceState(null, "", `#episode=${encodeURIComponent(id)}`);
+function go(kind, id, always = false) {
+  if (!(kind === "episode" ? episodes.show(id) : kind === "group" && episodes.showGroup(id))) return;
+  history.replaceState(null, "", `#${kind}=${encodeURIComponent(id)}`);
+  reveal(episodes.detail, always);
 }
-function follow() {
-  const [kind, id] = decodeURIComponent(location.hash.slice(1)).split("=");
-  if (kind === "episode" && id && episodes.show(id)) episodes.node.scrollIntoView();
-}
+const follow = () => go(...chosenByAddress(), true);
 
 const th = (text, number) => h("th", {class: number ? "number" : null}, text);
 const td = (text, number) => h("td", {class: number ? "number" : null}, text);

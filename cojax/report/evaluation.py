@@ -8,11 +8,12 @@ from pathlib import Path
 
 from cojax.report.episodes import Words, compact, words_of
 from cojax.report.lineage import task_id_of
-from cojax.report.page import render, write_page
+from cojax.report.page import render
+from cojax.report.pieces import replace_text
 from cojax.report.run import Json, origin_line
 from cojax.storage.files import Log, StorageError, read_json
 
-SCRIPTS = ("elements.js", "viewer.js", "evaluation.js")
+SCRIPTS = ("elements.js", "table.js", "pieces.js", "groups.js", "viewer.js", "evaluation.js")
 BYTES = 12_000_000  # of episodes in one page
 
 
@@ -45,7 +46,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
             "page": name,
             "pages": names,
         }
-        write_page(folder / name, render(data, SCRIPTS))
+        replace_text(folder / name, render(data, SCRIPTS))
     for old in folder.glob("report-*.html"):
         if old.name not in names:
             old.unlink()

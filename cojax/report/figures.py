@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 from cojax.report.lineage import TaskHistory
-from cojax.report.run import Json, Run, joined_at, origin_line
+from cojax.report.paired import paired
+from cojax.report.run import Json, Run, joined_at, origin_line, task_scores
 from cojax.types import Status
 
 POINTS = 1_500  # steps drawn at most
@@ -106,12 +108,14 @@ def headline(run: Run) -> Json:
     """The figures at the top of the page; None for those that the run has not reached."""
     last = run.metrics[-1] if run.metrics else {}
     dev = [row["dev"]["success"] for row in run.metrics if row.get("dev")]
+    gain = paired(task_scores(run.zero_shot), task_scores(run.final))
     return {
         "finished": bool(run.summary),
         "policy": origin_line(run.origin) if run.origin else "",
-        "zero_shot": run.summary.get("zero_shot"),
-        "final": run.summary.get("final"),
-        "dev": [dev[0], dev[-1]] if dev else None,
+        "zero_shot": run.summary.get("zero_shot", run.zero_shot.get("success")),
+        "final": run.summary.get("final", run.final.get("success")),
+        "gain": dataclasses.asdict(gain) if gain else None,
+        "dev": [dev[0], dev[-1] if len(dev) > 1 else None] if dev else None,
         "step": run.summary.get("steps", last.get("step", 0)),
         "steps": run.config.get("config", {}).get("steps"),
         "tasks_initial": run.summary.get("tasks_initial", len(run.tasks) - len(run.synthesized)),

@@ -1,7 +1,7 @@
 // The page from its top down to the charts: what happened, in figures.
 const everyOrigin = () => ["seed", "unguided", "uniform", "trajectory", ...KINDS];
 const STATUSES = ["accepted", "retained", "discarded"];
-const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--uniform)", feedback: "var(--forgetting)",
+const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--pink)", feedback: "var(--forgetting)",
   evaluation: "var(--rare)", checkpoint: "var(--unguided)", "everything else": "var(--discarded)"};
 const OUTCOME_COLORS = {finished: "var(--accepted)", truncated: "var(--rare)", timeout: "var(--forgetting)", environment_error: "var(--bad)", engine_error: "var(--violet)"};
 
@@ -16,29 +16,53 @@ function top(data) {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
   }}, "light / dark");
-  return [h("div", {}, h("h1", {}, `cojax · ${data.name}`), h("p", {class: "soft"}, facts.filter(Boolean).join(" · ")),
-    hardware && h("p", {class: "small faint"}, typeof hardware === "string" ? hardware : Object.entries(hardware).map(([key, value]) => `${key} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(" · "))), theme];
+  return [h("div", {}, h("h1", {}, `cojax · ${data.name}`, data.live && h("span", {id: "live", class: "live"}, "live")), h("p", {class: "soft"}, facts.filter(Boolean).join(" · ")),
+    hardware && h("p", {class: "small faint"}, machine(hardware))), theme];
 }
 
+// The machine in a line; all that the run noted of it is among the settings.
+function machine(hardware) {
+  if (typeof hardware === "string") return hardware;
+  const {processor, machine: kind, cores, devices} = hardware;
+  const count = new Map();
+  for (const name of Array.isArray(devices) ? devices : []) count.set(name, (count.get(name) || 0) + 1);
+  return [processor || kind, known(cores) && counted(cores, "core"), ...[...count].map(([name, number]) => (number > 1 ? `${number} × ${name}` : name))].filter(Boolean).join(" · ");
+}
+
+const settingsSection = (data) => section("settings", "Settings", "As in config.json, so that this page alone says what was run, on which machine, with which versions.",
+  h("details", {}, h("summary", {}, "config.json"), h("pre", {}, JSON.stringify(data.config, null, 1))));
+
+// A figure keeps to one line: the longer it is, the smaller.
+const figure = (...parts) => h("div", {class: "figure", css: {"--characters": sum(parts.map((part) => (part instanceof Node ? 2 : String(part).length)))}}, parts);
+const arrow = () => h("span", {class: "arrow"}, "→");
+
 function hero({headline, totals, counts}) {
-  const heldOut = known(headline.zero_shot) || known(headline.final);
+  // While a run goes, the development split says more than a figure from before it.
+  const heldOut = known(headline.final) || (known(headline.zero_shot) && !headline.dev);
   const pair = heldOut ? [headline.zero_shot, headline.final] : headline.dev || [null, null];
-  const points = known(pair[0]) && known(pair[1]) ? 100 * (pair[1] - pair[0]) : null;
   const verdicts = sum(Object.values(totals.verdicts)), seconds = totals.seconds;
   const spent = seconds.total ?? sum(Object.values(seconds));
-  const tile = (label, note, ...figure) => h("div", {class: "card"}, h("div", {class: "label"}, label), h("div", {class: "figure"}, figure), h("div", {class: "small faint"}, note));
+  const tile = (label, note, ...parts) => h("div", {class: "card tile"}, h("div", {class: "label"}, label), figure(...parts), h("div", {class: "small faint"}, note));
+  const both = known(pair[0]) && known(pair[1]);
+  const title = heldOut ? (known(pair[1]) ? "held-out success, zero-shot → after training" : "held-out success before training") : both ? "success on the development split, first → latest" : "success on the development split";
   return h("div", {class: "hero"},
-    h("div", {class: "card wide"},
-      h("div", {class: "label"}, heldOut ? "held-out success, zero-shot → after training" : "success on the development split, first → latest"),
-      h("div", {class: "figure big"}, percent(pair[0], 1), h("span", {class: "arrow"}, "→"), h("span", {class: "after"}, percent(pair[1], 1)),
-        known(points) && h("span", {class: points < 0 ? "gain down" : "gain"}, `${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} points`)),
-      h("div", {class: "gauge", title: "zero-shot, and what was added"},
-        h("i", {css: {width: percent(pair[1] || 0, 2).replace(" ", ""), background: "var(--accent)"}}),
-        h("i", {css: {width: percent(pair[0] || 0, 2).replace(" ", ""), background: "var(--unguided)"}}))),
-    tile("tasks, start → end", `${whole(counts.tasks)} synthesized`, whole(headline.tasks_initial), h("span", {class: "arrow"}, "→"), whole(headline.tasks_final)),
-    tile("drafts accepted", verdicts ? `of ${whole(verdicts)} validated` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
-    tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : `${headline.step} steps`, duration(spent)),
+    h("div", {class: "card tile wide"}, h("div", {class: "label"}, title),
+      h("div", {class: "big"}, both ? figure(percent(pair[0], 1), arrow(), percent(pair[1], 1)) : figure(percent(pair[0], 1)), both && gain(pair, heldOut ? headline.gain : null)),
+      h("div", {class: "gauge", title: "before, and what was added or lost"},
+        h("i", {css: {width: `${100 * (pair[1] || 0)}%`, background: "var(--accent)"}}),
+        h("i", {css: {width: `${100 * (pair[0] || 0)}%`, background: "var(--unguided)", opacity: both && pair[1] < pair[0] ? 0.45 : 1}}))),
+    tile("tasks, start → end", `${whole(counts.tasks)} synthesized`, whole(headline.tasks_initial), arrow(), whole(headline.tasks_final)),
+    tile("drafts accepted", verdicts ? `of ${whole(verdicts)} validated in evolutions` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
+    tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : counted(headline.step, "step"), duration(spent)),
     tile("spent on feedback", "of the wall time", percent(spent > 0 ? (seconds.feedback || 0) / spent : null, 1)));
+}
+
+// The difference is coloured only where its interval, paired by task, leaves out zero.
+function gain([before, after], interval) {
+  const points = 100 * (after - before), sure = interval && (interval.low > 0 || interval.high < 0);
+  const flat = interval ? !sure : Math.abs(points) < 0.05;
+  return h("div", {}, h("span", {class: flat ? "gain flat" : points < 0 ? "gain down" : "gain"}, `${signed(points)} points`),
+    interval && h("span", {class: "small faint interval", title: `paired over ${interval.count} tasks`}, `95 %: ${signed(100 * interval.low)} to ${signed(100 * interval.high)}${sure ? "" : ", not distinguishable from 0"}`));
 }
 
 function curves({curves: c, evolutions}) {
@@ -50,7 +74,7 @@ function curves({curves: c, evolutions}) {
     h("div", {class: "grid"},
       card("Success", "share of episodes with full reward", chart({x: c.step, marks, high: 1, format: percent, series: [...both("training batch", "var(--accent)", c.success), dev]})),
       card("Reward and partial reward", "mean over the batch", chart({x: c.step, marks, high: 1, format: (v) => v.toFixed(2),
-        series: [...both("reward", "var(--good)", c.reward), ...both("partial", "var(--teal)", c.partial)]})),
+        series: [...both("reward", "var(--accent)", c.reward), ...both("partial reward", "var(--rare)", c.partial)]})),
       card("Live groups", "share of groups whose episodes differ in reward: only these carry a gradient", chart({x: c.step, marks, high: 1, format: percent, series: both("live groups", "var(--violet)", c.live_groups)})),
       card("Trainer against sampler", "|log-prob difference| on sampled tokens", chart({x: c.step, marks, log: true,
         series: [{name: "mean", color: "var(--accent)", values: c.logprob_mismatch}, {name: "largest", color: "var(--unguided)", values: c.logprob_mismatch_max, width: 1.4}]}))),
@@ -80,12 +104,12 @@ function evolution({evolutions, pool, totals, helped}) {
   const origins = everyOrigin().filter((name) => pool.origins[name]);
   return section("evolution", "Co-evolution", "Where the policy is weak, signals are raised; the explorer goes back there; what survives validation joins the pool.",
     h("div", {class: "grid"},
-      card("Signals", "raised since the last evolution, by kind (* = not yet explored)", chart({x: steps, unit: "evolution at step", format: whole, series: bars(evolutions, "signals", KINDS)})),
-      card("Pool", "tasks by origin", chart({x: pool.step, format: whole, marks: closed.map((one) => one.step), series: origins.map((name) => ({name, color: tone(name), kind: "area", legend: true, values: pool.origins[name]}))})),
+      card("Signals", `raised since the last evolution, by kind${evolutions.some((one) => one.open) ? " (* = not yet explored)" : ""}`, chart({x: steps, unit: "evolution at step", format: whole, series: bars(evolutions, "signals", KINDS)})),
+      card("Pool", "tasks by origin, after each step", chart({x: pool.step, format: whole, marks: closed.map((one) => one.step), series: origins.map((name) => ({name, color: tone(name), kind: "area", legend: true, values: pool.origins[name]}))})),
       card("Verdicts", "what validation made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
       card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", everyOrigin())})),
       card("Where the time went", null, split(timeParts(totals.seconds), duration)),
-      card("How episodes ended", "errors of the environment or the engine never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replace("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
+      card("How episodes ended", "errors of the environment or the engine never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replaceAll("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
     helped.length > 0 && h("div", {class: "card", css: {"margin-top": "16px"}}, h("h3", {}, "Did the tasks get learned?"),
       h("p", {class: "small faint"}, "mean success at the first and at the last stored visit; only tasks visited at least twice, so that the same tasks are compared"), didHelp(helped)));
 }
@@ -99,17 +123,18 @@ function timeParts(seconds) {
 
 function didHelp(helped) {
   const rows = [...helped].sort((a, b) => everyOrigin().indexOf(a.origin) - everyOrigin().indexOf(b.origin));
-  const W = 760, line = 30, left = 190, right = 90, at = (share) => left + share * (W - left - right);
+  const small = innerWidth < 700;
+  const W = small ? 380 : 760, line = 30, left = small ? 120 : 190, right = small ? 64 : 90, at = (share) => left + share * (W - left - right);
   const svg = s("svg", {viewBox: `0 0 ${W} ${rows.length * line + 24}`, role: "img", "aria-label": "success at first and last visit by origin"});
-  for (const tick of [0, 0.25, 0.5, 0.75, 1])
+  for (const tick of small ? [0, 0.5, 1] : [0, 0.25, 0.5, 0.75, 1])
     svg.append(s("line", {class: "gridline", x1: at(tick), x2: at(tick), y1: 2, y2: rows.length * line}), s("text", {x: at(tick), y: rows.length * line + 17, "text-anchor": "middle"}, percent(tick)));
   rows.forEach((row, index) => {
     const y = index * line + line / 2, color = tone(row.origin), change = 100 * (row.last - row.first);
-    svg.append(s("text", {x: left - 12, y: y + 4, "text-anchor": "end"}, `${row.origin} (${whole(row.tasks)} tasks)`),
+    svg.append(s("text", {x: left - 12, y: y + 4, "text-anchor": "end"}, small ? `${row.origin} (${whole(row.tasks)})` : `${row.origin} (${counted(row.tasks, "task")})`),
       s("line", {x1: at(row.first), x2: at(row.last), y1: y, y2: y, css: {stroke: color, "stroke-width": 4, "stroke-linecap": "round", "stroke-opacity": 0.45}}),
       s("circle", {cx: at(row.first), cy: y, r: 5, css: {fill: "var(--card)", stroke: color, "stroke-width": 2}}, s("title", {}, `first visit ${percent(row.first, 1)}`)),
       s("circle", {cx: at(row.last), cy: y, r: 6, css: {fill: color}}, s("title", {}, `last visit ${percent(row.last, 1)}`)),
-      s("text", {x: W - right + 16, y: y + 4}, `${change < 0 ? "−" : "+"}${Math.abs(change).toFixed(1)} points`));
+      s("text", {x: W - right + 14, y: y + 4}, small ? signed(change) : `${signed(change)} points`));
   });
   return h("div", {class: "chart", css: {"max-width": "860px"}}, svg);
 }

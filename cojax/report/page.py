@@ -11,58 +11,95 @@ import dataclasses
 import hashlib
 import html
 import importlib.resources
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from cojax.report import figures, task_set
-from cojax.report.episodes import pairs, select
+from cojax.report.episodes import follow, pairs, pick_within, select
 from cojax.report.exchanges import Exchanges
-from cojax.report.lineage import Lineages, TaskHistory, VisitIndex
+from cojax.report.finite import strict_json
+from cojax.report.groups import EpisodeIndex
+from cojax.report.lineage import Lineages, TaskHistory
 from cojax.report.page_exchanges import expedition_name, journal_texts
+from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, tasks_piece
 from cojax.report.run import Json, Run, read_run
-from cojax.storage.files import expect_file
 
 SCRIPTS = (
-    "elements.js", "charts.js", "overview.js", "taskset.js", "exchanges.js", "tasks.js", "viewer.js", "pairs.js",
-    "start.js",
+    "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "exchanges.js", "pieces.js", "tasks.js",
+    "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
 )  # fmt: skip
-TASKS = 1_200  # synthesized tasks in the table
-DRAFTS = 60  # drafts that were not accepted
+HISTORIES = 1_500_000  # bytes of histories of tasks in the page
+ROWS = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
+DRAFT_BYTES = 300_000
+DRAFTS = 300  # drafts that were not accepted
 TEXT = 600  # characters of a query or a line of evidence
+LIST = 60  # lines of evidence, actions of a solution
 LINES = 12  # entries of a list in a context of exploration
+VISITS = 40  # the newest of a task
 
 
 def write_report(folder: str | Path) -> Path:
     """Writes `folder`/report.html from whatever the run directory holds and returns its path.
 
+    What one page does not hold goes to report_files/ beside it.
     Raises FileNotFoundError when `folder` is no run directory.
     """
     run = read_run(folder)
-    return write_page(run.folder / "report.html", render(contents(run)))
+    pieces = Pieces(stamp_of(run), run.folder)
+    page = replace_text(run.folder / "report.html", render(contents(run, pieces)))
+    pieces.clear()
+    return page
 
 
-def write_page(path: Path, text: str) -> Path:
-    """Writes a page by renaming a complete file: neither a reader nor an interruption sees half of one."""
-    expect_file(path)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-    return path
+def contents(run: Run, pieces: Pieces | None = None, played: EpisodeIndex | None = None) -> Json:
+    """Everything the page shows, as JSON; what one page does not hold goes to `pieces`, or is left out without.
+
+    With `played`, the page holds no texts of episodes, and only steps that are new since the last call are read.
+    """
+    sources = {task["lineage"]["episode"] for task in run.synthesized}
+    if played is None:
+        selection = select(run, sources, played := EpisodeIndex(), pieces)
+    else:
+        selection = follow(run, played)
+    shown, histories = _histories(run, played)
+    tasks = [_task(task, run) for task in shown]
+    kept = pick_within(tasks, HISTORIES)
+    if len(kept) < len(tasks) and pieces is not None:
+        for start in range(0, len(tasks), TASKS):
+            pieces.put(tasks_piece(start // TASKS), tasks[start : start + TASKS])
+    chosen = {task["id"] for task in kept}
+    journal = Exchanges(run.folder / "journal.jsonl")
+    return {
+        **_figures(run, histories),
+        "tasks": _rows(tasks, chosen),
+        "exchanges": journal_texts([task for task in shown if task.id in chosen], journal),
+        "pairs": pairs(run),
+        "episodes": selection.episodes,
+        "index": played.index(),
+        "pieces": pieces.about() if pieces is not None and pieces.names else None,
+        "counts": {
+            "tasks": len(tasks),
+            "histories": len(kept),
+            "episodes": selection.total,
+            "sources": [selection.sources, selection.sources_total],
+            "drafts": _rejected_counts(run),
+        },
+    }
 
 
-def contents(run: Run) -> Json:
-    """Everything the page shows, as JSON."""
-    visits = VisitIndex()
-    selection = select(run, {task["lineage"]["episode"] for task in run.synthesized}, visits)
-    lineages = Lineages(run, visits)
+def _histories(run: Run, played: EpisodeIndex) -> tuple[list[TaskHistory], list[TaskHistory]]:
+    """The histories of the synthesized tasks, in the order of the pool, and those of all tasks."""
+    lineages = Lineages(run, played.visits)
     histories = [lineages.history(task) for task in run.tasks]
     synthesized = {task["id"] for task in run.synthesized}
-    shown = figures.evenly([task for task in histories if task.id in synthesized], TASKS)
+    return [task for task in histories if task.id in synthesized], histories
+
+
+def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
+    """What the page shows above its lists, and the drafts that were not accepted."""
+    drafts = figures.evenly(_rejected(run), DRAFTS)
     numbers = {id(draft): name for name, draft in run.numbered_drafts()}
-    rejected = [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
     return {
         "name": run.folder.resolve().name,
         "config": run.config,
@@ -78,30 +115,52 @@ def contents(run: Run) -> Json:
         "lengths": task_set.lengths(run),
         "conversion": task_set.conversion(run),
         "feedback": task_set.feedback(run),
-        "tasks": [_task(task) for task in shown],
-        "expeditions": _expeditions(run, shown),
-        "exchanges": journal_texts(shown, Exchanges(run.folder / "journal.jsonl")),
-        "drafts": [_draft(draft, numbers[id(draft)]) for draft in figures.evenly(rejected, DRAFTS)],
-        "pairs": pairs(run),
+        "drafts": pick_within([_draft(draft, numbers[id(draft)]) for draft in drafts], DRAFT_BYTES),
         "unit": "step",
-        "episodes": selection.episodes,
-        "counts": {
-            "tasks": len(synthesized),
-            "episodes": selection.total,
-            "sources": [selection.sources, selection.sources_total],
-            "drafts": len(rejected),
-        },
     }
+
+
+def _rejected(run: Run) -> list[Json]:
+    return [draft for draft in run.drafts if draft["verdict"]["status"] != "accepted"]
+
+
+def _rejected_counts(run: Run) -> list[int]:
+    """Drafts that were not accepted: of D_0, and of the evolutions."""
+    initial = sum(not draft["step"] for draft in _rejected(run))
+    return [initial, len(_rejected(run)) - initial]
+
+
+def _rows(tasks: Sequence[Json], whole: Collection[str]) -> list[Json]:
+    """The tasks of the table, in the order of the pool: those in `whole` with their histories, the others as rows.
+
+    A row has the number of its task, by which its piece is known. Rows are left out evenly beyond ROWS bytes.
+    """
+    rows = [
+        {
+            "number": number,
+            **{name: task[name] for name in ("id", "step", "origin", "source_episode", "visits")},
+            "query": task["query"][:200],
+            "actions": len(task["solution"]),
+        }
+        for number, task in enumerate(tasks)
+        if task["id"] not in whole
+    ]
+    kept = {row["id"]: row for row in pick_within(rows, ROWS)}
+    found = [task if task["id"] in whole else kept.get(task["id"]) for task in tasks]
+    return [task for task in found if task is not None]
 
 
 def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
     """The page with its data, drawn by these scripts."""
     style = _part("style.css")
     script = f'(() => {{\n"use strict";\n{"".join(_part(name) for name in scripts)}}})();\n'
+    # Pieces are scripts that this script adds; a live page asks its own server alone.
+    loads = " 'strict-dynamic'" if data.get("pieces") else ""
+    asks = "connect-src 'self'; " if data.get("live") else ""
     parts = {
         "TITLE": html.escape(f"cojax · {data['name']}"),
-        "POLICY": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:; "
-        "base-uri 'none'; form-action 'none'",
+        "POLICY": f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}{loads}; {asks}"
+        "img-src data:; base-uri 'none'; form-action 'none'",
         "STYLE": style,
         "SCRIPT": script,
         "DATA": embed(data),
@@ -115,35 +174,30 @@ def render(data: Json, scripts: Sequence[str] = SCRIPTS) -> str:
 
 def embed(data: Any) -> str:
     """JSON without characters that an HTML parser could take for a tag; null for NaN and infinity."""
-    text = json.dumps(_finite(data), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return strict_json(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _task(task: TaskHistory) -> Json:
+def _task(task: TaskHistory, run: Run) -> Json:
     """The history of a task for the page: long texts cut, visits as rows of step, episodes, successes, mean reward."""
     values = {field.name: _cut(getattr(task, field.name)) for field in dataclasses.fields(task)}
     values["expedition"] = expedition_name(task.expedition) if task.expedition else ""
+    explored = run.expeditions.get(task.expedition) if task.expedition else None
+    values["explored"] = _explored(explored) if explored else None
     values["parents"] = [[parent.id, parent.origin, _cut(parent.query)] for parent in task.parents[:12]]
     for name in ("visits", "parent_visits"):
-        rows = values[name][-40:]
+        rows = getattr(task, name)[-VISITS:]
         values[name] = [[visit.step, visit.episodes, visit.successes, round(visit.reward, 4)] for visit in rows]
     return values
 
 
-def _expeditions(run: Run, tasks: Sequence[TaskHistory]) -> dict[str, Json]:
-    """The expeditions that brought these tasks, by "STEP/NUMBER", as far as the run stored them."""
-    wanted = {task.expedition for task in tasks if task.expedition in run.expeditions}
-    found = {expedition_name(key): run.expeditions[key] for key in sorted(key for key in wanted if key)}
+def _explored(record: Json) -> Json:
+    """The record of an expedition: what the explorer was told, and what its runs came to."""
+    context = record.get("context") or {}
     return {
-        name: {
-            "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()}
-            if (context := record.get("context"))
-            else None,
-            "runs": record.get("runs", []),
-            "failures": _cut(record.get("failures", [])[:LINES]),
-            "error": _cut(record.get("error", "")),
-        }
-        for name, record in found.items()
+        "context": {name: _cut(part[:LINES] if isinstance(part, list) else part) for name, part in context.items()},
+        "runs": record.get("runs", [])[:LINES],
+        "failures": _cut(record.get("failures", [])[:LINES]),
+        "error": _cut(record.get("error", "")),
     }
 
 
@@ -162,15 +216,7 @@ def _draft(draft: Json, name: str) -> Json:
 def _cut(value: Any) -> Any:
     if isinstance(value, str):
         return value if len(value) <= TEXT else f"{value[:TEXT]} …"
-    return [_cut(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_cut(item) for item in value[:LIST]] if isinstance(value, (list, tuple)) else value
 
 
 def _part(name: str) -> str:

@@ -10,7 +10,7 @@ from cojax.report.lineage import TaskHistory
 from cojax.report.run import Json
 
 TASKS = 64  # tasks whose exchanges the page holds at most
-CHARACTERS = 2_500_000  # of all texts, each counted once
+CHARACTERS = 1_500_000  # of all texts, each counted once
 TEXT = 8_000  # characters of one text
 
 

@@ -23,8 +23,8 @@ class Run:
     """The contents of a run directory as plain JSON.
 
     `tasks` are by id, in the order of the pool; `expeditions` by step and number. `before` and `after` are episodes of
-    some evaluation tasks, before training and after it. `origin` is that of summary.json, or, of a run that has not
-    ended, that of model.json.
+    some evaluation tasks, before training and after it; `zero_shot` and `final` are results on all of
+    them. `origin` is that of summary.json, or, of a run that has not ended, that of model.json.
     """
 
     folder: Path
@@ -39,6 +39,8 @@ class Run:
     episodes: Episodes
     before: tuple[Json, ...] = ()
     after: tuple[Json, ...] = ()
+    zero_shot: Json = dataclasses.field(default_factory=dict)
+    final: Json = dataclasses.field(default_factory=dict)
 
     @property
     def synthesized(self) -> tuple[Json, ...]:
@@ -88,6 +90,8 @@ def read_run(folder: str | Path) -> Run:
         episodes=Episodes(folder / "episodes"),
         before=tuple(read_episodes(folder / ZERO_SHOT_EPISODES)),
         after=tuple(read_episodes(folder / FINAL_EPISODES)),
+        zero_shot=_read_json(folder / "zero_shot.json"),
+        final=_read_json(folder / "final.json"),
     )
 
 
@@ -117,6 +121,11 @@ def origin_line(origin: Mapping[str, Any]) -> str:
         co_evolved, evolve = f"then co-evolved for {steps:,} steps", origin["evolve"]
         parts.append(co_evolved if evolve == "feedback" else f"then trained for {steps:,} steps (evolve={evolve})")
     return ", ".join(parts)
+
+
+def task_scores(result: Json) -> dict[str, float]:
+    """Task id → score, of zero_shot.json or final.json."""
+    return {task: float(score) for task, score in (result.get("tasks") or {}).items() if score is not None}
 
 
 def joined_at(task: Json) -> int:

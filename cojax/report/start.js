@@ -1,28 +1,33 @@
-// Puts the page together. The address names what is chosen: #task=ID, #episode=ID.
-const data = JSON.parse(document.getElementById("data").textContent);
-learnKinds(data.kinds);
-const tasks = taskSection(data, go), episodes = episodeSection(data, go);
-const rooms = {task: tasks, episode: episodes};
+// Puts the page together. The address names what is chosen: #task=ID, #episode=ID, #group=ID (the group of an episode).
+let rooms = {};
 
-function go(kind, id) {
-  if (!rooms[kind].show(id)) return;
+function go(kind, id, always = false) {
+  const room = rooms[kind];
+  if (!room || !id || !room.show(id)) return false;
   history.replaceState(null, "", `#${kind}=${encodeURIComponent(id)}`);
-  const node = rooms[kind].node, bounds = node.getBoundingClientRect();
-  if (bounds.top > innerHeight * 0.7 || bounds.bottom < 160) node.scrollIntoView();
+  reveal(room.detail, always);
+  return true;
 }
-function follow() {
-  const [kind, id] = decodeURIComponent(location.hash.slice(1)).split("=");
-  if (rooms[kind] && id && rooms[kind].show(id)) rooms[kind].node.scrollIntoView();
+const follow = () => go(...chosenByAddress(), true);
+
+function draw(data) {
+  learnKinds(data.kinds);
+  const episodes = episodeSection(data, go), tasks = taskSection(data, episodes, go);
+  rooms = {task: tasks, episode: episodes, group: {show: episodes.showGroup, detail: episodes.detail}};
+  const parts = [["learning", "Learning", curves(data)], ["agents", "Agents", agents(data)], ["evolution", "Co-evolution", evolution(data)], ["taskset", "Task set", taskSet(data)],
+    ["tasks", "Synthesized tasks", tasks.node], ["pairs", "Before and after", pairSection(data)], ["episodes", "Episodes", episodes.node], ["settings", "Settings", settingsSection(data)]].filter(([, , node]) => node);
+  replace(document.getElementById("top"), top(data));
+  replace(document.getElementById("main"), hero(data), parts.map(([, , node]) => node));
+  replace(document.getElementById("nav"), h("div", {}, parts.map(([id, title]) => h("a", {href: `#${id}`}, title))));
+  document.getElementById("foot").textContent = data.live ? "Drawn from the run directory as it is now." : "Made from the run directory alone; this file asks nothing of any server.";
+  const exchanges = (task) => Number(task.id in data.exchanges.tasks);
+  const eventful = [...data.tasks].filter((task) => task.verdict_evidence).sort((a, b) => exchanges(b) - exchanges(a) || b.visits.length - a.visits.length)[0] || data.tasks[0];
+  if (eventful) tasks.show(tasks.chosen() || eventful.id);
+  if (episodes.first) episodes.show(episodes.first);
 }
 
-fill(document.getElementById("top"), {}, top(data));
-fill(document.getElementById("main"), {}, [hero(data), curves(data), agents(data), evolution(data), taskSet(data), tasks.node, pairSection(data), episodes.node,
-  section("settings", "Settings", "As in config.json, so that this page alone says what was run.", h("details", {}, h("summary", {}, "config.json"), h("pre", {}, JSON.stringify(data.config, null, 1))))]);
-fill(document.getElementById("nav"), {}, [h("div", {}, [["learning", "Learning"], ...(data.agents.step ? [["agents", "Agents"]] : []), ["evolution", "Co-evolution"], ["taskset", "Task set"], ["tasks", "Synthesized tasks"], ["pairs", "Before and after"], ["episodes", "Episodes"], ["settings", "Settings"]].map(([id, title]) => h("a", {href: `#${id}`}, title)))]);
-document.getElementById("foot").textContent = "Made from the run directory alone; this file asks nothing of any server.";
-const exchanges = (task) => Number(task.id in data.exchanges.tasks);
-const eventful = [...data.tasks].sort((a, b) => exchanges(b) - exchanges(a) || b.visits.length - a.visits.length)[0];
-if (eventful) tasks.show(eventful.id);
-if (episodes.first) episodes.show(episodes.first);
+const data = JSON.parse(document.getElementById("data").textContent);
+draw(data);
 addEventListener("hashchange", follow);
 follow();
+if (data.live) watch(data.live);

@@ -1,61 +1,71 @@
 // Synthesized tasks: a table, and for the chosen one why it exists and whether it helped.
-function taskSection(data, go) {
-  const {tasks, counts, drafts} = data;
-  const byId = new Map(tasks.map((task) => [task.id, task]));
-  const stored = new Set(data.episodes.map((episode) => episode.id));
-  const detail = h("div", {class: "card"}, h("p", {class: "empty"}, "Choose a task to see why it exists."));
-  const body = h("tbody"), shown = h("span", {class: "small faint"});
-  const search = h("input", {type: "search", placeholder: "search query, id, tool", "aria-label": "search tasks", oninput: () => list()});
+function taskSection(data, episodes, go) {
+  const {tasks, counts, pieces, drafts} = data;
+  const byId = new Map(tasks.map((task) => [task.id, task])), kept = remembered("tasks", {origin: ""});
+  const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose a task to see why it exists."));
+  const status = h("span", {class: "small faint"});
   const origins = everyOrigin().filter((origin) => tasks.some((task) => task.origin === origin));
-  let origin = "", chosen = null;
-  const chips = ["", ...origins].map((name) => h("button", {type: "button", "aria-pressed": String(name === origin), onclick: () => {
-    origin = name;
+  const chips = ["", ...origins].map((name) => h("button", {type: "button", "aria-pressed": String(name === kept.origin), onclick: () => {
+    kept.origin = name;
     chips.forEach((chip, index) => chip.setAttribute("aria-pressed", String(["", ...origins][index] === name)));
-    list();
+    table.set(found());
   }}, name || "all"));
+  const actions = (task) => (task.solution ? task.solution.length : task.actions);
+  const rate = (visit) => (visit ? visit[2] / visit[1] : null);
+  const columns = [{title: "step", number: true, value: (task) => task.step}, {title: "origin", value: (task) => task.origin, cell: (task) => badge(task.origin)}, {title: "query", value: (task) => task.query},
+    {title: "actions", number: true, value: actions}, {title: "visits", value: (task) => rate(task.visits.at(-1)), cell: (task) => spark(task.visits)}];
+  const saved = [{title: "id", value: (task) => task.id}, ...columns.slice(0, 4), {title: "visits", value: (task) => task.visits.length},
+    {title: "success at the first visit", value: (task) => rate(task.visits[0])}, {title: "success at the last visit", value: (task) => rate(task.visits.at(-1))}];
 
-  function list() {
-    const wanted = search.value.trim().toLowerCase();
-    const found = tasks.filter((task) => (!origin || task.origin === origin) && `${task.id} ${task.query} ${task.solution.join(" ")}`.toLowerCase().includes(wanted));
-    replace(body, found.slice(0, 300).map((task) => pickable(h("tr", {class: task.id === chosen ? "pick chosen" : "pick", "data-id": task.id},
-      h("td", {class: "number"}, task.step), h("td", {}, badge(task.origin)), h("td", {}, task.query), h("td", {class: "number"}, task.solution.length), h("td", {}, spark(task.visits))), () => go("task", task.id))));
-    shown.textContent = `${whole(Math.min(300, found.length))} of ${whole(found.length)} found` + (tasks.length < counts.tasks ? `; the page holds ${whole(tasks.length)} of ${whole(counts.tasks)} tasks, evenly spaced` : "");
+  function found() {
+    const wanted = (kept.search || "").trim().toLowerCase();
+    const some = tasks.filter((task) => (!kept.origin || task.origin === kept.origin) && (!wanted || `${task.id} ${task.query} ${(task.solution || []).join(" ")}`.toLowerCase().includes(wanted)));
+    table.empty = nothing(kept, "task");
+    return some;
   }
+  const table = sortable({name: "tasks", columns, rows: [], pick: (task) => go("task", task.id), chosen: (task) => task.id === kept.id, shown: (some, all) => {
+    status.textContent = (some < all ? `${whole(some)} of ${whole(all)} found` : `${whole(all)} found`) + (tasks.length < counts.tasks ? `; the list has ${whole(tasks.length)} of ${whole(counts.tasks)} tasks, evenly spread` : "");
+  }});
+  table.set(found());
   function show(id) {
     const task = byId.get(id);
     if (!task) return false;
-    chosen = id;
-    for (const row of body.children) row.classList.toggle("chosen", row.dataset.id === id);
-    replace(detail, story(task, byId, stored, go, data));
+    kept.id = id;
+    for (const row of table.body.children) row.classList.toggle("chosen", row.dataset.id === id);
+    const tell = (whole) => replace(detail, story(whole, byId, episodes, go, data));
+    const bare = (text) => replace(detail, h("div", {}, badge(task.origin), h("span", {class: "mono faint"}, task.id)), h("p", {class: "query"}, task.query), h("p", {class: "empty missing"}, text));
+    if (task.solution) tell(task);
+    else if (!pieces) bare("Its history is not in this page; python -m experiments.report WORKDIR --task=ID prints it.");
+    else {
+      bare("loading …");
+      loadPiece(pieces, tasksPiece(pieces, task.number)).then((all) => { if (kept.id === id) tell(all.find((one) => one.id === id)); }).catch((error) => { if (kept.id === id) bare(error.message); });
+    }
     return true;
   }
-  list();
-  const room = h("div", {class: "two"},
-    h("div", {class: "card"}, h("div", {class: "scroll"}, h("table", {},
-      h("thead", {}, h("tr", {}, h("th", {class: "number"}, "step"), h("th", {}, "origin"), h("th", {}, "query"), h("th", {class: "number"}, "actions"), h("th", {}, "visits"))), body))), detail);
+  const room = h("div", {class: "two"}, h("div", {class: "card"}, h("div", {class: "scroll"}, table.node)), detail);
+  const save = csvButton(() => saveCsv("tasks", saved, found()));
   const node = section("tasks", "Synthesized tasks", "Every task knows its parent, the signal and the episode that led to it, and what validation found. A dot of the last column is a visit: green when at least half its episodes succeeded.",
-    tasks.length ? [h("div", {class: "controls"}, h("span", {class: "chips"}, chips), search, shown), room] : h("p", {class: "empty"}, "No task has been synthesized yet."),
-    drafts.length > 0 && h("details", {}, h("summary", {}, `Drafts that were not accepted (${whole(drafts.length)} of ${whole(counts.drafts)} shown)`), h("p", {class: "small faint"}, "python -m experiments.report WORKDIR --draft=STEP/NUMBER prints one with all that was sent and received."), h("div", {class: "card scroll"}, rejected(drafts))));
-  return {node, show};
+    tasks.length ? [h("div", {class: "controls"}, h("span", {class: "chips"}, chips), searchField(kept, "search query, id, tool", () => table.set(found())), save, status), room] : h("p", {class: "empty"}, "No task has been synthesized yet."),
+    drafts.length > 0 && rejected(drafts, counts.drafts));
+  return {node, show, detail, chosen: () => (byId.has(kept.id) ? kept.id : null)};
 }
 
-function story(task, byId, stored, go, data) {
-  const link = (kind, id, exists) => (exists ? h("a", {href: `#${kind}=${encodeURIComponent(id)}`, class: "mono", onclick: (event) => { event.preventDefault(); go(kind, id); }}, id) : h("span", {class: "mono soft"}, id));
-  const lines = (items) => items.length > 0 && h("ul", {class: "lines"}, items.map((item) => h("li", {}, item)));
+function story(task, byId, episodes, go, data) {
+  const named = (kind, id, exists) => h("span", {class: "mono"}, exists ? link(kind, id, id, go) : h("span", {class: "soft"}, id));
   const chain = [...task.parents].reverse().map(([id, origin, query]) =>
-    h("li", {tone: tone(origin)}, h("span", {class: "small faint"}, origin ? `${origin} task ` : "task ", link("task", id, byId.has(id))), h("div", {}, query || "no longer in the pool")));
+    h("li", {tone: tone(origin)}, h("span", {class: "small faint"}, origin ? `${origin} task ` : "task ", named("task", id, byId.has(id))), h("div", {}, query || "no longer in the pool")));
   if (task.source_episode)
-    chain.push(h("li", {tone: tone(task.signal)}, h("span", {class: "small faint"}, "episode ", link("episode", task.source_episode, stored.has(task.source_episode)), stored.has(task.source_episode) ? "" : " (not kept in this page)"),
+    chain.push(h("li", {tone: tone(task.signal)}, h("span", {class: "small faint"}, "episode ", named("episode", task.source_episode, episodes.has(task.source_episode)), episodes.has(task.source_episode) ? "" : " (no longer stored)"),
       h("div", {}, task.signal ? badge(task.signal) : null, task.signal_evidence || (task.signal ? "" : "chosen without a signal"))));
   if (task.explorer || task.runs.length)
     chain.push(h("li", {}, h("span", {class: "small faint"}, "exploration"), h("div", {}, task.explorer || "explorer", task.runs.length ? `, run ${task.runs.join(", ")}` : ""),
-      data.expeditions[task.expedition] && expeditionLines(data.expeditions[task.expedition])));
+      task.explored && expeditionLines(task.explored)));
   if (task.verdict)
-    chain.push(h("li", {tone: tone(task.verdict)}, h("span", {class: "small faint"}, "validation "), badge(task.verdict), lines(task.verdict_evidence),
+    chain.push(h("li", {tone: tone(task.verdict)}, h("span", {class: "small faint"}, "validation "), badge(task.verdict), evidenceList(task.verdict_evidence, task.verdict),
       known(task.difficulty) && h("div", {class: "small soft"}, `difficulty ${percent(task.difficulty)}: the share of attempts on the query alone that failed`)));
   chain.push(h("li", {tone: tone(task.origin)}, h("span", {class: "small faint"}, `joined the pool at step ${task.step}`), h("div", {}, h("strong", {}, task.query))));
   return [h("div", {}, badge(task.origin), h("span", {class: "mono faint"}, task.id)), h("p", {class: "query"}, task.query),
-    h("details", {}, h("summary", {}, `Solution, ${task.solution.length} actions`), h("ul", {class: "lines mono"}, task.solution.map((action) => h("li", {}, action)))),
+    h("details", {}, h("summary", {}, `Solution, ${counted(task.solution.length, "action")}`), h("ul", {class: "lines mono"}, task.solution.map((action) => h("li", {}, action)))),
     h("h3", {css: {"margin-top": "18px"}}, "Why it exists"), h("ol", {class: "chain"}, chain),
     data.exchanges.texts.length > 0 && [h("h3", {css: {"margin-top": "18px"}}, "What was sent and received"), exchangesOf(task, data)],
     h("h3", {css: {"margin-top": "18px"}}, "Did it help?"), h("dl", {class: "facts"},
@@ -74,8 +84,19 @@ function beforeAfter(task) {
   return `before: ${rate(before)}; after: ${rate(after)}`;
 }
 
-function rejected(drafts) {
-  return h("table", {}, h("thead", {}, h("tr", {}, ["draft", "origin", "verdict", "query", "evidence"].map((name) => h("th", {}, name)))),
-    h("tbody", {}, drafts.map((draft) => h("tr", {}, h("td", {class: "mono"}, draft.name), h("td", {}, badge(draft.origin)), h("td", {}, badge(draft.status)), h("td", {}, draft.query),
-      h("td", {class: "soft"}, draft.evidence.join("; "))))));
+// Examinations come in order, and the first that fails ends them: only the last line of a draft that was not accepted failed.
+const evidenceList = (lines, status) => lines.length > 0 && h("ul", {class: "evidence"}, lines.map((line, place) => {
+  const failed = status !== "accepted" && place === lines.length - 1;
+  return h("li", {class: failed ? "no" : "yes"}, h("span", {}, line));
+}));
+
+function rejected(drafts, [initial, evolved]) {
+  const columns = [{title: "draft", value: (draft) => draft.name, cell: (draft) => h("span", {class: "mono"}, draft.name)}, {title: "origin", value: (draft) => draft.origin, cell: (draft) => badge(draft.origin)},
+    {title: "verdict", value: (draft) => draft.status, cell: (draft) => badge(draft.status)}, {title: "query", value: (draft) => draft.query},
+    {title: "evidence", value: (draft) => draft.evidence.join("; "), cell: (draft) => evidenceList(draft.evidence, draft.status)}];
+  const table = sortable({name: "drafts", columns, rows: drafts});
+  const all = initial + evolved;
+  return h("details", {}, h("summary", {}, `Drafts that were not accepted: ${whole(evolved)} of the evolutions${initial ? ` and ${whole(initial)} of the initial tasks` : ""}${drafts.length < all ? ` (${whole(drafts.length)} of these ${whole(all)} listed)` : ""}`),
+    h("div", {class: "controls"}, csvButton(table.save), h("span", {class: "small faint"}, "python -m experiments.report WORKDIR --draft=STEP/NUMBER prints one with all that was sent and received.")),
+    h("div", {class: "card scroll"}, table.node));
 }

@@ -12,13 +12,13 @@ function qualityCards(quality) {
   const by = `embedding: ${quality.embedding === "local" ? "hashed n-grams of words and characters" : quality.embedding || "unknown"}`;
   const sampled = known(quality.compared) && known(quality.tasks) && quality.compared < quality.tasks ? `; a sample of ${whole(quality.compared)} of ${whole(quality.tasks)} tasks` : "";
   const series = (name) => ["pool", "synthesized"].map((set) => ({...SETS[set], values: quality[set][name], kind: "dots", legend: true}));
-  const curve = (title, note, name, low, format) => card(title, note, chart({x: quality.step, unit: "step", low, format, series: series(name)}));
+  const curve = (title, note, name, low, format) => card(title, note, chart({x: quality.step, unit: "step", low, format, series: series(name).map((one) => ({...one, format: format === percent ? (value) => percent(value, 1) : format}))}));
   const bins = quality.histogram.initial || quality.histogram.synthesized;
   const shares = (counts) => { const all = sum(counts || []); return (counts || []).map((count) => (all ? count / all : null)); };
   const greatest = ["initial", "synthesized"].filter((set) => known(quality.greatest[set])).map((set) => `${SETS[set].name} ${quality.greatest[set].toFixed(2)}`).join(", ");
   return [
     curve(`Diversity: SR@${quality.k ?? "k"}`, `mean cosine of a query to its ${quality.k ?? "k"} nearest; lower is more diverse, and a larger set is denser (${by}${sampled})`, "sr_at_k", 0, short),
-    curve("Distance to the evaluation tasks: ED_rel", "energy distance between the queries and those evaluated, of the latter's mean pairwise distance; lower is closer", "ed_rel", null, (value) => percent(value, 1)),
+    curve("Distance to the evaluation tasks: ED_rel", "energy distance between the queries and those evaluated, of the latter's mean pairwise distance; lower is closer", "ed_rel", null, percent),
     curve("Similarity to the nearest evaluation task", "mean over the tasks", "similarity", 0, short),
     bins ? card("Similarity to the nearest evaluation task, now", `share of the tasks by cosine; greatest: ${greatest}`, chart({x: bins.map((_, index) => (index / bins.length).toFixed(2)), unit: "cosine from", format: percent,
       series: ["initial", "synthesized"].filter((set) => quality.histogram[set]).map((set) => ({...SETS[set], kind: "group", legend: true, values: shares(quality.histogram[set])}))})) : null];
@@ -40,13 +40,17 @@ function conversionCard({step, pass_rate, fruitful}) {
 function feedbackCard({step, share}, seconds) {
   const whole = seconds.total > 0 ? (seconds.feedback || 0) / seconds.total : null;
   return card("Time spent on feedback", known(whole) ? `${percent(whole, 1)} of the wall time (${duration(seconds.feedback || 0)} of ${duration(seconds.total)}): signals, exploration, validation` : "share of the wall time so far",
-    chart({x: step, format: (value) => percent(value, 1), series: [{name: "share of the wall time so far", color: "var(--forgetting)", values: share, legend: true}]}));
+    chart({x: step, format: percent, series: [{name: "share of the wall time so far", format: (value) => percent(value, 1), color: "var(--forgetting)", values: share, legend: true}]}));
 }
 
 function funnel(rows) {
   const of = (part, all) => (all ? ` (${percent(part / all)})` : "");
-  const row = (one) => h("tr", {}, h("td", {}, badge(one.origin)), [known(one.signals) ? whole(one.signals) : "–", `${whole(one.expeditions)}${of(one.expeditions, one.signals)}`, `${whole(one.fruitful)}${of(one.fruitful, one.expeditions)}`,
-    whole(one.drafts), `${whole(one.tasks)}${of(one.tasks, one.drafts)}`].map((text) => h("td", {class: "number"}, text)));
-  return h("div", {class: "card scroll", css: {"margin-top": "16px"}}, h("h3", {}, "From signals to tasks, by origin"),
-    h("table", {}, h("thead", {}, h("tr", {}, ["origin", "signals raised", "expeditions (of signals)", "brought a task (of expeditions)", "drafts", "tasks (of drafts)"].map((name, place) => h("th", {class: place ? "number" : null}, name)))), h("tbody", {}, rows.map(row))));
+  const count = (title, value, cell) => ({title, number: true, value, cell: cell || ((row) => whole(value(row)))});
+  const columns = [{title: "origin", value: (row) => row.origin, cell: (row) => badge(row.origin)}, count("signals raised", (row) => row.signals),
+    count("expeditions (of signals)", (row) => row.expeditions, (row) => `${whole(row.expeditions)}${of(row.expeditions, row.signals)}`),
+    count("brought a task (of expeditions)", (row) => row.fruitful, (row) => `${whole(row.fruitful)}${of(row.fruitful, row.expeditions)}`),
+    count("drafts", (row) => row.drafts), count("tasks (of drafts)", (row) => row.tasks, (row) => `${whole(row.tasks)}${of(row.tasks, row.drafts)}`)];
+  const table = sortable({name: "signals-to-tasks", columns, rows});
+  return h("div", {class: "card", css: {"margin-top": "16px"}}, h("div", {class: "controls between"}, h("h3", {}, "From signals to tasks, by origin"), csvButton(table.save)),
+    h("p", {class: "small faint"}, "of the evolutions; the drafts of the initial tasks are not among them"), h("div", {class: "scroll"}, table.node));
 }

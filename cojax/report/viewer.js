@@ -1,78 +1,145 @@
-// Episodes: a filtered list, and the chosen one turn by turn, every sampled token shaded by how unsure the policy was.
+// Episodes: a filtered list of all, and the chosen one turn by turn, every sampled token shaded by how unsure the policy was.
 const VIEWER_ROWS = 250;
+const ORDERS = {oldest: null, newest: (a, b) => b.step - a.step, "lowest reward": (a, b) => a.reward - b.reward, "highest reward": (a, b) => b.reward - a.reward, "most turns": (a, b) => b.turns - a.turns};
 
 function episodeSection(data, go) {
-  const {episodes, unit} = data;
-  const byId = new Map(episodes.map((episode) => [episode.id, episode]));
+  const {unit, pieces} = data;
+  const groups = episodeGroups(data), rows = groups.flatMap((group) => group.rows);
+  // What a live page has loaded stays while it is drawn anew.
+  const texts = data.live ? remembered("texts", new Map()) : new Map(data.episodes.map((episode) => [episode.id, episode]));
+  const learned = groups.some((group) => (group.v || []).some((value) => value));
+  const find = finder(groups), whenLoaded = loader(texts, pieces, () => chosen);
   const tasksBySource = new Map();
   for (const task of data.tasks) if (task.source_episode) tasksBySource.set(task.source_episode, [...(tasksBySource.get(task.source_episode) || []), task]);
-  const listing = h("ul", {class: "list"}), shown = h("p", {class: "small faint", css: {padding: "8px 12px"}});
-  const detail = h("div", {class: "card"}, h("p", {class: "empty"}, "Choose an episode."));
-  const choice = (label, options) => h("select", {"aria-label": label, onchange: () => list()}, h("option", {value: ""}, label), options.map((option) => h("option", {value: option}, option)));
-  const distinct = (values) => [...new Set(values)];
-  const step = choice(`every ${unit}`, distinct(episodes.map((one) => one.step)));
-  const outcome = choice("every outcome", distinct(episodes.map((one) => one.outcome)).sort());
-  const signal = choice("every signal", [...KINDS.filter((kind) => episodes.some((one) => one.signals.some(([name]) => name === kind))), "none"]);
-  const success = choice("solved or not", ["solved", "not solved"]);
-  const search = h("input", {type: "search", placeholder: "search query, task or episode id", "aria-label": "search episodes", oninput: () => list()});
+  const kept = remembered("episodes", {from: 0});
+  const listing = h("ul", {class: "list"}), shown = h("p", {class: "small faint status"});
+  const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose an episode."));
   let chosen = null;
 
-  function matches(one, wanted) {
-    return (!step.value || String(one.step) === step.value) && (!outcome.value || one.outcome === outcome.value)
-      && (!signal.value || (signal.value === "none" ? !one.signals.length : one.signals.some(([name]) => name === signal.value)))
-      && (!success.value || (one.reward >= 1) === (success.value === "solved"))
-      && `${one.id} ${one.task} ${one.query}`.toLowerCase().includes(wanted);
-  }
+  const found = () => filtered(rows, kept);
   function list() {
-    const found = episodes.filter((one) => matches(one, search.value.trim().toLowerCase()));
-    replace(listing, found.slice(0, VIEWER_ROWS).map((one) => pickable(h("li", {class: one.id === chosen ? "chosen" : null, "data-id": one.id},
-      h("div", {class: "small faint"}, `${unit} ${one.step} · ${one.turns.length} turns · `, h("span", {class: one.reward >= 1 ? "yes" : "no"}, `reward ${short(one.reward)}`), one.outcome === "finished" ? "" : ` · ${one.outcome.replace("_", " ")}`),
-      h("div", {}, one.query), one.agent && badge("second agent"), one.signals.map(([kind]) => badge(kind))), () => go("episode", one.id))));
-    shown.textContent = `${whole(found.length)} found${found.length > VIEWER_ROWS ? `, the first ${VIEWER_ROWS} listed` : ""}`;
+    const some = found();
+    const from = kept.from < some.length ? kept.from : 0, to = Math.min(some.length, from + VIEWER_ROWS);
+    const turn = (text, start) => h("button", {type: "button", class: "head turnpage", disabled: start === from || start >= some.length, onclick: () => { kept.from = start; list(); }}, text);
+    replace(listing, some.slice(from, to).map((row) => pickable(h("li", {class: row.id === chosen ? "chosen" : null, "data-id": row.id},
+      h("div", {class: "small faint"}, `${unit} ${row.step} · ${counted(row.turns, "turn")} · `, h("span", {class: row.reward >= 1 ? "yes" : "no"}, `reward ${short(row.reward)}`), row.outcome === "finished" ? "" : ` · ${OUTCOME(row.outcome)}`),
+      h("div", {}, row.query), row.agent && badge("second agent"), row.signals.map((kind) => badge(kind))), () => go("episode", row.id))),
+      !some.length && h("li", {class: "nothing"}, nothing(kept, "episode")));
+    const listed = some.length > VIEWER_ROWS ? `, ${whole(from + 1)} to ${whole(to)} listed` : "";
+    replace(shown, h("span", {}, `${counted(some.length, "episode")} found${listed}`), listed && [h("span", {class: "turns"}, turn("← before", Math.max(0, from - VIEWER_ROWS)), turn("next →", from + VIEWER_ROWS))]);
+    listing.parentNode?.scrollTo?.(0, 0);
+  }
+  const changed = () => { kept.from = 0; list(); };
+  const controls = episodeControls(data, groups, kept, changed, () => saveCsv("episodes", CSV_OF_EPISODES, found()));
+  function choose(id) {
+    const row = find(id);
+    if (!row) return null;
+    chosen = id;
+    // One chosen by its address may be far from those listed.
+    const listed = [...listing.children].some((item) => item.dataset.id === id), place = listed ? -1 : found().findIndex((one) => one.group === row.group && one.place === row.place);
+    if (place >= 0) { kept.from = Math.max(0, place - 2); list(); }
+    for (const item of listing.children) item.classList.toggle("chosen", item.dataset.id === id);
+    return row;
   }
   function show(id) {
-    const one = byId.get(id);
-    if (!one) return false;
-    chosen = id;
-    for (const row of listing.children) row.classList.toggle("chosen", row.dataset.id === id);
-    replace(detail, transcript(one, data, tasksBySource.get(id) || [], go));
+    const row = choose(id), group = row && row.group.rows;
+    if (!row) return false;
+    whenLoaded(row, [id], (missing) => replace(detail, transcript(row, texts.get(id), missing, data, tasksBySource.get(id) || [], groupStrip(row, group, go, learned), go)));
+    return true;
+  }
+  function showGroup(id) {
+    const row = choose(id), group = row && row.group.rows;
+    if (!row) return false;
+    whenLoaded(row, group.map((one) => one.id), (missing) => replace(detail, sideBySide(row, group, texts, go, learned), missing && h("p", {class: "small missing"}, missing)));
     return true;
   }
   list();
-  const node = section("episodes", "Episodes", episodeNote(data), episodes.length
-    ? [h("div", {class: "controls"}, step, outcome, signal, success, search), h("div", {class: "viewer"}, h("div", {class: "card", css: {padding: "0"}}, shown, h("div", {class: "scroll", css: {"max-height": "760px"}}, listing)), detail)]
+  const node = section("episodes", "Episodes", episodeNote(data, rows.length), rows.length
+    ? [h("div", {class: "controls"}, controls), h("div", {class: "viewer"}, h("div", {class: "card listing"}, shown, h("div", {class: "scroll tall"}, listing)), detail)]
     : h("p", {class: "empty"}, "No episode is stored."));
-  return {node, show, first: (tasksBySource.size ? [...tasksBySource.keys()].find((id) => byId.has(id)) : null) || (episodes[0] && episodes[0].id)};
+  const first = [...tasksBySource.keys()].find((id) => texts.has(id)) || data.episodes[0]?.id || (pieces && rows[0]?.id);
+  return {node, show, showGroup, detail, has: (id) => Boolean(find(id)), first};
 }
 
-// How many of the stored episodes the page holds.
-function episodeNote({episodes, counts, pages}) {
+// Draws at once what the page holds, and the rest when its piece has come and the same episode is still chosen.
+const loader = (texts, pieces, chosen) => (row, ids, draw) => {
+  const {id, step} = row, complete = () => ids.every((one) => texts.has(one));
+  if (complete()) return draw("");
+  if (!pieces) return draw("The texts of this episode are not in this page; they are in episodes/ of the run.");
+  draw("loading …");
+  loadPiece(pieces, episodesPiece(step)).then((all) => {
+    for (const one of all) texts.set(one.id, one);
+    if (chosen() === id) draw(complete() ? "" : `No episode ${id} is in ${pieces.folder}/${episodesPiece(step)}.js.`);
+  }, (error) => { if (chosen() === id) draw(error.message); });
+};
+
+// The id of most names the step, of which there are few groups.
+function finder(groups) {
+  const byStep = new Map();
+  for (const group of groups) byStep.has(String(group.step)) ? byStep.get(String(group.step)).push(group) : byStep.set(String(group.step), [group]);
+  const among = (some, id) => some.flatMap((group) => group.rows).find((row) => row.id === id);
+  return (id) => among(byStep.get(id.split("-")[0]) || [], id) || among(groups.filter((group) => group.n), id);
+}
+
+function filtered(rows, kept) {
+  const wanted = (kept.search || "").trim().toLowerCase();
+  const some = rows.filter((row) => (!kept.step || String(row.step) === kept.step) && (!kept.outcome || row.outcome === kept.outcome)
+    && (!kept.signal || (kept.signal === "none" ? !row.signals.length : row.signals.includes(kept.signal)))
+    && (!kept.success || (row.reward >= 1) === (kept.success === "solved"))
+    && (!wanted || `${row.id} ${row.task} ${row.query}`.toLowerCase().includes(wanted)));
+  return ORDERS[kept.order] ? some.sort(ORDERS[kept.order]) : some;
+}
+
+function episodeControls(data, groups, kept, changed, save) {
+  const distinct = (values) => [...new Set(values)];
+  const kinds = new Set(groups.flatMap((group) => (group.s || []).flat()));
+  return [
+    chooser(kept, "step", `every ${data.unit}`, distinct(groups.map((group) => group.step)), changed),
+    chooser(kept, "outcome", "every outcome", distinct(groups.flatMap((group) => group.o || ["finished"])).sort().map((name) => [name, OUTCOME(name)]), changed),
+    chooser(kept, "signal", "every signal", [...KINDS.filter((kind) => kinds.has(kind)), "none"], changed),
+    chooser(kept, "success", "solved or not", ["solved", "not solved"], changed),
+    searchField(kept, "search query, task or episode id", changed),
+    chooser(kept, "order", "in order", Object.keys(ORDERS).slice(1), changed),
+    csvButton(save)];
+}
+
+const CSV_OF_EPISODES = ["id", "step", "task", "query", "origin", "outcome", "reward", "turns"].map((name) => ({title: name, value: (row) => row[name]}))
+  .concat([{title: "signals", value: (row) => row.signals.join(" ")}, {title: "agent", value: (row) => row.agent}, {title: "advantage", value: (row) => advantageNumber(row.advantage)}]);
+
+const nothing = (kept, what) => (kept.search?.trim() ? `No ${what} has “${kept.search.trim()}” in it.` : `No ${what} is like this.`) + " Change the search or the filters.";
+
+// How many of the stored episodes the page holds, and where the others are.
+function episodeNote({episodes, counts, pages, pieces}, listed) {
   if (pages) return `${whole(episodes.length)} of ${whole(counts.episodes)} episodes${pages.length > 1 ? "; the others are on the other pages" : ""}. Whole texts are in episodes.jsonl.`;
-  const left = counts.sources[1] - counts.sources[0];
-  return `The page holds ${whole(episodes.length)} of ${whole(counts.episodes)} stored episodes: ${left ? `${whole(counts.sources[0])} of the ${whole(counts.sources[1])}` : `all ${whole(counts.sources[1])}`} that led to a synthesized task, and others evenly over the steps. The rest is in episodes/.`;
+  const list = listed < counts.episodes ? `The list has ${whole(listed)} of the ${counted(counts.episodes, "stored episode")}, of steps evenly spread.` : `The list has all ${counted(counts.episodes, "stored episode")}.`;
+  if (episodes.length >= counts.episodes) return `${list} Long texts are cut; whole ones are in episodes/ of the run.`;
+  const inside = episodes.length ? `The texts of ${whole(episodes.length)} are in this page: ${counts.sources[0] < counts.sources[1] ? `${whole(counts.sources[0])} of the ${whole(counts.sources[1])}` : `all ${whole(counts.sources[1])}`} that led to a synthesized task, and others evenly over the steps.` : "";
+  return `${list} ${inside} ${pieces ? `The others are loaded from ${pieces.folder}/, which must lie beside this page.` : "The others are in episodes/ of the run."}`;
 }
 
-function transcript(one, data, children, go) {
-  const link = (kind, id, text) => h("a", {href: `#${kind}=${encodeURIComponent(id)}`, onclick: (event) => { event.preventDefault(); go(kind, id); }}, text);
-  const inTable = data.tasks.some((task) => task.id === one.task);
-  return [h("div", {}, badge(one.origin), h("span", {class: "mono faint"}, one.id)), h("p", {class: "query"}, one.query),
+function transcript(row, one, missing, data, children, strip, go) {
+  const inTable = data.tasks.some((task) => task.id === row.task);
+  return [h("div", {}, badge(row.origin), h("span", {class: "mono faint"}, row.id)), h("p", {class: "query"}, one ? one.query : row.query),
     h("dl", {class: "facts"},
-      h("dt", {}, "reward"), h("dd", {class: one.reward >= 1 ? "yes" : "no"}, `${short(one.reward)}, ${one.outcome.replace("_", " ")}`),
-      h("dt", {}, "task"), h("dd", {class: "mono"}, inTable ? link("task", one.task, one.task) : one.task),
-      one.checks.length > 0 && [h("dt", {}, "checks"), h("dd", {}, one.checks.map(([name, passed]) => h("div", {class: passed ? "yes" : "no"}, `${passed ? "✓" : "✗"} ${name}`)))],
-      one.signals.length > 0 && [h("dt", {}, "signals"), h("dd", {}, one.signals.map(([kind, evidence]) => h("div", {}, badge(kind), evidence)))],
-      one.error && [h("dt", {}, "error"), h("dd", {class: "no"}, one.error)],
-      children.length > 0 && [h("dt", {}, "led to"), h("dd", {}, children.slice(0, 8).map((task) => h("div", {}, link("task", task.id, task.query))), children.length > 8 && `and ${children.length - 8} more`)]),
-    h("div", {class: "turn"}, one.opening.map(([role, content]) => messageNode(role, content))),
-    one.turns.map(turnNode),
-    one.turns.some((turn) => turn.logprobs.length) && h("p", {class: "small faint", css: {"margin-top": "14px"}}, "token shading: certain", h("span", {class: "scale"}), "probability 0.1 or less")];
+      h("dt", {}, "reward"), h("dd", {class: row.reward >= 1 ? "yes" : "no"}, `${short(row.reward)}, ${OUTCOME(row.outcome)}`),
+      h("dt", {}, "task"), h("dd", {class: "mono"}, inTable ? link("task", row.task, row.task, go) : row.task),
+      one && [
+        one.checks.length > 0 && [h("dt", {}, "checks"), h("dd", {}, one.checks.map(([name, passed]) => h("div", {class: passed ? "yes" : "no"}, `${passed ? "✓" : "✗"} ${name}`)))],
+        one.signals.length > 0 && [h("dt", {}, "signals"), h("dd", {}, one.signals.map(([kind, evidence]) => h("div", {}, badge(kind), evidence)))],
+        one.error && [h("dt", {}, "error"), h("dd", {class: "no"}, one.error)]],
+      children.length > 0 && [h("dt", {}, "led to"), h("dd", {}, children.slice(0, 8).map((task) => h("div", {}, link("task", task.id, task.query, go))), children.length > 8 && `and ${children.length - 8} more`)]),
+    strip, one ? turns(one) : h("p", {class: "empty missing"}, missing)];
 }
+
+const turns = (one) => [h("div", {class: "turn"}, one.opening.map(([role, content]) => messageNode(role, content))),
+  one.turns.map(turnNode),
+  one.turns.some((turn) => turn.logprobs.length) && h("p", {class: "small faint", css: {"margin-top": "14px"}}, "token shading: certain", h("span", {class: "scale"}), "probability 0.1 or less")];
 
 const messageNode = (role, content, failed) => h("div", {class: failed ? "say failed" : "say"}, h("span", {class: "who"}, failed ? `${role}, error` : role), content);
 
 function turnNode(turn, index) {
   const mean = turn.logprobs.length ? sum(turn.logprobs) / turn.logprobs.length : null;
-  const facts = [`turn ${index + 1}`, turn.tokens ? `${turn.tokens} tokens sampled, ${turn.prompt} new in the prompt` : null, known(mean) ? `mean log-prob ${mean.toFixed(2)}` : null, turn.weights >= 0 ? `weights ${turn.weights}` : null];
+  const facts = [`turn ${index + 1}`, turn.tokens ? `${turn.tokens} tokens sampled, ${turn.prompt} new in the prompt` : null, known(mean) ? `mean log-prob ${mean.toFixed(2).replace("-0.00", "0.00").replace("-", "−")}` : null, turn.weights >= 0 ? `weights ${turn.weights}` : null];
   return h("div", {class: "turn"},
     h("div", {class: "say assistant"}, h("span", {class: "who"}, facts.filter(Boolean).join(" · ")), action(turn), turn.error && h("div", {class: "no small"}, `not parsed: ${turn.error}`)),
     turn.messages.map(([role, content]) => messageNode(role, content, !turn.ok)));

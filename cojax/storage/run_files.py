@@ -21,8 +21,8 @@ PAID = ("journal", "embeddings")
 REMADE = ("tokenizer", "model.json", "base", "zero_shot.json", ZERO_SHOT_EPISODES)
 # Files, and all outputs, that are derived from the rest and made again without a warning.
 DERIVED_FILES = ("summary.json", "final.json", FINAL_EPISODES, "report.html", "run.log")
-DERIVED = (*DERIVED_FILES, "tensorboard")
-FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "tensorboard", "evaluations")
+DERIVED = (*DERIVED_FILES, "report_files", "tensorboard")
+FOLDERS = ("checkpoints", "episodes", "waiting", "tokenizer", "base", "report_files", "tensorboard", "evaluations")
 RESTORE = "Restore it from a copy, or start in a new workdir."
 
 

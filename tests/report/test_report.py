@@ -9,11 +9,11 @@ import html.parser
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import dom
 
 from cojax.pool import task_record
 from cojax.report import TaskVisit, lineage, read_run, write_report
@@ -188,7 +188,7 @@ def test_success_compares_first_and_last_visit_of_the_same_tasks(run: Path) -> N
 def test_the_page_holds_sources_of_lineages_and_says_what_it_leaves_out(run: Path) -> None:
     read = read_run(run)
     data = contents(read)
-    assert data["counts"] == {"tasks": 2, "episodes": 8, "sources": [2, 2], "drafts": 1}
+    assert data["counts"] == {"tasks": 2, "histories": 2, "episodes": 8, "sources": [2, 2], "drafts": [0, 1]}
     source = next(one for one in data["episodes"] if one["id"] == SOURCE)
     assert source["signals"] == [["boundary", "1 of 2 solved"], ["rare", ""]]
     assert (source["task"], source["step"], source["checks"]) == (SEED.id, 1, [["sent", False]])
@@ -309,31 +309,9 @@ def test_the_command_explains_bad_input(run: Path, capsys: pytest.CaptureFixture
     assert "task 'zz' not among 3 tasks" in third
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.real
 def test_a_browser_draws_the_page_and_runs_nothing_of_the_data(run: Path, tmp_path: Path) -> None:
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-background-networking",
-        "--no-first-run",
-        "--dump-dom",
-    ]
-    page = f"{write_report(run).as_uri()}#task={CHILD.id}"
-    shown = subprocess.run(
-        [
-            "chromium",
-            *flags,
-            "--dump-dom",
-            f"--user-data-dir={tmp_path / 'browser'}",
-            "--virtual-time-budget=2000",
-            page,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    ).stdout
+    shown = dom(f"{write_report(run).as_uri()}#task={CHILD.id}", tmp_path)
     assert "<title>cojax · desk</title>" in shown
     body = shown.split('id="data"')[0]
     assert "0/2 at step 3, 1/2 at step 5" in body

@@ -156,7 +156,7 @@ def test_the_page_holds_each_text_once_and_as_it_was(run: Path) -> None:
     held = data["exchanges"]
     (task,) = data["tasks"]
     assert task["expedition"] == "2/3"
-    assert data["expeditions"]["2/3"]["context"]["summary"] == f"it failed {ATTACK}"
+    assert task["explored"]["context"]["summary"] == f"it failed {ATTACK}"
     assert set(held["expeditions"]) == {"2/3"}
     reflect, first, second, *_ = held["expeditions"]["2/3"]
     assert [held["texts"][text] for _, text in reflect["messages"]] == ["REFLECT", f"evidence {ATTACK}"]
@@ -267,7 +267,7 @@ def test_a_run_without_journal_and_expeditions_is_printed_as_before(
     assert main([str(run), f"--task={CHILD.id}"]) == 0
     assert "to a model" not in capsys.readouterr().out
     data = data_of(write_report(run).read_text())
-    assert (data["tasks"][0]["expedition"], data["expeditions"]) == ("", {})
+    assert (data["tasks"][0]["expedition"], data["tasks"][0]["explored"]) == ("", None)
     assert data["exchanges"] == {"texts": [], "expeditions": {}, "tasks": {}}
     assert main([str(run), "--draft=2/2"]) == 0
 

@@ -1,0 +1,187 @@
+"""Serves the report of a run while it goes, on this machine alone; nothing is written to the run directory.
+
+A page waits for an answer, and a second's look at sizes and times of files is all that is done until one has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from cojax.report.episodes import Shelf
+from cojax.report.finite import strict_json
+from cojax.report.groups import EpisodeIndex
+from cojax.report.page import contents, render
+from cojax.report.pieces import FOLDER, Pieces, piece, steps_piece
+from cojax.report.run import Json, read_run
+from cojax.storage.files import StorageError
+
+HOST = "127.0.0.1"
+POLL = 1.0  # seconds between two looks
+PATIENCE = 25.0  # seconds for which a page's question waits
+REST = 10  # times as long as drawing took, nothing is drawn again
+_WATCHED = (
+    "config.json",
+    "metrics.jsonl",
+    "tasks.jsonl",
+    "drafts.jsonl",
+    "summary.json",
+    "zero_shot.json",
+    "final.json",
+)
+STAMP = "live"
+
+
+class LiveReport:
+    """The contents of the page of a run as it is now. One thread at a time draws; the others wait for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._played, self._stored = EpisodeIndex(), dict[str, tuple[int, int]]()
+        self._seen: tuple[object, ...] | None = None
+        self._data: Json = {}
+        self._version = 0
+        self._pieces = Pieces(STAMP)
+        self._again = 0.0  # when it may be drawn again, by the monotonic clock
+
+    def data(self) -> Json:
+        """What the page shows, drawn anew where the run has changed, but not more often than REST allows.
+
+        Raises FileNotFoundError or StorageError for a folder that is no run or is damaged.
+        """
+        with self._lock:
+            seen = self._look()
+            if seen != self._seen and (not self._data or time.monotonic() >= self._again):
+                began = time.monotonic()
+                self._draw()
+                self._seen = seen
+                self._again = time.monotonic() + max(POLL, REST * (time.monotonic() - began))
+            return self._data
+
+    def newer(self, version: int) -> Json | None:
+        """The data as soon as there is a version other than `version`; None after PATIENCE seconds without."""
+        end = time.monotonic() + PATIENCE
+        while (data := self.data())["live"] == version:
+            if time.monotonic() >= end:
+                return None
+            time.sleep(POLL)
+        return data
+
+    def script(self, name: str) -> str | None:
+        """The piece of that name; None where there is none."""
+        with self._lock:
+            if name in self._pieces.scripts:
+                return self._pieces.scripts[name]
+            steps = {steps_piece(step): step for step in self._played.steps}
+        return piece(STAMP, name, Shelf(read_run(self.folder)).step(steps[name])) if name in steps else None
+
+    def _draw(self) -> None:
+        run = read_run(self.folder)
+        stored = {
+            path.name: (stat.st_size, stat.st_mtime_ns)
+            for step in run.episodes.steps()
+            if (stat := (path := run.episodes.path(step)).stat())
+        }
+        # A run that was resumed plays its last steps again.
+        if any(stored.get(name) != known for name, known in self._stored.items()):
+            self._played = EpisodeIndex()
+        self._stored = stored
+        pieces = Pieces(STAMP)
+        data = contents(run, pieces, self._played)
+        self._version += 1
+        self._pieces = pieces
+        self._data = {**data, "pieces": pieces.about(), "live": self._version}
+
+    def _look(self) -> tuple[object, ...]:
+        """Size and time of the files that a step changes."""
+        paths = [*(self.folder / name for name in _WATCHED), self.folder / "episodes"]
+        return tuple((stat.st_size, stat.st_mtime_ns) if (stat := _stat(path)) else None for path in paths)
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lambda address: None) -> None:
+    """Serves until it is interrupted. `ready` is called with the address once the page can be opened.
+
+    Raises FileNotFoundError when `folder` is no run directory, StorageError for a damaged one, OSError for a port that
+    is taken.
+    """
+    report = LiveReport(Path(folder))
+    report.data()
+    with server_of(report, port) as server:
+        ready(f"http://{HOST}:{server.server_port}/")
+        server.serve_forever()
+
+
+def server_of(report: LiveReport, port: int = 0) -> http.server.ThreadingHTTPServer:
+    """The server of a live report, on this machine's own address alone. Port 0 is a free one."""
+    server = http.server.ThreadingHTTPServer((HOST, port), _handler(report))
+    server.daemon_threads = True
+    server.block_on_close = False
+    return server
+
+
+def _handler(report: LiveReport) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        timeout = 60
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            # A page that is closed does not wait for its answer.
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                super().handle()
+
+        def do_GET(self) -> None:
+            # Another name means that some page elsewhere had this address looked up (DNS rebinding).
+            _, port = self.connection.getsockname()[:2]
+            if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):
+                return self._answer(403, "text/plain", f"open http://{HOST}:{port}/")
+            try:
+                self._answer(*_found(report, self.path))
+            except (FileNotFoundError, StorageError, KeyError, TypeError, ValueError) as error:
+                self._answer(503, "text/plain", f"{type(error).__name__}: {error}")
+
+        def _answer(self, status: int, kind: str, text: str) -> None:
+            body = text.encode("utf-8", "replace")
+            self.send_response(status)
+            for name, value in (
+                ("Content-Type", f"{kind}; charset=utf-8"),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("Cross-Origin-Resource-Policy", "same-origin"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """A request a step would bury the address."""
+
+    return Handler
+
+
+def _found(report: LiveReport, path: str) -> tuple[int, str, str]:
+    """Status, type and text of the answer."""
+    parts = urlsplit(path)
+    if parts.path == "/":
+        return 200, "text/html", render(report.data())
+    if parts.path == "/data.json":
+        after = parse_qs(parts.query).get("after", ["0"])[0]
+        data = report.newer(int(after) if after.isdecimal() else 0)
+        return (200, "application/json", strict_json(data)) if data else (204, "text/plain", "")
+    name = parts.path.removeprefix(f"/{FOLDER}/").removesuffix(".js")
+    script = report.script(name) if parts.path == f"/{FOLDER}/{name}.js" else None
+    return (200, "text/javascript", script) if script else (404, "text/plain", "no such page")

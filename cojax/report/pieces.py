@@ -1,0 +1,88 @@
+"""Pieces of a report: what the page does not hold, in scripts in a folder beside it, loaded when they are asked for.
+
+A page opened from disk may load a script that lies beside it, and nothing else. A piece is one call with a name and
+compressed JSON in Base64, so that no text of the run stands in a script. The stamp tells pieces of another report.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+from cojax.report.finite import finite, strict_json
+from cojax.report.run import Json, Run
+from cojax.storage.files import expect_file
+
+FOLDER = "report_files"
+TASKS = 250  # tasks in a piece
+
+
+def stamp_of(run: Run) -> str:
+    """The same for equal runs: of the configuration, and of the sizes of the stored episodes and logs."""
+    names = [run.folder / name for name in ("metrics.jsonl", "tasks.jsonl", "drafts.jsonl")]
+    paths = [*names, *(run.episodes.path(step) for step in run.episodes.steps())]
+    sizes = [[path.name, path.stat().st_size] for path in paths if path.exists()]
+    text = json.dumps([finite(run.config), sizes], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def replace_text(path: Path, text: str) -> Path:
+    """Writes a derived file by renaming a complete one: neither a reader nor an interruption sees half of it."""
+    expect_file(path)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def steps_piece(step: int) -> str:
+    """The name of the piece with the episodes of a step."""
+    return f"episodes-{step:06d}"
+
+
+def tasks_piece(number: int) -> str:
+    """The name of the piece with the histories of tasks number × TASKS and following."""
+    return f"tasks-{number:04d}"
+
+
+def piece(stamp: str, name: str, content: Any) -> str:
+    """The script of a piece; null for NaN and infinity."""
+    packed = zlib.compress(strict_json(content).encode(), 4)
+    return f'cojaxPiece("{stamp}","{name}","{base64.b64encode(packed).decode()}");\n'
+
+
+class Pieces:
+    """The pieces of one report, as files in a folder beside it, or without `beside` in memory, as `scripts` by name."""
+
+    def __init__(self, stamp: str, beside: Path | None = None) -> None:
+        self.stamp = stamp
+        self.folder = beside / FOLDER if beside else None
+        self.scripts: dict[str, str] = {}
+        self.names: set[str] = set()
+
+    def put(self, name: str, content: Any) -> None:
+        script = piece(self.stamp, name, content)
+        self.names.add(name)
+        if self.folder is None:
+            self.scripts[name] = script
+        else:
+            self.folder.mkdir(exist_ok=True)
+            replace_text(self.folder / f"{name}.js", script)
+
+    def clear(self) -> None:
+        """Removes the pieces of earlier reports, and the folder where none is left."""
+        if self.folder is None or not self.folder.is_dir():
+            return
+        for old in [*self.folder.glob("*.js"), *self.folder.glob("*.partial")]:
+            if old.suffix == ".partial" or old.stem not in self.names:
+                old.unlink()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def about(self) -> Json:
+        """What the page has to know to load pieces."""
+        return {"folder": FOLDER, "stamp": self.stamp, "tasks": TASKS}
