@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import jax
 from ml_collections import ConfigDict
 
 from cojax import warm_start
@@ -66,10 +67,17 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         dtype=section.dtype,
         mixed=section.mixed,
         follow=section.follow,
+        sync=sync(config),
         router=section.router.strip().rstrip("/"),
         release_memory=section.release_memory,
         routes=asks_routes(config),
     )
+
+
+def sync(config: ConfigDict) -> str:
+    """How weights reach servers: by default, several processes save them together for servers that follow."""
+    several = config.sglang.follow and jax.process_count() > 1
+    return config.sglang.sync or ("orbax" if several else "folder")
 
 
 def asks_routes(config: ConfigDict) -> bool:

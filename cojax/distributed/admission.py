@@ -16,10 +16,11 @@ from cojax.storage.differences import differences
 _POLL = 0.1
 
 
-def admit(wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float) -> None:
-    """In process 0: compares every process's facts with its own, and has each of them read a file in `folder`.
+def admit(wire: Wire, processes: int, facts: Mapping[str, Any], folders: Mapping[str, Path], deadline: float) -> None:
+    """In process 0: compares every process's facts with its own, and has each read a file in each of the `folders`.
 
-    All processes learn the outcome. Raises DistributedError, which names the process and what differs.
+    `folders` are by the setting that names them. All processes learn the outcome. Raises DistributedError, which names
+    the process and what differs.
     """
     theirs = _answers(wire, processes, "facts", deadline)
     faults = [
@@ -27,24 +28,29 @@ def admit(wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, de
         for number in sorted(theirs)
         if (found := differences(facts, theirs[number]["facts"]))
     ]
-    token = folder / f".seen-{secrets.token_hex(8)}"
-    try:
-        if not faults:
-            folder.mkdir(parents=True, exist_ok=True)
-            token.write_text(token.name)
-            wire.send({"kind": "read", "path": str(token.absolute())})
-            faults = [
-                f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.workdir to a "
-                "folder that all hosts share under one path"
-                for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
-                if answer["fault"]
-            ]
-    finally:
-        token.unlink(missing_ok=True)
+    for setting, folder in folders.items():
+        faults = faults or _unseen_by(wire, processes, setting, folder, deadline)
     fault = "; ".join(faults)
     wire.send({"kind": "verdict", "fault": fault})
     if fault:
         raise DistributedError(fault)
+
+
+def _unseen_by(wire: Wire, processes: int, setting: str, folder: Path, deadline: float) -> list[str]:
+    """Which of the other processes do not see the folder of this setting."""
+    token = folder / f".seen-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        token.write_text(token.name)
+        wire.send({"kind": "read", "path": str(token.absolute())})
+        return [
+            f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
+            "folder that all hosts share under one path"
+            for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
+            if answer["fault"]
+        ]
+    finally:
+        token.unlink(missing_ok=True)
 
 
 def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None:

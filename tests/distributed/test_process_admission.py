@@ -41,7 +41,7 @@ def other_process(answer: Callable[[Wire], None]) -> Iterator[tuple[Wire, list[s
 
 def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_there(tmp_path):
     with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
     assert not refused
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_what_differs_is_named_in_both_processes_and_nothing_is_written(theirs, 
         other_process(lambda wire: ask_admission(wire, theirs, 5.0)) as (wire, refused),
         pytest.raises(DistributedError, match=f"process 1 has other settings, versions or code .*: {named}") as one,
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
     assert refused == [str(one.value)]
     assert not (tmp_path / "run").exists()
 
@@ -79,7 +79,7 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
         other_process(answer) as (wire, _),
         pytest.raises(DistributedError, match=r"process 1 does not see .*/run: .* is missing .* --config\.workdir"),
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
 
 
 def test_a_process_that_does_not_answer_is_named(tmp_path):
@@ -87,4 +87,4 @@ def test_a_process_that_does_not_answer_is_named(tmp_path):
         other_process(lambda wire: None) as (wire, _),
         pytest.raises(DistributedError, match="process 1 does not answer: no message came within"),
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 0.1)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 0.1)
