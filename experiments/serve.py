@@ -1,6 +1,6 @@
 """Keeps SGLang servers running on a rollout host.
 
-    python -m experiments.serve --config=FILE [--config.sglang.KEY=VALUE …] [--host=H] [--follow=RUN]
+    python -m experiments.serve --config=FILE [--config.sglang.KEY=VALUE …] [--host=H] [--follow=RUN] [--router=R]
 
 They serve the newest version in sglang.folder/weights, or the folder model.path where there is none, on sglang.port and
 the ports after it, until this process is stopped. A server that dies or hangs is started again. A trainer attaches with
@@ -9,6 +9,9 @@ requests, also one that was started again. With --config.sglang.follow=True, her
 writes versions, and this process has its servers load each new one. sglang.folder must be the trainer's, at the same
 path. A version that all processes of a trainer saved together (sglang.sync) is first restored here. With --follow=RUN
 the servers load the newest checkpoint of the run directory RUN instead, also while nothing trains it.
+With --router=PORT an sglang-router is started on that port, in front of the servers; with --router=URL the servers join
+a router elsewhere, and leave it when this process is stopped. A trainer then needs only --config.sglang.router=URL.
+--host must be an address by which router and trainer reach the servers.
 """
 
 from __future__ import annotations
@@ -42,31 +45,35 @@ from cojax.rollout.sglang.supervisor import FleetSettings
 from experiments import engines
 from experiments.checks import check
 from experiments.flags import configuration, parse
+from experiments.routed import Routed
 from experiments.served import FAULTS, Checkpoints, LocalFolders, Source, Versions, Watch
 
 _LOG = logging.getLogger("cojax.serve")
 _HOST = flags.DEFINE_string("host", "0.0.0.0", "The address to listen on.")
 _FOLLOW = flags.DEFINE_string("follow", "", "A run directory: serve its newest checkpoint.")
+_ROUTER = flags.DEFINE_string("router", "", "A port for an sglang-router here, or the address of one to join.")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
 _POLL = 0.5  # seconds between two looks for a new version
 
 
-def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "") -> int:
+def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", router: str = "") -> int:
     """Keeps the servers up until `stop` is set, then returns 0; returns 1 once all have used up their restarts.
 
-    With a `run` they serve the newest checkpoint of that run directory.
+    With a `run` they serve the newest checkpoint of that run directory. With a `router` they are behind it.
 
     Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
+    if router and not router.isdigit() and not engines.is_address(router):
+        raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
     if not config.sglang.port:
         raise ValueError("sglang.port is 0; a trainer must know where to find the servers: --config.sglang.port=30000")
-    return asyncio.run(_serve(config, host, stop, run))
+    return asyncio.run(_serve(config, host, stop, run, router))
 
 
-async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str) -> int:
-    keeping = asyncio.create_task(_keep(config, host, run))
+async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:
+    keeping = asyncio.create_task(_keep(config, host, run, router))
     stopped = asyncio.create_task(asyncio.to_thread(stop.wait))
     await asyncio.wait([keeping, stopped], return_when=asyncio.FIRST_COMPLETED)
     stop.set()
@@ -80,7 +87,7 @@ async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str)
     return 1
 
 
-async def _keep(config: ConfigDict, host: str, run: str) -> None:
+async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
     """Keeps the servers up until it is cancelled; where they follow, on the newest version. Raises EngineError."""
     section, follows = config.sglang, bool(config.sglang.follow or run)
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
@@ -91,8 +98,7 @@ async def _keep(config: ConfigDict, host: str, run: str) -> None:
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
     watch = Watch(source, _POLL, section.sync_deadline, lambda: loop.call_soon_threadsafe(changed.set))
     connections = Connections()
-    processes: list[ServerProcess] = []
-    fleet = None
+    fleet = routed = keeping = None
     try:
         target = before = await _first_version(config, watch, follows, run)
         model = ModelConfig.from_hf(target.folder)
@@ -106,6 +112,9 @@ async def _keep(config: ConfigDict, host: str, run: str) -> None:
         fleet = Fleet(
             connections, [], processes, FleetSettings(limits, any_weights=not follows, release_memory=release)
         )
+        if router:
+            routed = Routed(router, launch, fleet, connections)
+            keeping = asyncio.create_task(routed.keep())
         _LOG.info("%d servers start with %s on ports from %d", section.servers, target.folder, section.port)
         await fleet.sync(target)
         while not fleet.all_lost:
@@ -123,6 +132,11 @@ async def _keep(config: ConfigDict, host: str, run: str) -> None:
         raise EngineError(f"no SGLang server is left: {fleet.faults()}")
     finally:
         await asyncio.to_thread(watch.stop)
+        if keeping is not None:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+        if routed is not None:
+            await routed.close()
         if fleet is not None:
             await fleet.close()
         await connections.aclose()
@@ -170,7 +184,7 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")
     try:
         config = configuration()
-        sys.exit(serve(config, _HOST.value, stop, _FOLLOW.value))
+        sys.exit(serve(config, _HOST.value, stop, _FOLLOW.value, _ROUTER.value))
     except FAULTS as error:
         CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)

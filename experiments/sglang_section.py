@@ -16,7 +16,11 @@ def sglang() -> Section:
     own, waits, launch = defaults(SGLangEngine), defaults(ServerLimits), defaults(LaunchSettings)
     return {
         "urls": Leaf("", str, 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host'),
-        "router": Leaf(own["router"], str, "sglang-router's address in front of `urls`; completion requests go to it"),
+        "router": Leaf(
+            own["router"],
+            str,
+            "sglang-router's address, which completion requests go to; without `urls` its servers are those used",
+        ),
         "servers": Leaf(own["servers"], Count, "number of servers to launch"),
         "python": Leaf("", str, 'an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU'),
         "device": Leaf(launch["device"], str, 'cpu, or "" to leave the choice to SGLang and `flags`'),

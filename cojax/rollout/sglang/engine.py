@@ -32,7 +32,7 @@ class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
     With a `router`, an address in front of `urls`, completion requests go to the router; all other requests go to the
-    servers.
+    servers. Without `urls` the servers are those behind the router at any time.
 
     A conversation has at most `max_length` tokens. Weights are written as `dtype` ("": the parameters' own) to
     `folder`/weights/VERSION/, a path that every server must see. With `follow`, servers watch that folder and load new
@@ -67,8 +67,8 @@ class SGLangEngine:
         release_memory: bool = False,
         routes: bool = False,
     ) -> None:
-        if bool(urls) == (launch is not None):
-            raise ValueError("give either urls of running servers or launch, which says how to start some")
+        if bool(urls or router) == (launch is not None):
+            raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         if follow and release_memory:
             raise ValueError(
                 "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
