@@ -29,6 +29,7 @@ from pathlib import Path
 
 import jax
 from absl import app, flags
+from absl import logging as absl_logging
 from ml_collections import ConfigDict
 
 from cojax.environment import EngineError
@@ -91,7 +92,8 @@ async def _keep(config: ConfigDict, host: str, run: str, router: str) -> None:
     """Keeps the servers up until it is cancelled; where they follow, on the newest version. Raises EngineError."""
     section, follows = config.sglang, bool(config.sglang.follow or run)
     folder, local = Path(section.folder or config.workdir), LocalFolders(section.local)
-    expected = ModelConfig.from_hf(config.model.path) if (Path(config.model.path) / CONFIG).exists() else None
+    path = config.model.path
+    expected = ModelConfig.from_hf(path) if path and (Path(path) / CONFIG).exists() else None
     source: Source = (
         Checkpoints(Path(run), local, section.dtype, expected) if run else Versions(folder, local, expected)
     )
@@ -178,6 +180,7 @@ def main(argv: Sequence[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     logging.basicConfig(stream=sys.stdout, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    absl_logging.set_verbosity(absl_logging.WARNING)  # Orbax tells of every array
     logging.getLogger("cojax").setLevel(logging.INFO)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     # The accelerators are the servers'.

@@ -21,6 +21,7 @@ from cojax.policy.parameters import parameters
 from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.export import replaced, write_weights
 from cojax.storage.array_files import SavedParams
+from cojax.storage.checkpoint import disk_error
 from cojax.storage.files import read_json, write_json
 
 _PARAMS, _FILES = "params", "files.json"
@@ -34,7 +35,12 @@ def write_item(folder: Path, config: ModelConfig, save: Callable[[str, str], Non
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
     with replaced(folder, label) as part:
-        save(str(part / _PARAMS), config.param_dtype)
+        try:
+            save(str(part / _PARAMS), config.param_dtype)
+        except Exception as error:
+            if (cause := disk_error(error)) is not None:
+                raise cause from error
+            raise
         for path in sorted((part / _PARAMS).rglob("*")):
             (sync_folder if path.is_dir() else sync_file)(path)
         write_json(part / CONFIG, config.to_hf())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import resource
 import shutil
 from pathlib import Path
 
@@ -60,6 +61,17 @@ def test_a_version_is_found_only_once_it_is_whole(tmp_path):
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["1"]
     write(tmp_path / "weights/2", "second")
     assert newest_version(tmp_path).label == "second"
+
+
+def test_a_disk_that_refuses_is_named_with_the_fix(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(OSError, match=rf"cannot write {tmp_path}/weights/1: .*The file size limit is reached"):
+            write(tmp_path / "weights/1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / "weights").iterdir()) == []
 
 
 def test_missing_and_cut_files_are_named(tmp_path):
