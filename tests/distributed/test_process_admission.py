@@ -82,6 +82,24 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
         admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
 
 
+def test_a_second_folder_is_named_by_its_own_setting(tmp_path):
+    def answer(wire: Wire) -> None:
+        """As `ask_admission` on a host that shares the workdir alone."""
+        wire.send({"kind": "facts", "facts": FACTS})
+        for shared in (True, False):
+            _, message = wire.receive(5.0)
+            path = Path(message["path"])
+            wire.send({"kind": "seen", "fault": unseen(path if shared else tmp_path / "elsewhere" / path.name, 0.2)})
+
+    folders = {"workdir": tmp_path / "run", "sglang.folder": tmp_path / "weights"}
+    with (
+        other_process(answer) as (wire, _),
+        pytest.raises(DistributedError, match=r"process 1 does not see .*/weights: .* Set --config\.sglang\.folder to"),
+    ):
+        admit(wire, 2, FACTS, folders, 5.0)
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
 def test_a_process_that_does_not_answer_is_named(tmp_path):
     with (
         other_process(lambda wire: None) as (wire, _),
