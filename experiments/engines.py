@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import jax
 from ml_collections import ConfigDict
 
 from cojax import warm_start
@@ -39,20 +40,19 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
     # A server keeps its parameters in the dtype that it computes with.
     model = dataclasses.replace(model, param_dtype=model.dtype)
     urls = [url.strip() for url in section.urls.split(",") if url.strip()]
-    if wrong := [url for url in urls if not _is_address(url)]:
+    if wrong := [url for url in urls if not is_address(url)]:
         raise ValueError(f"sglang.urls names {wrong[0]!r}; expected http://HOST:PORT, several separated by commas")
     distinct = [str(httpx.URL(url)).rstrip("/") for url in urls]
     if twice := [url for url in distinct if distinct.count(url) > 1]:
         raise ValueError(f"sglang.urls names {twice[0]!r} twice; it would be given its weights twice at once")
-    if urls:
+    if urls or section.router:
         _check_attached(section)
-    elif section.follow or section.router:
-        name = "follow" if section.follow else "router"
-        raise ValueError(f"sglang.{name} is set, but sglang.urls is empty; name the servers there, or unset it")
-    if section.router and not _is_address(section.router):
+    elif section.follow:
+        raise ValueError("sglang.follow is set, but sglang.urls is empty; name the servers there, or unset it")
+    if section.router and not is_address(section.router):
         raise ValueError(f"sglang.router is {section.router!r}; expected http://HOST:PORT")
     folder = Path(section.folder or config.workdir)
-    own = None if urls else launch(config, folder / "sglang", section.dtype or model.param_dtype)
+    own = None if urls or section.router else launch(config, folder / "sglang", section.dtype or model.param_dtype)
     return SGLangEngine(
         model,
         folder=folder,
@@ -66,10 +66,17 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         dtype=section.dtype,
         mixed=section.mixed,
         follow=section.follow,
+        sync=sync(config),
         router=section.router.strip().rstrip("/"),
         release_memory=section.release_memory,
         routes=asks_routes(config),
     )
+
+
+def sync(config: ConfigDict) -> str:
+    """How weights reach servers: by default, several processes save them together for servers that follow."""
+    several = config.sglang.follow and jax.process_count() > 1
+    return config.sglang.sync or ("orbax" if several else "folder")
 
 
 def asks_routes(config: ConfigDict) -> bool:
@@ -95,16 +102,16 @@ def server_limits(config: ConfigDict) -> ServerLimits:
 
 def _check_attached(section: ConfigDict) -> None:
     """Raises ValueError for a setting of launched servers, as with sglang.urls none is launched."""
-    usual = base.get_config().sglang
+    usual, given = base.get_config().sglang, "urls" if section.urls else "router"
     for name in _LAUNCHED_ONLY:
         if section[name] != usual[name]:
             raise ValueError(
-                f"sglang.{name} is {section[name]!r}, but sglang.urls attaches to servers that run already. Give it to "
-                f"what starts them, as `python -m experiments.serve`, and leave it at {usual[name]!r} here"
+                f"sglang.{name} is {section[name]!r}, but sglang.{given} attaches to servers that run already. Give it "
+                f"to what starts them, as `python -m experiments.serve`, and leave it at {usual[name]!r} here"
             )
 
 
-def _is_address(url: str) -> bool:
+def is_address(url: str) -> bool:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL:
@@ -131,7 +138,7 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
 
 def check_servers(config: ConfigDict) -> None:
     """Raises ValueError where SGLang servers are to be launched, but the interpreter does not have SGLang."""
-    if config.engine.name != "sglang" or config.sglang.urls:
+    if config.engine.name != "sglang" or config.sglang.urls or config.sglang.router:
         return
     python = config.sglang.python or str(default_python())
     try:

@@ -14,11 +14,12 @@ from ml_collections import ConfigDict
 from cojax.distributed.checkpoints import divided, united
 from cojax.learner.hosts import advanced, copied, piece, replicated
 from cojax.learner.learner import Learner
+from cojax.learner.saved_policy import finite
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.fingerprint import fingerprint
 from cojax.policy.transformer import Params
-from cojax.storage.array_files import ArrayFiles
+from cojax.storage.array_files import ArrayFiles, save_params
 from experiments import assemble, methods
 from experiments.loading import begun
 from experiments.mesh import mesh_of
@@ -72,6 +73,8 @@ def of_learner(learner: Learner) -> dict[str, Callable[..., Any]]:
         "fingerprint": learner.fingerprint,
         "replicate": replicated,
         "piece": functools.partial(piece, learner.config),
+        "finite": functools.partial(finite, learner.config),
+        "save_params": save_params,
     }
 
 

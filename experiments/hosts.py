@@ -31,7 +31,7 @@ from cojax.storage.folder_lock import lock_folder
 from experiments.entries import described
 from experiments.facts import versions_and_commit
 from experiments.followed import operations
-from experiments.processes import ALONE, Alone, check, check_several, is_enabled
+from experiments.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
 
 _T = TypeVar("_T")
 
@@ -206,7 +206,7 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Le
     leading = Leading(config, connected)
     status, line = 1, ""
     try:
-        admit(leading.wire, connected.processes, facts, folder, section.startup, keep=not preflight)
+        admit(leading.wire, connected.processes, facts, shared_folders(config), section.startup, keep=not preflight)
         find_devices()
         check_several(config)
         yield leading

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ml_collections import ConfigDict
@@ -75,6 +76,14 @@ def check(config: ConfigDict) -> None:
         )
     if (section.processes or 1) > 1:
         check_several(config)
+
+
+def shared_folders(config: ConfigDict) -> dict[str, Path]:
+    """The folders that every process writes to or reads, by the setting that names them."""
+    folders = {"workdir": Path(config.workdir)}
+    if config.engine.name == "sglang" and config.sglang.folder and config.sglang.sync != "folder":
+        folders["sglang.folder"] = Path(config.sglang.folder)
+    return folders
 
 
 def check_several(config: ConfigDict) -> None:

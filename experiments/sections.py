@@ -14,12 +14,9 @@ from cojax.policy.sharding import make_mesh
 from cojax.quality import EMBEDDINGS
 from cojax.registry.annotations import Range
 from cojax.rollout.local import LocalEngine
-from cojax.rollout.sglang.engine import SGLangEngine
-from cojax.rollout.sglang.process import LaunchSettings
-from cojax.rollout.sglang.server import ServerLimits
 from cojax.validation import Exclusions, Validation
 from cojax.validation.query import MOST_CHARACTERS
-from experiments import policy_sections
+from experiments import policy_sections, sglang_section
 from experiments.leaf import (
     AtLeast0,
     AtLeast2,
@@ -69,43 +66,6 @@ def engine() -> Section:
             "prompts whose tokens the local engine reads at a time; rows that are empty take as long as full ones",
         ),
         "max_length": Leaf(4096, AtLeast2, "most tokens of a conversation"),
-    }  # fmt: skip
-
-
-def sglang() -> Section:
-    """Servers for engine.name=sglang: running ones, or ones launched on this host."""
-    own, waits, launch = defaults(SGLangEngine), defaults(ServerLimits), defaults(LaunchSettings)
-    return {
-        "urls": Leaf("", str, 'running servers, http://HOST:PORT,…; "" launches sglang.servers on this host'),
-        "router": Leaf(own["router"], str, "sglang-router's address in front of `urls`; completion requests go to it"),
-        "servers": Leaf(own["servers"], Count, "number of servers to launch"),
-        "python": Leaf("", str, 'an interpreter with SGLang; "" is the one of `make sglang`, which serves on the CPU'),
-        "device": Leaf(launch["device"], str, 'cpu, or "" to leave the choice to SGLang and `flags`'),
-        "flags": Leaf(launch["flags"], str, 'more flags of sglang.launch_server, e.g. "--tp 4 --base-gpu-id {index}"'),
-        "port": Leaf(
-            launch["port"], Annotated[int, Range(0, 65_535)], "port of the first launched server; 0: any free ports"
-        ),
-        "dtype": Leaf(
-            own["dtype"], Literal["", "float32", "bfloat16", "float16"],
-            'dtype of the weights that servers load; "" is the policy\'s own',
-        ),
-        "folder": Leaf(
-            "", str, 'folder of weights/ and logs, with the same path for every server; "" is the workdir'
-        ),
-        "startup_deadline": Leaf(waits["startup"], Seconds, "for a server to start"),
-        "sync_deadline": Leaf(waits["sync"], Seconds, "for a server to load new weights"),
-        "probe_every": Leaf(waits["probe_every"], Seconds, "between two checks of a server's health"),
-        "restarts": Leaf(waits["restarts"], Number, "most restarts of each launched server"),
-        "attempts": Leaf(own["attempts"], Count, "most requests for one completion"),
-        "mixed": Leaf(
-            own["mixed"], bool, "keep completions during which weights changed, instead of sampling them again"
-        ),
-        "release_memory": Leaf(
-            own["release_memory"], bool, "servers release the memory of weights and cache while the learner works"
-        ),
-        "follow": Leaf(
-            own["follow"], bool, "servers at `urls` load new weights from `folder` by themselves (experiments.serve)"
-        ),
     }  # fmt: skip
 
 
@@ -281,7 +241,7 @@ SECTIONS: tuple[tuple[str, Callable[[], Section]], ...] = (
     ("environment", environment),
     *policy_sections.SECTIONS,
     ("engine", engine),
-    ("sglang", sglang),
+    ("sglang", sglang_section.sglang),
     ("mesh", mesh),
     ("distributed", distributed),
     ("explorer", explorer),

@@ -145,6 +145,13 @@ class Router:
 
             def log_message(self, *_: Any) -> None: ...
 
+            def do_GET(self) -> None:
+                content = json.dumps({"workers": [{"id": one.url, "url": one.url} for one in servers]}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 key = self.headers["X-SMG-Routing-Key"]

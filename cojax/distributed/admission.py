@@ -18,16 +18,23 @@ _POLL = 0.1
 
 
 def admit(
-    wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float, *, keep: bool = True
+    wire: Wire,
+    processes: int,
+    facts: Mapping[str, Any],
+    folders: Mapping[str, Path],
+    deadline: float,
+    *,
+    keep: bool = True,
 ) -> None:
-    """In process 0: compares every process's facts with its own, and has each of them read a file in `folder`.
+    """In process 0: compares every process's facts with its own, and has each read a file in each of the `folders`.
 
-    All processes learn the outcome. A folder that was not there before stays only if all are admitted, and if `keep`.
-    Raises DistributedError, which names the process and what differs.
+    `folders` are by the setting that names them. All processes learn the outcome. Folders that were not there before
+    stay only if all are admitted, and if `keep`. Raises DistributedError, which names the process and what differs.
     """
-    missing = missing_folders(folder)
+    missing = [path for folder in folders.values() for path in missing_folders(folder)]
+    missing.sort(key=lambda path: len(path.parts), reverse=True)
     try:
-        _compare(wire, processes, facts, folder, deadline)
+        _compare(wire, processes, facts, folders, deadline)
     except BaseException:
         remove_empty(missing)
         raise
@@ -35,31 +42,38 @@ def admit(
         remove_empty(missing)
 
 
-def _compare(wire: Wire, processes: int, facts: Mapping[str, Any], folder: Path, deadline: float) -> None:
+def _compare(
+    wire: Wire, processes: int, facts: Mapping[str, Any], folders: Mapping[str, Path], deadline: float
+) -> None:
     theirs = _answers(wire, processes, "facts", deadline)
     faults = [
         f"process {number} has other settings, versions or code than process 0: {found}"
         for number in sorted(theirs)
         if (found := differences(facts, theirs[number]["facts"]))
     ]
-    token = folder / f".seen-{secrets.token_hex(8)}"
-    try:
-        if not faults:
-            folder.mkdir(parents=True, exist_ok=True)
-            token.write_text(token.name)
-            wire.send({"kind": "read", "path": str(token.absolute())})
-            faults = [
-                f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.workdir to a "
-                "folder that all hosts share under one path"
-                for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
-                if answer["fault"]
-            ]
-    finally:
-        token.unlink(missing_ok=True)
+    for setting, folder in folders.items():
+        faults = faults or _unseen_by(wire, processes, setting, folder, deadline)
     fault = "; ".join(faults)
     wire.send({"kind": "verdict", "fault": fault})
     if fault:
         raise DistributedError(fault)
+
+
+def _unseen_by(wire: Wire, processes: int, setting: str, folder: Path, deadline: float) -> list[str]:
+    """Which of the other processes do not see the folder of this setting."""
+    token = folder / f".seen-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        token.write_text(token.name)
+        wire.send({"kind": "read", "path": str(token.absolute())})
+        return [
+            f"process {number} does not see {folder.absolute()}: {answer['fault']}. Set --config.{setting} to a "
+            "folder that all hosts share under one path"
+            for number, answer in sorted(_answers(wire, processes, "seen", deadline).items())
+            if answer["fault"]
+        ]
+    finally:
+        token.unlink(missing_ok=True)
 
 
 def ask_admission(wire: Wire, facts: Mapping[str, Any], deadline: float) -> None:

@@ -20,11 +20,12 @@ from jax.stages import Lowered, Wrapped
 from cojax.learner.batch import TrainBatch, describe, live_rows, skipped_metrics
 from cojax.learner.conflicts import check_settings
 from cojax.learner.hard_negatives import HardNegatives
-from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, hf_arrays, together
+from cojax.learner.hosts import ONE_PROCESS, Hosts, advance, fetch, together
 from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.placement import Placement, Shardings
 from cojax.learner.rounding import compensate_rounding
 from cojax.learner.routing import required_route_shape
+from cojax.learner.saved_policy import weights_of
 from cojax.learner.train_state import Params, TrainState
 from cojax.learner.update import Metrics, NonFiniteUpdate, batch_logprobs, combine_updates, mean_metrics, train_step
 from cojax.policy.adapters import Lora, adapted_rows, add_adapters, factors, initialize_adapters, merge
@@ -242,8 +243,8 @@ class Learner:
 
     def weights(self, state: TrainState, version: int) -> Weights:
         """The policy for an engine, under Hugging Face names. Read it before the next update, which takes `state`."""
-        arrays = functools.partial(hf_arrays, self.config, lambda: self.policy(state), self.hosts)
-        return Weights(version, arrays, None, lambda: self.fingerprint(state))
+        policy, name = functools.partial(self.policy, state), functools.partial(self.fingerprint, state)
+        return weights_of(self.config, policy, self.hosts, version, name)
 
     @together
     def fingerprint(self, state: TrainState) -> str:

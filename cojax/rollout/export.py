@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -69,12 +70,22 @@ def write_weights(
     that name then stays.
     """
     config = dataclasses.replace(config, param_dtype=dtype or config.param_dtype)
+    with replaced(folder, label) as part:
+        write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
+
+
+@contextlib.contextmanager
+def replaced(folder: Path, label: str = "") -> Iterator[Path]:
+    """A new folder to fill. When the block ends it becomes `folder`, under the label; an older one of that name goes.
+
+    If the block fails, an older folder stays. Raises OSError with the fix if writing fails.
+    """
     folder = folder.absolute()
     part, aside = (folder.with_name(f".{folder.name}.{os.getpid()}.{word}.tmp") for word in ("new", "old"))
     _remove_leftovers(folder.parent)
     try:
         part.mkdir(parents=True)
-        write_arrays(part, config, _finite_arrays(arrays, np.dtype(config.param_dtype)), largest)
+        yield part
         if label:
             write_json(part / _LABEL, {"label": label})
         if folder.exists():

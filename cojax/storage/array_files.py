@@ -1,10 +1,15 @@
-"""The arrays of one checkpoint on disk, by Orbax."""
+"""The arrays of one checkpoint on disk, and parameters alone for servers, by Orbax."""
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 
@@ -29,3 +34,48 @@ class ArrayFiles:
 
     def restore(self, folder: Path, like: Any) -> Any:
         return self._orbax.restore(folder, args=ocp.args.StandardRestore(like))
+
+
+def save_params(params: Any, folder: str, dtype: str) -> None:
+    """Writes a pytree of arrays as a new folder, cast to `dtype` as NumPy casts; all of it is there on return.
+
+    Where arrays are spread over several processes, all of them call it, and each writes its own part.
+    """
+    # Parameters hardly compress, and servers wait for them.
+    writer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_compression=False))
+    cast = jax.tree.map(lambda leaf: ocp.SaveArgs(dtype=np.dtype(dtype)), params)
+    writer.save(Path(folder).absolute(), args=ocp.args.PyTreeSave(params, save_args=cast))
+
+
+class SavedParams:
+    """What `save_params` wrote to `folder`, read one array at a time. Raises ValueError or OSError.
+
+    Not for one process of several: Orbax waits for the others.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder.absolute()
+        self._reader = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+    @functools.cached_property
+    def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
+        """Path of each array → its shape and dtype."""
+        saved = self._reader.metadata(self._folder).item_metadata.tree
+        return {
+            tuple(re.findall(r"\w+", jax.tree_util.keystr(path))): (tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
+        }
+
+    def read(self, path: Sequence[str]) -> np.ndarray:
+        """The array at this path."""
+        shape, dtype = self.outlines[tuple(path)]
+        wanted: Any = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+        for key in reversed(path):
+            wanted = {key: wanted}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
+        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
+        found = self._reader.restore(self._folder, args=arguments)
+        for key in path:
+            assert isinstance(found, Mapping)
+            found = found[key]
+        return np.asarray(found)

@@ -99,7 +99,7 @@ class Checkpointer:
             self._sweep()
         except Exception as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            if (cause := _disk_error(error)) is not None:
+            if (cause := disk_error(error)) is not None:
                 raise explain(cause, final) from error
             raise
 
@@ -274,7 +274,7 @@ def _shapes(tree: Any) -> dict[str, str]:
     }
 
 
-def _disk_error(error: Exception) -> OSError | None:
+def disk_error(error: Exception) -> OSError | None:
     """The OSError that caused an exception, or None. Orbax's storage layer reports a full disk as text only."""
     if isinstance(error, StorageError):
         return None

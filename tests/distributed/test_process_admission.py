@@ -41,14 +41,14 @@ def other_process(answer: Callable[[Wire], None]) -> Iterator[tuple[Wire, list[s
 
 def test_equal_processes_that_see_the_folder_are_admitted_and_nothing_is_left_there(tmp_path):
     with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
     assert not refused
     assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_a_folder_that_is_not_to_be_kept_goes_with_those_above_it(tmp_path):
     with other_process(lambda wire: ask_admission(wire, FACTS, 5.0)) as (wire, refused):
-        admit(wire, 2, FACTS, tmp_path / "some/where/run", 5.0, keep=False)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "some/where/run"}, 5.0, keep=False)
     assert not refused
     assert list(tmp_path.iterdir()) == []
 
@@ -69,7 +69,7 @@ def test_what_differs_is_named_in_both_processes_and_nothing_is_written(theirs, 
         other_process(lambda wire: ask_admission(wire, theirs, 5.0)) as (wire, refused),
         pytest.raises(DistributedError, match=f"process 1 has other settings, versions or code .*: {named}") as one,
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
     assert refused == [str(one.value)]
     assert not (tmp_path / "run").exists()
 
@@ -86,8 +86,26 @@ def test_a_folder_that_a_process_does_not_see_is_named(tmp_path):
         other_process(answer) as (wire, _),
         pytest.raises(DistributedError, match=r"process 1 does not see .*/run: .* is missing .* --config\.workdir"),
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 5.0)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 5.0)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_second_folder_is_named_by_its_own_setting(tmp_path):
+    def answer(wire: Wire) -> None:
+        """As `ask_admission` on a host that shares the workdir alone."""
+        wire.send({"kind": "facts", "facts": FACTS})
+        for shared in (True, False):
+            _, message = wire.receive(5.0)
+            path = Path(message["path"])
+            wire.send({"kind": "seen", "fault": unseen(path if shared else tmp_path / "elsewhere" / path.name, 0.2)})
+
+    folders = {"workdir": tmp_path / "run", "sglang.folder": tmp_path / "weights"}
+    with (
+        other_process(answer) as (wire, _),
+        pytest.raises(DistributedError, match=r"process 1 does not see .*/weights: .* Set --config\.sglang\.folder to"),
+    ):
+        admit(wire, 2, FACTS, folders, 5.0)
+    assert not any(folder.exists() for folder in folders.values())
 
 
 def test_a_process_that_does_not_answer_is_named(tmp_path):
@@ -95,4 +113,4 @@ def test_a_process_that_does_not_answer_is_named(tmp_path):
         other_process(lambda wire: None) as (wire, _),
         pytest.raises(DistributedError, match="process 1 does not answer: no message came within"),
     ):
-        admit(wire, 2, FACTS, tmp_path / "run", 0.1)
+        admit(wire, 2, FACTS, {"workdir": tmp_path / "run"}, 0.1)

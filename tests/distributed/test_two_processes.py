@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from several_processes import ROOT, free_port
+from small_runs import tree
+
+from cojax.rollout.weight_items import restore_item
 
 PROGRAM = Path(__file__).parent / "two_program.py"
 
@@ -46,6 +49,21 @@ def test_both_compute_save_restore_and_end_together(tmp_path):
     assert found["once"] == [[66.0, 68.0, 70.0], [72.0, 74.0, 76.0], [78.0, 80.0, 82.0], [84.0, 86.0, 88.0]]
     assert found["twice"][0] == [2 * 66.0 + 924.0, 2 * 68.0 + 924.0, 2 * 70.0 + 924.0]
     assert found["step"] == 2
+
+
+def test_what_both_save_for_servers_is_restored_to_the_bits_that_process_0_would_gather(tmp_path):
+    first, second = run(tmp_path / "run", "weights")
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    for dtype in ("float32", "bfloat16", "float16"):
+        written = {path.name for path in (tmp_path / "run/saved" / dtype / "params").glob("ocdbt.process_*")}
+        assert written == {"ocdbt.process_0", "ocdbt.process_1"}
+        restore_item(tmp_path / "run/saved" / dtype, tmp_path / "run/restored" / dtype, "x")
+        one, other = (tree(tmp_path / "run" / name / dtype) for name in ("gathered", "restored"))
+        assert one == other
+        assert set(one) == {"config.json", "model.safetensors", "served.json"}
+    refused = json.loads(first[1].splitlines()[-1])["refused"]
+    assert refused == "final_norm/scale is not finite in float16; training has diverged, nothing was written"
+    assert not (tmp_path / "run/saved/large").exists()
 
 
 def test_a_killed_follower_is_named_by_process_0(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -21,13 +22,21 @@ from cojax.distributed.follow import Follower
 from cojax.distributed.lead import Lead
 from cojax.distributed.start import Start, find_devices, start
 from cojax.distributed.wire import Wire
-from cojax.learner.hosts import on_host, replicated
+from cojax.learner.hosts import on_host, piece, replicated
+from cojax.learner.saved_policy import finite, weights_of
 from cojax.learner.train_state import TrainState
-from cojax.policy.sharding import make_mesh, place
-from cojax.storage.array_files import ArrayFiles
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Params
+from cojax.policy.sharding import make_mesh, place, shard
+from cojax.policy.transformer import initialize
+from cojax.rollout.export import write_weights
+from cojax.rollout.weight_items import write_item
+from cojax.storage.array_files import ArrayFiles, save_params
 
 PROCESS, PORT, FOLDER, MODE = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 FACTS = {"commit": "abc"}
+CONFIG = ModelConfig(16, 32, 48, 2, 4, 2, 16)
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 def lost(number: int, reason: str) -> None:
@@ -48,6 +57,29 @@ def step(state: TrainState) -> TrainState:
     return TrainState(state.step + 1, jax.tree.map(lambda w: w * 2 + w.sum(), state.params), state.opt_state)
 
 
+def model(seed: int) -> Params:
+    """Parameters that are spread over all devices of both processes, a large one among them."""
+    params = initialize(CONFIG, seed)
+    params["final_norm"]["scale"] = params["final_norm"]["scale"].at[3].set(70_000.0 if seed else 65_519.0)
+    return shard(CONFIG, params, make_mesh(fsdp=2, tensor=2))
+
+
+def save_weights(leads: Lead) -> None:
+    """Writes the policy for servers both ways, and tries to write one that is not finite as float16."""
+    hosts = leads.hosts("run")
+    params = leads.run("model", model, 0)
+    weights = weights_of(CONFIG, lambda: params, hosts, 1, lambda: "")
+    for dtype in DTYPES:
+        write_weights(FOLDER / "gathered" / dtype, CONFIG, weights.arrays(), dtype, label="x")
+        write_item(FOLDER / "saved" / dtype, CONFIG, weights.save, dtype, "x")
+    large = leads.run("model", model, 1)
+    save = weights_of(CONFIG, lambda: large, hosts, 1, lambda: "").save
+    try:
+        write_item(FOLDER / "saved" / "large", CONFIG, save, "float16", "")
+    except ValueError as error:
+        print(json.dumps({"refused": str(error)}))
+
+
 def outline(state: TrainState) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
 
@@ -58,6 +90,11 @@ def lead(wire: Wire) -> None:
     rows[0, 0] = -0.0
     large = np.random.default_rng(0).integers(0, 256, 3_000_001, np.uint8)
     assert leads.run("check", lambda *_: None, large, np.int8(-3), np.asarray(1.5, jnp.bfloat16)) is None
+    if MODE == "weights":
+        save_weights(leads)
+        wire.send({"kind": "end", "status": 0, "line": ""})
+        wire.part()
+        return
     state = leads.run("begin", begin, rows)
     like = outline(state)
     if MODE == "follower dies":
@@ -96,6 +133,8 @@ def follow(wire: Wire) -> None:
         "begin": begun, "step": step, "replicate": replicated, "check": check,
         "save": lambda folder, target, second: files.save(Path(folder), target),
         "restore": lambda folder, second: divided(files.restore(Path(folder), outlines[0])),
+        "model": model, "run.piece": functools.partial(piece, CONFIG),
+        "run.finite": functools.partial(finite, CONFIG), "run.save_params": save_params,
         "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     }  # fmt: skip
     status = Follower(wire, operations).follow()
@@ -111,7 +150,7 @@ if __name__ == "__main__":
         find_devices()
         follow(wire)
     else:
-        admit(wire, 2, FACTS, FOLDER, 60.0)
+        admit(wire, 2, FACTS, {"workdir": FOLDER}, 60.0)
         find_devices()
         try:
             lead(wire)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from commands import Commands
 
 from experiments import desk
-from experiments.processes import as_of_one, check
+from experiments.processes import as_of_one, check, shared_folders
 
 
 def config(**section):
@@ -24,6 +25,16 @@ def test_one_process_and_a_whole_description_of_several_are_fine():
     check(config(enabled=True))
     check(config(coordinator="10.0.0.1:1234", processes=2, process=1))
     check(config(coordinator="[::1]:1234", processes=1, process=0, engine="local", fsdp=1))
+
+
+def test_all_processes_must_see_the_folder_of_weights_that_they_save_together():
+    made = config()
+    made.workdir = "run"
+    assert shared_folders(made) == {"workdir": Path("run")}
+    made.sglang.folder = "weights"
+    assert shared_folders(made) == {"workdir": Path("run"), "sglang.folder": Path("weights")}
+    made.sglang.sync = "folder"
+    assert shared_folders(made) == {"workdir": Path("run")}
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class Connections:
         finally:
             idle.append(client)
         status = response.status_code
-        if status == 200:
+        if response.is_success:
             try:
                 return response.json() if response.content.strip() else None
             except (ValueError, RecursionError) as error:

@@ -32,11 +32,12 @@ class SGLangEngine:
     """Samples from the policy of shape `config` on SGLang servers: those at `urls`, or `servers` that `launch` starts.
 
     With a `router`, an address in front of `urls`, completion requests go to the router; all other requests go to the
-    servers.
+    servers. Without `urls` the servers are those behind the router at any time.
 
     A conversation has at most `max_length` tokens. Weights are written as `dtype` ("": the parameters' own) to
     `folder`/weights/VERSION/, a path that every server must see. With `follow`, servers watch that folder and load new
-    weights by themselves (`python -m experiments.serve`); otherwise they are sent a request to load them. One
+    weights by themselves (`python -m experiments.serve`); otherwise they are sent a request to load them. With `sync`
+    "orbax", all processes of the trainer write a version together, each its part, where it can be saved so. One
     `generate` takes at most `deadline` seconds and `attempts` requests, to any servers. If weights change during a
     completion, it is kept with `mixed`, with its spans, and sampled again without. With `routes`, completions report
     which experts tokens went through. `busy_seconds` is the wall time with at least one completion running, `served`
@@ -61,20 +62,27 @@ class SGLangEngine:
         dtype: str = "",
         mixed: bool = False,
         follow: bool = False,
+        sync: str = "folder",
         router: str = "",
         release_memory: bool = False,
         routes: bool = False,
     ) -> None:
-        if bool(urls) == (launch is not None):
-            raise ValueError("give either urls of running servers or launch, which says how to start some")
+        if bool(urls or router) == (launch is not None):
+            raise ValueError("give urls of running servers, or a router, or launch, which says how to start some")
         if follow and release_memory:
             raise ValueError(
                 "servers that follow take weights at any time; they cannot give their memory back. Unset sglang.follow "
                 "or sglang.release_memory"
             )
+        if sync == "orbax" and not follow:
+            raise ValueError(
+                "what all processes save together is restored on the rollout host by `python -m experiments.serve`; "
+                "set sglang.follow=True here and there, or sglang.sync=folder"
+            )
         _check_sizes(config, max_length, servers, attempts)
         shape = route_shape(config, routes, mixed)
         self._config, self._length, self._dtype, self._follow = config, max_length, dtype, follow
+        self._sync = sync
         self._release_memory, self.tells_routes = release_memory, shape is not None
         self._run = uuid.uuid4().hex[:8]  # part of every label, so that labels of two runs on one server differ
         self._versions: dict[str, int] = {}  # label → version
@@ -135,6 +143,8 @@ class SGLangEngine:
         label = f"{self._run}-{len(self._versions)}-{weights.version}"
         # Registered before the folder exists: a server that follows may sample from it immediately.
         self._versions[label] = weights.version
+        if self._sync == "orbax" and weights.save is not None:
+            return self._store.save(weights.version, weights.save, self._config, self._dtype, label)
         if weights.path is None or self._follow:
             return self._store.write(weights, self._config, self._dtype, label)
         folder = Path(weights.path()).absolute()

@@ -8,23 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.environment import EngineError
-from cojax.rollout.sglang.connections import Connections
+from cojax.rollout.sglang.connections import Connections, RequestFailed, RequestRefused
 from cojax.rollout.sglang.conversations import Conversations
 from cojax.rollout.sglang.process import ServerProcess
 from cojax.rollout.sglang.released_memory import ReleasedMemory, ReleasedMemoryFile
+from cojax.rollout.sglang.router import Router
 from cojax.rollout.sglang.server import LabelledWeights, Server
 from cojax.rollout.sglang.server_client import ServerClient
 from cojax.rollout.sglang.supervisor import FleetSettings, Supervisor
+
+_LOG = logging.getLogger(__name__)
+_DISCOVERY_POLL = 2.0  # seconds between two looks at what is behind a router
 
 
 class Fleet:
     """The servers at `urls`, or those of `processes`; one of the two is empty.
 
-    With a `router`, an address in front of all servers, the router chooses the server of each conversation. The file
+    With a `router`, an address in front of all servers, the router chooses the server of each conversation. Where both
+    are empty, the servers are those behind the router at any time: they come and go. The file
     `released` says which of the servers at `urls` have released memory, possibly for a trainer that was killed.
     """
 
@@ -38,14 +44,15 @@ class Fleet:
         router: str = "",
         released: ReleasedMemoryFile | None = None,
     ) -> None:
-        self.servers = [
-            Server(ServerClient(url, connections), None, 0, released=ReleasedMemory(url, released)) for url in urls
-        ]
+        self._connections, self._released = connections, released
+        self._discovers = Router(router, connections) if router and not urls and not processes else None
+        self.servers = [self._attached(url) for url in urls]
         restarts = settings.limits.restarts
         self.servers += [Server(ServerClient("", connections), process, restarts) for process in processes]
         self.conversations = Conversations(self.servers, router, connections)
         self.supervisor = Supervisor(self.conversations, settings)
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: dict[Server, asyncio.Task[None]] = {}
+        self._discovery: asyncio.Task[None] | None = None
 
     @property
     def target(self) -> LabelledWeights | None:
@@ -85,7 +92,7 @@ class Fleet:
     @property
     def all_lost(self) -> bool:
         """Whether no server can come up any more."""
-        return all(server.state == "lost" for server in self.servers)
+        return bool(self.servers) and all(server.state == "lost" for server in self.servers)
 
     # --- weights ---
 
@@ -98,8 +105,11 @@ class Fleet:
         """
         supervisor = self.supervisor
         supervisor.target, supervisor.syncing, supervisor.resting = target, True, False
-        self._watches = self._watches or [asyncio.create_task(supervisor.watch(server)) for server in self.servers]
-        recoveries = [server.recoveries + (server.state == "recovering") for server in self.servers]
+        if self._discovers is not None:
+            await self._discover_some(self._discovers)
+        for server in self.servers:
+            self._watch(server)
+        recoveries = {server: server.recoveries + (server.state == "recovering") for server in self.servers}
         try:
             down = [server for server in self.servers if server.state == "down"]
             await self._update(target, [s for s in self.servers if s.state in ("new", "up", "resting")])
@@ -117,6 +127,61 @@ class Fleet:
             reasons = "; ".join(filter(None, (self.faults(), waited)))
             raise EngineError(f"no SGLang server took the weights in {target.folder}: {reasons}")
 
+    def _attached(self, url: str) -> Server:
+        return Server(ServerClient(url, self._connections), None, 0, released=ReleasedMemory(url, self._released))
+
+    def _watch(self, server: Server) -> None:
+        if server not in self._watches:
+            self._watches[server] = asyncio.create_task(self.supervisor.watch(server))
+
+    async def _discover_some(self, router: Router) -> None:
+        """Finds the servers behind the router; from then on, again and again.
+
+        Waits for the first as long as a start may take, then raises EngineError.
+        """
+        limit, fault = self.supervisor.limits.startup, "it names none"
+        until = asyncio.get_running_loop().time() + limit
+        while True:
+            try:
+                await self._discover(router)
+            except (RequestFailed, RequestRefused) as error:
+                fault = str(error)
+            if self.servers:
+                break
+            if asyncio.get_running_loop().time() > until:
+                raise EngineError(
+                    f"no SGLang server is behind the router {router.url}: {fault}; waited sglang.startup_deadline="
+                    f"{limit:g} s. Start some there: python -m experiments.serve --router={router.url}"
+                )
+            await asyncio.sleep(_DISCOVERY_POLL)
+        self._discovery = self._discovery or asyncio.create_task(self._discover_always(router))
+
+    async def _discover_always(self, router: Router) -> None:
+        while True:
+            await asyncio.sleep(min(_DISCOVERY_POLL, self.supervisor.limits.probe_every))
+            with contextlib.suppress(RequestFailed, RequestRefused):  # a router that is gone takes no server with it
+                await self._discover(router)
+
+    async def _discover(self, router: Router) -> None:
+        """Lets servers join that are behind the router by now, and leaves those that are not. Raises RequestFailed."""
+        found, known = await router.servers(), {server.client.url: server for server in self.servers}
+        for url in found:
+            if url not in known:
+                self.servers.append(server := self._attached(url))
+                if self._watches:  # it is brought to the current weights by its watch, between two syncs
+                    _LOG.warning("%s joins", url)
+                    server.state, server.fault = "down", "it has just joined"
+                    self._watch(server)
+                    server.check_now.set()
+        for url, server in known.items():
+            if url not in found:
+                _LOG.warning("%s leaves", url)
+                self.servers.remove(server)
+                if watch := self._watches.pop(server, None):
+                    watch.cancel()
+        async with self.supervisor.changed:
+            self.supervisor.changed.notify_all()
+
     async def _update(self, target: LabelledWeights, servers: Sequence[Server]) -> None:
         """Brings all these servers to the target at once, or leaves them out."""
         known = [server.state != "new" for server in servers]
@@ -124,7 +189,7 @@ class Fleet:
             server.state, server.fault = "updating", "takes new weights"
         await asyncio.gather(*map(self.supervisor.update, servers, [target] * len(servers), known))
 
-    async def _wait_for_one(self, recoveries: Sequence[int]) -> None:
+    async def _wait_for_one(self, recoveries: Mapping[Server, int]) -> None:
         """Waits until a server is up, or until none can come up.
 
         Servers at `urls` get `limits.startup` seconds, then TimeoutError is raised. Launched servers have deadlines of
@@ -133,9 +198,11 @@ class Fleet:
         attached = all(server.process is None for server in self.servers)
         limit, changed = self.supervisor.limits.startup if attached else None, self.supervisor.changed
         async with asyncio.timeout(limit), changed:
-            await changed.wait_for(lambda: self._up() or not any(map(self._may_come_up, self.servers, recoveries)))
+            await changed.wait_for(
+                lambda: self._up() or not any(self._may_come_up(s, recoveries) for s in self.servers)
+            )
 
-    def _may_come_up(self, server: Server, recoveries: int) -> bool:
+    def _may_come_up(self, server: Server, recoveries: Mapping[Server, int]) -> bool:
         """Whether to go on waiting for a server that is not up.
 
         A launched server may come up until it is lost. A server at `urls` may come up while nothing answers there, as
@@ -143,7 +210,7 @@ class Fleet:
         """
         if server.process is not None:
             return server.state != "lost"
-        return server.absent or server.recoveries < recoveries
+        return server.absent or server.recoveries < recoveries.get(server, 1)
 
     async def rest(self) -> None:
         """Has every server release its memory until the next sync, including servers that come up before it."""
@@ -158,9 +225,10 @@ class Fleet:
 
     async def close(self) -> None:
         """Stops watching, has resting servers take their memory again, and ends launched servers for good."""
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        tasks = [*self._watches.values(), *([self._discovery] if self._discovery else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         resting = (server for server in self.servers if server.released and server.process is None)
         await asyncio.gather(*(server.wake() for server in resting), return_exceptions=True)
         stops = (asyncio.to_thread(server.process.stop) for server in self.servers if server.process)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
-from cojax.host.processes import descendants, end, session
+from cojax.rollout.sglang.guarded import GuardedProcess
 
-_GUARD = Path(__file__).with_name("guard.py")
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
 _SHIMS = Path(__file__).with_name("cpu_shims")
 # Callers also give a dtype: with "auto", log-probs are off by about 0.01.
@@ -28,8 +24,6 @@ _CPU_FLAGS = (
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(_SHIMS)}
 # The server reserves a few positions of its context.
 _SPARE_POSITIONS = 8
-# Seconds that a guard may need to end everything: its grace period, and the kernel's time for killed processes.
-_STOP_SECONDS = 15.0
 _TAIL_BYTES = 4_000
 
 
@@ -96,7 +90,7 @@ class ServerProcess:
         self.log = launch.logs / f"server-{index}.log"
         self.port = 0
         self.starts = 0  # attempted, successful or not
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._guarded = GuardedProcess()
         self._stopped = False
         self._lock = threading.Lock()
 
@@ -106,14 +100,14 @@ class ServerProcess:
 
     @property
     def running(self) -> bool:
-        return self._guard is not None and self._guard.poll() is None
+        return self._guarded.running
 
     def start(self, model: Path, label: str) -> None:
         """Starts the process without waiting for it. Raises OSError if port or log cannot be opened or after `stop`."""
         with self._lock:
             if self._stopped:
                 raise OSError(errno.ESHUTDOWN, f"server {self.index} was stopped for good")
-            self._end(signal.SIGUSR1)
+            self._guarded.end(signal.SIGUSR1)
             self.starts += 1
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -121,15 +115,7 @@ class ServerProcess:
             with open(self.log, "ab") as log:
                 log.write(f"\n=== {shlex.join(command)}\n".encode())
                 log.flush()
-                self._guard = subprocess.Popen(
-                    [sys.executable, "-I", str(_GUARD), str(os.getpid()), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=self.launch.environment(),
-                    # Ctrl-C in the terminal must not reach the server: the trainer still needs it to end the step.
-                    start_new_session=True,
-                )
+                self._guarded.start(command, log, self.launch.environment())
 
     def stop(self) -> None:
         """Ends the server and its descendants for good, by force after a few seconds, and returns when they are gone.
@@ -138,12 +124,12 @@ class ServerProcess:
         """
         with self._lock:
             self._stopped = True
-            self._end(signal.SIGTERM)
+            self._guarded.end(signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills the server and its descendants, as a hung server ignores SIGTERM. Returns when they are gone."""
         with self._lock:
-            self._end(signal.SIGUSR1)
+            self._guarded.end(signal.SIGUSR1)
 
     def tail(self) -> str:
         """The end of its log, for an error message."""
@@ -154,24 +140,6 @@ class ServerProcess:
         except OSError:
             return ""
         return "\n".join(lines[-15:])
-
-    def _end(self, number: int) -> None:
-        """Has the guard end everything; does it directly if the guard cannot."""
-        guard, self._guard = self._guard, None
-        if guard is None:
-            return
-        if guard.poll() is None:
-            guard.send_signal(signal.SIGCONT)
-            guard.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                guard.wait(_STOP_SECONDS)
-        if guard.poll() is None:
-            end(lambda: descendants(guard.pid))
-            guard.kill()
-            guard.wait()
-        # A guard that was killed has left its session running; one that ended by itself has ended everything.
-        if guard.returncode < 0:
-            end(lambda: session(guard.pid))
 
 
 def free_port(host: str, port: int = 0) -> int:

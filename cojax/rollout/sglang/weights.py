@@ -7,13 +7,14 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cojax.policy.config import ModelConfig
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
 from cojax.rollout.sglang.server import LabelledWeights
+from cojax.rollout.weight_items import check_item, is_item, write_item
 from cojax.storage.files import explain
 
 _LOG = logging.getLogger(__name__)
@@ -55,6 +56,14 @@ class WeightsFolder:
         write_weights(folder, config, weights.arrays(), dtype, label=label)
         return LabelledWeights(folder, label)
 
+    def save(
+        self, version: int, save: Callable[[str, str], None], config: ModelConfig, dtype: str, label: str
+    ) -> LabelledWeights:
+        """Has `Weights.save` write the subfolder of the version. Raises what `write_item` raises."""
+        folder = self._versions / str(version)
+        write_item(folder, config, save, dtype, label)
+        return LabelledWeights(folder, label)
+
     def prune(self, keep: Iterable[Path]) -> None:
         """Removes all versions except those to keep."""
         prune_weights(self._versions, keep)
@@ -85,7 +94,7 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
             label = read_label(found)
             if LabelledWeights(found, label) == known:
                 return known
-            check_weights(found)
+            (check_item if is_item(found) else check_weights)(found)
             # It may have been replaced between reading the label and checking the files.
             if read_label(found) == label:
                 return LabelledWeights(found, label)

@@ -325,7 +325,7 @@ def test_a_server_that_skips_a_version_is_back_with_the_next(pair, make) -> None
 def test_a_fleet_closes_also_where_an_alarm_rings_at_that_moment() -> None:
     async def closed(moments: int) -> None:
         fleet = Fleet(Connections(), ["http://127.0.0.1:9"], [], FleetSettings(LIMITS))
-        fleet._watches = [asyncio.create_task(fleet.supervisor.watch(fleet.servers[0]))]
+        fleet._watch(fleet.servers[0])
         await asyncio.sleep(0.01)
         fleet.servers[0].check_now.set()
         for _ in range(moments):

@@ -92,3 +92,31 @@ def test_a_router_that_is_gone_is_named(pair: list[FakeServer], make, router) ->
     router.close()
     with pytest.raises(EngineError, match=rf"no completion in 2 attempts, the last: {router.url}/generate"):
         ask(engine)
+
+
+def test_servers_are_those_behind_the_router_and_come_and_go(pair, make, router) -> None:
+    engine = make([], router=router.url)
+    engine.load(weights(0))
+    assert [server.name for server in engine.fleet.servers] == [server.url for server in pair]
+    joined = FakeServer()
+    gone = pair.pop(0)
+    try:
+        pair.append(joined)  # the router's own list
+        until(lambda: {server.name for server in engine.fleet.servers if server.up} == {server.url for server in pair})
+        assert joined.version == engine.fleet.target.label
+        for number in range(8):
+            assert ask(engine, f"s{number}").tokens == (7, 7, 7)
+        engine.load(weights(1))
+        assert [server.version for server in pair] == [engine.fleet.target.label] * 2
+        assert gone.version != joined.version
+        assert (gone.count("generate"), joined.count("generate") > 0) == (0, True)
+    finally:
+        gone.close()
+
+
+def test_a_router_without_servers_is_named_after_a_while(make, router, pair) -> None:
+    servers = [pair.pop() for _ in range(2)]
+    engine = make([], router=router.url, limits=ServerLimits(startup=0.5))
+    with pytest.raises(EngineError, match=rf"no SGLang server is behind the router {router.url}: it names none"):
+        engine.load(weights(0))
+    pair.extend(servers)

@@ -1,0 +1,254 @@
+"""Where a rollout host finds weights: saved versions restored here, checkpoints of a run, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from compiling import initialize
+from fake_sglang import CONFIG, PARAMS, until, weights
+from small_runs import tree
+from test_serve import TRAINER, config, host, label, launched
+from trained_runs import config as run_settings
+from trained_runs import damage, make_run
+
+from cojax.policy.config import ModelConfig
+from cojax.rollout.engine import Weights
+from cojax.rollout.export import read_label, write_weights
+from cojax.rollout.sglang.engine import SGLangEngine
+from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.storage.array_files import save_params
+from cojax.storage.checkpoint import CheckpointError
+from experiments import served
+from experiments.served import Checkpoints, LocalFolders, Versions, Watch
+
+__all__ = ["config", "host", "launched"]  # fixtures
+OTHER = ModelConfig(112, 32, 64, 1, 2, 1, 16, max_position_embeddings=512)
+
+
+def saved(version: int) -> Weights:
+    """The same weights as of `weights`, from a trainer whose processes can save them together."""
+    return Weights(version, weights(version).arrays, save=functools.partial(save_params, PARAMS))
+
+
+@pytest.fixture
+def local(tmp_path: Path):
+    folders = LocalFolders(str(tmp_path / "local"))
+    yield folders
+    folders.close()
+
+
+def save(folder: Path, version: int, label: str, config: ModelConfig = CONFIG) -> None:
+    store = WeightsFolder(folder)
+    store.save(version, functools.partial(save_params, initialize(config, 0)), config, "", label)
+    store.close()
+
+
+def test_servers_get_the_same_files_whichever_way_weights_reach_them(config, host, tmp_path: Path) -> None:
+    config.sglang.follow, config.sglang.local = True, str(tmp_path / "local")
+    host(config)
+    urls = [f"http://127.0.0.1:{config.sglang.port + index}" for index in range(2)]
+    served_files = {}
+    for sync in ("orbax", "folder"):
+        engine = SGLangEngine(
+            CONFIG, folder=Path(config.workdir), max_length=64, urls=urls, limits=TRAINER, follow=True, sync=sync
+        )
+        try:
+            for version in range(2):
+                engine.load(saved(version))
+                current = engine.fleet.target.label
+                assert [label(config.sglang.port), label(config.sglang.port + 1)] == [current] * 2
+            items = [(path / "params").is_dir() for path in (Path(config.workdir) / "weights").iterdir()]
+            assert items == [sync == "orbax"] * 2
+            restored = next((tmp_path / "local").iterdir())
+            files = tree(newest_in(restored if sync == "orbax" else Path(config.workdir) / "weights"))
+            assert files.pop("served.json") == f'{{\n "label": "{current}"\n}}\n'.encode()
+            served_files[sync] = files
+        finally:
+            engine.close()
+    assert served_files["orbax"] == served_files["folder"]
+    assert set(served_files["orbax"]) == {"config.json", "model.safetensors"}
+
+
+def newest_in(folder: Path) -> Path:
+    return max((path for path in folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def test_what_can_only_be_written_by_one_process_is_still_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"set sglang\.follow=True here and there, or sglang\.sync=folder"):
+        SGLangEngine(CONFIG, folder=tmp_path, max_length=64, urls=["http://127.0.0.1:1"], sync="orbax")
+
+
+def test_a_version_is_restored_once_and_older_ones_are_removed(tmp_path: Path, local) -> None:
+    versions = Versions(tmp_path, local)
+    assert versions.newest() is None
+    save(tmp_path, 1, "one")
+    first = versions.newest()
+    assert (first.label, read_label(first.folder)) == ("one", "one")
+    assert versions.newest() == first
+    save(tmp_path, 2, "two")
+    second = versions.newest()
+    save(tmp_path, 1, "one again")  # a run that was resumed from an older step
+    third = versions.newest()
+    assert [(made.label, int(made.folder.name)) for made in (first, second, third)] == [
+        ("one", 1), ("two", 2), ("one again", 3),
+    ]  # fmt: skip
+    local.prune([second.folder])
+    assert sorted(path.name for path in second.folder.parent.iterdir() if path.name.isdigit()) == ["2", "3"]
+    local.close()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+def test_a_version_of_another_model_is_refused_by_name_and_the_one_before_stays(tmp_path: Path, local, caplog) -> None:
+    save(tmp_path, 1, "one")
+    versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
+    watch = Watch(versions, 0.05, 10.0, changed.set)
+    assert changed.wait(20)
+    save(tmp_path, 2, "other", OTHER)
+    until(lambda: "weights/2 is of another model: intermediate_size 64, expected 48" in caplog.text)
+    assert watch.found.label == "one"
+    time.sleep(0.3)
+    assert caplog.text.count("of another model") == 1
+    store = WeightsFolder(tmp_path)
+    store.write(Weights(3, functools.partial(iter, list(weights(0).arrays()))), CONFIG, "", "three")
+    store.close()
+    until(lambda: watch.found.label == "three")
+    watch.stop()
+
+
+def test_a_half_written_version_is_not_served(tmp_path: Path, local) -> None:
+    save(tmp_path, 1, "one")
+    shutil.copytree(tmp_path / "weights/1", tmp_path / "weights/.2.77.new.tmp")
+    shutil.copytree(tmp_path / "weights/1", tmp_path / "weights/2")
+    largest = max((tmp_path / "weights/2").rglob("d/*"), key=lambda path: path.stat().st_size)
+    with open(largest, "r+b") as file:
+        file.truncate(50)
+    os.utime(tmp_path / "weights/2")
+    with pytest.raises(ValueError, match=r"has 50 bytes, expected \d+; let the trainer write another version"):
+        Versions(tmp_path, local).newest()
+
+
+def test_a_look_that_hangs_is_told_of(caplog) -> None:
+    over = threading.Event()
+
+    class Hanging:
+        expected = None
+
+        def newest(self) -> None:
+            over.wait(20)
+
+    watch = Watch(Hanging(), 0.05, 0.1, lambda: None)
+    time.sleep(0.2)
+    with pytest.raises(TimeoutError, match=r"takes longer than sglang\.sync_deadline=0\.1 s"):
+        watch.raise_if_late()
+    watch.tell_if_late()
+    watch.tell_if_late()
+    assert caplog.text.count("the one before stays") == 1
+    over.set()
+    watch.stop()
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_checkpoints_are_served_as_the_trainer_would_write_them(tmp_path: Path, local, rank: int) -> None:
+    learner, states = make_run(tmp_path / "run", run_settings(learner__lora__rank=rank))
+    found = Checkpoints(tmp_path / "run", local).newest()
+    write_weights(tmp_path / "trainer", learner.config, learner.weights(states[-1], 2).arrays(), label=found.label)
+    assert tree(found.folder) == tree(tmp_path / "trainer")
+    assert found.label.startswith("step-2-")
+
+
+def test_the_newest_sound_checkpoint_is_served_again_only_where_it_changed(tmp_path: Path, local) -> None:
+    run = tmp_path / "run"
+    make_run(run, run_settings(), (1, 2))
+    checkpoints = Checkpoints(run, local, "bfloat16")
+    first = checkpoints.newest()
+    assert checkpoints.newest() == first
+    assert ModelConfig.from_hf(first.folder).param_dtype == "bfloat16"
+    make_run(run, run_settings(), (3, 4))
+    assert checkpoints.newest().label.startswith("step-4-")
+    damage(run / "checkpoints/4")
+    os.utime(run / "checkpoints/4")
+    assert checkpoints.newest().label.startswith("step-3-")
+
+
+def test_what_is_no_run_is_named(tmp_path: Path, local) -> None:
+    with pytest.raises(CheckpointError, match="is no run directory"):
+        Checkpoints(tmp_path, local).newest()
+    make_run(tmp_path / "run", run_settings(), ())
+    assert Checkpoints(tmp_path / "run", local).newest() is None
+    make_run(tmp_path / "run", run_settings())
+    with pytest.raises(ValueError, match=r"is a run of another model: .*correct --config\.model\.path"):
+        Checkpoints(tmp_path / "run", local, expected=OTHER).newest()
+
+
+def test_a_host_serves_a_run_that_nobody_trains(config, launched, tmp_path: Path) -> None:
+    from experiments import serve
+
+    config.model.path, stop = "", threading.Event()
+    config.model.shape.num_hidden_layers = 1
+    make_run(tmp_path / "other", run_settings(), (1,))
+    serving = threading.Thread(target=serve.serve, args=(config, "127.0.0.1", stop, str(tmp_path / "other")))
+    serving.start()
+    try:
+        until(lambda: label(config.sglang.port).startswith("step-1-"))
+        make_run(tmp_path / "other", run_settings(), (2,))
+        until(lambda: label(config.sglang.port).startswith("step-2-"))
+        until(lambda: label(config.sglang.port + 1).startswith("step-2-"))
+    finally:
+        stop.set()
+        serving.join(20)
+    assert not serving.is_alive()
+    [folder] = {Path(start[2]).parent for start in launched.started()}
+    assert not folder.exists(), "what was restored is left behind"
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from experiments.served import LocalFolders
+print(LocalFolders(sys.argv[1]).make(1, lambda folder: folder.mkdir()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path, local) -> None:
+    mine = local.make(1, Path.mkdir)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "local")], capture_output=True, text=True, timeout=120
+    )
+    theirs = Path(done.stdout.strip())
+    assert theirs.is_dir()
+    other = LocalFolders(str(tmp_path / "local"))
+    other.make(1, Path.mkdir)
+    assert (theirs.exists(), mine.exists()) == (False, True)
+    other.close()
+
+
+def test_folders_are_in_memory_where_they_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(served.tempfile, "gettempdir", lambda: str(tmp_path))
+    folders = LocalFolders()
+    try:
+        small, large = (folders.make(size, Path.mkdir) for size in (1, 2**50))
+        assert small.is_relative_to("/dev/shm")
+        assert large.is_relative_to(tmp_path)
+    finally:
+        folders.close()
+    assert not small.exists()
+    assert not large.exists()
+
+
+def test_arrays_are_those_of_the_trainer(tmp_path: Path, local) -> None:
+    from cojax.rollout.export import load_params
+
+    save(tmp_path, 1, "one")
+    found = Versions(tmp_path, local).newest()
+    jax.tree.map(np.testing.assert_array_equal, load_params(found.folder, CONFIG), PARAMS)
