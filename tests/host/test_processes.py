@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cojax.host.processes import descendants, end, session
-from cojax.rollout.sglang import process as sglang_process
+from cojax.rollout.sglang import guarded
 from cojax.rollout.sglang.process import LaunchSettings, ServerProcess
 
 # Prints the ids of itself, a child, and a grandchild in a session of its own whose parent is gone; all deaf to SIGTERM.
@@ -108,8 +108,8 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
         "from cojax.host.processes import adopt_orphans; adopt_orphans()\n"
         "subprocess.Popen(sys.argv[2:]); time.sleep(60)\n"
     )
-    monkeypatch.setattr(sglang_process, "_GUARD", hung)
-    monkeypatch.setattr(sglang_process, "_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(guarded, "_GUARD", hung)
+    monkeypatch.setattr(guarded, "_STOP_SECONDS", 0.2)
     process, family = server(tmp_path)
     process.stop()
     assert not any(map(alive, family))
@@ -117,8 +117,8 @@ def test_a_guard_that_hangs_is_done_without(tmp_path, monkeypatch):
 
 def test_what_a_killed_guard_left_in_its_session_ends(tmp_path):
     process, family = server(tmp_path)
-    assert process._guard is not None
-    guard = process._guard.pid
+    assert process._guarded._guard is not None
+    guard = process._guarded._guard.pid
     os.kill(guard, signal.SIGKILL)
     process.kill()
     assert not session(guard)
