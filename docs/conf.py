@@ -20,6 +20,7 @@ extensions = [
     "sphinx_copybutton",
     "plain_docstrings",
     "public_names",
+    "reading_order",
     "repository_links",
 ]
 exclude_patterns = ["extensions"]
