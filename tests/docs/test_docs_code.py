@@ -197,6 +197,14 @@ def test_targets_and_extras_exist() -> None:
         assert set(re.findall(r"cojax\[([a-z]+)\]", text)) <= extras, page.name
 
 
+def test_pinned_versions_are_those_of_the_dockerfile() -> None:
+    pattern = re.compile(r"\b(jax|sglang|sglang-router)(?:\[\S+\])?==([\w.]+)")
+    said = dict(pattern.findall((ROOT / "deploy" / "Dockerfile").read_text()))
+    for page in PAGES:
+        assert set(pattern.findall(page.read_text())) <= set(said.items()), page.name
+    assert set(pattern.findall((ROOT / "docs" / "appworld-on-8-gpus.md").read_text())) == set(said.items())
+
+
 def test_there_is_code_of_each_kind() -> None:
     assert len(TYPED) > 60
     assert len(RUNNABLE) > 15
