@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "extensions"), str(HERE.parent)]
 
-import cojax
-
 project = "cojax"
 author = "the cojax authors"
-release = version = cojax.__version__
+release = version = importlib.import_module("cojax").__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
-_FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+)(?P<language>\S*).*\n(?P<text>(?:.*\n)*?) *(?P=marks) *$", re.M)
+_FENCE = re.compile(r"^ *(?P<marks>```+|~~~+)(?P<language>\S*).*\n(?P<text>(?:.*\n)*?) *(?P=marks) *$", re.M)
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|(?:src|href)=\"([^\"]+)\"|^\[[^\]]+\]:\s*(\S+)", re.M)
 _HEADING = re.compile(r"^#{1,6} +(.+?)(?: +#+)?$", re.M)

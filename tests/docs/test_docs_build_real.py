@@ -19,9 +19,9 @@ pytestmark = pytest.mark.real
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = ["--builder", "html", "--fresh-env", "--fail-on-warning", "--quiet", "--doctree-dir", str(folder / "trees")]
+    options = ["--builder", "html", "--fresh-env", "--fail-on-warning", "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *command, str(DOCS), str(folder / "html")],
+        [sys.executable, "-m", "sphinx", *options, "--doctree-dir", folder / "trees", DOCS, folder / "html"],
         cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -44,3 +44,24 @@ def test_every_stable_name_has_its_docstring(site: Path) -> None:
     text = (site / "reference.html").read_text()
     assert all(f'id="cojax.{name}"' in text for name in cojax.__all__)
     assert "The run in a folder." in text
+
+
+def test_a_docstring_keeps_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    from plain_docstrings import as_restructured_text
+
+    written = as_restructured_text(["Takes `a|b` of *x_ and **y:", "as it is.", "", "    loss = a * b", "", "End."])
+    assert written == [
+        "Takes ``a|b``\\  of \\*x\\_ and \\*\\*y\\: as it is.", "", "::", "", "       loss = a * b", "", "End.", "",
+    ]  # fmt: skip
+
+
+def test_the_contents_follow_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    from reading_order import contents
+
+    found = contents(
+        "# T\n## One\n[a](a.md) [b](b.md#x) [a](a.md)\n## Two\n[b](b.md) [r](../README.md)\n## Three\n[c](c.md)"
+    )
+    pages = [re.findall(r"^[a-z]$", part, re.MULTILINE) for part in found.split("```\n\n")]
+    assert pages == [["a"], ["b"], ["c"]]

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from absl import flags as absl_flags
 from commands import Commands
-from doc_pages import PAGES, ROOT, Block, blocks, commands as commands_of, spans
+from doc_pages import PAGES, ROOT, Block, blocks, spans
+from doc_pages import commands as commands_of
 
 from cojax.command import COMMANDS
 from experiments.compatibility import flag_in_todays_name
