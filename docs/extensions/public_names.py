@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +29,7 @@ def _entry(module: str, name: str, shown: set[int]) -> list[str]:
     """The directive for a name. A second name of the same object refers to the first by its heading alone."""
     found = getattr(importlib.import_module(module), name, None)
     if found is None or isinstance(found, ModuleType):
-        return [f".. automodule:: {module}.{name}", "   :members: get_config", "   :noindex:", ""]
+        return [f".. automodule:: {module}.{name}", "   :members: get_config", "   :no-index:", ""]
     if id(found) in shown:
         return [f"``{name}`` is described above.", ""]
     shown.add(id(found))
@@ -35,14 +37,30 @@ def _entry(module: str, name: str, shown: set[int]) -> list[str]:
         return [f".. autoclass:: {module}.{name}", "   :members:", ""]
     if inspect.isroutine(found):
         return [f".. autofunction:: {module}.{name}", ""]
-    return [f".. py:data:: {module}.{name}", "", *_value(found), ""]
+    lines = [f".. py:data:: {module}.{name}", ""]
+    if isinstance(found, dict):
+        return [*lines, "   Entries: " + ", ".join(f"``{key}``" for key in found), "", *_entries(found, shown)]
+    return [*lines, f"   ``{found!r}``" if isinstance(found, (int, float, str)) else "   A constant.", ""]
 
 
-def _value(value: object) -> list[str]:
-    """A registry by its keys, any other value by itself."""
-    if isinstance(value, dict):
-        return ["   Entries: " + ", ".join(f"``{key}``" for key in value)]
-    return [f"   ``{value!r}``"[:200]] if isinstance(value, (int, float, str)) else ["   A constant."]
+def _entries(registry: Mapping[str, Any], shown: set[int]) -> list[str]:
+    """The entries of a registry, each by its own docstring."""
+    lines: list[str] = []
+    for entry in registry.values():
+        if id(entry) not in shown and (inspect.isroutine(entry) or inspect.isclass(entry)):
+            shown.add(id(entry))
+            kind = "class" if inspect.isclass(entry) else "function"
+            lines += [f".. auto{kind}:: {entry.__module__}.{entry.__qualname__}", "   :no-index:", ""]
+    return lines
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, subject: Any, options: Any, arguments: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """A protocol has no signature: it is not called. A default that is this interpreter is named as such."""
+    if what == "class" and vars(subject).get("_is_protocol"):
+        return "", None
+    return (arguments.replace(repr(sys.executable), "sys.executable"), returned) if arguments else None
 
 
 def filled(text: str) -> str:
@@ -66,4 +84,5 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _read)
+    app.connect("autodoc-process-signature", _signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
