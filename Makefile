@@ -21,7 +21,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly test-wheels bench campaign study lint sglang compilers clean
+.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly test-wheels bench campaign study docs lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -85,6 +85,12 @@ campaign: $(VENV)/.base
 study: $(VENV)/.base
 	$(BIN)/python -m experiments.study --name=main
 
+# The site of docs/, in build/docs. Built anew each time: pages refer to each other. A warning is an error.
+docs: $(VENV)/.docs
+	rm -rf build/docs
+	JAX_PLATFORMS=cpu $(BIN)/python -m sphinx --builder html --fresh-env --fail-on-warning --quiet --doctree-dir build/doctrees docs build/docs
+	@echo "built: build/docs/index.html"
+
 lint: $(VENV)/.test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -126,10 +132,14 @@ $(VENV)/.base: setup.py | $(BIN)/python
 	@touch $@
 
 $(VENV)/.real: setup.py environments/bfcl/__init__.py | $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real,docs]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 	  $$($(BIN)/python -c 'from environments.bfcl import RECIPE; print(*RECIPE.requirements)')
 	@touch $@
+
+$(VENV)/.docs: setup.py | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@ $(VENV)/.base
 
 $(VENV)/.test: setup.py | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'

@@ -64,6 +64,8 @@ setup(
         "ray": ["ray[client]>=2.60"],
         # Compilers for accelerators that are not there. With them JAX looks for the accelerators whenever it starts.
         "compilers": ["jax[tpu,cuda12-local]"],
+        # What `make docs` builds the site of docs/ with.
+        "docs": ["furo>=2025.9", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
         "wandb": ["wandb>=0.19"],
         # Records of a run as frames: cojax.open_run(W).metrics().frame().
         "pandas": ["pandas>=2.2"],

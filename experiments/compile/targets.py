@@ -96,6 +96,7 @@ TARGETS: Mapping[str, Target] = {
         Target("v5p-64", V5P, "v5:2x4x4", 32),
         Target("v5p-128", V5P, "v5:4x4x4", 64),
         Target("h100x1", H100, "1x1x1", 1),
+        Target("h100x4", H100, "1x1x4", 4),
         Target("h100x8", H100, "1x1x8", 8),
         Target("h100x16", H100, "2x1x8", 16),
     )
