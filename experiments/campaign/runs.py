@@ -122,8 +122,12 @@ def records(workdir: Path) -> dict[str, Any]:
 
 
 def _without_times(record: dict[str, Any]) -> dict[str, Any]:
-    turns = [{key: value for key, value in turn.items() if not key.endswith("_seconds")} for turn in record["turns"]]
-    return {**record, "turns": turns}
+    """An episode's record without how long its parts took."""
+
+    def kept(found: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in found.items() if not key.endswith("_seconds")}
+
+    return {**kept(record), "turns": list(map(kept, record["turns"]))}
 
 
 def differing(workdir: Path, other: Reference) -> list[str]:
