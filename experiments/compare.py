@@ -1,20 +1,20 @@
 """Compares runs: the figures of each, and the paired differences of their held-out results, task by task.
 
-python -m experiments.compare runs/plain runs/feedback            # runs/feedback minus runs/plain
+It prints them, and writes the page that `python -m experiments.report` writes of several runs.
+
+python -m experiments.compare runs/plain runs/feedback            # runs/feedback minus runs/plain; compare.html
 python -m experiments.compare runs/plain runs/feedback runs/own   # each of the others minus the first
 python -m experiments.compare runs/plain runs/feedback --tasks    # and each evaluation task on which they differ
 
-A difference is the mean over the evaluation tasks that both runs scored, with a 95 % interval over tasks (Student's t),
-and p of the exact sign test. It holds for these two policies. Whether one method is better than another takes several
-seeds of each.
+A difference is the mean over the evaluation tasks that both runs scored, with the 95 % interval over tasks of
+cojax/report/paired.py, and p of the exact sign test. It holds for these two policies. Whether one method is better than
+another takes several seeds of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,9 @@ from rich.table import Table
 from scipy import stats
 
 from cojax.report.console import CONSOLE, duration
+from cojax.report.paired import paired
 from cojax.storage.files import StorageError, read_json
+from experiments import report
 from experiments.command_line import CommandLineParser
 
 
@@ -35,22 +37,6 @@ class Result:
     folder: Path
     summary: Mapping[str, Any]
     scores: Mapping[str, float]
-
-
-@dataclasses.dataclass(frozen=True)
-class Paired:
-    """Differences of two runs over the `count` evaluation tasks that both scored; `low` to `high` is the 95 % interval.
-
-    `better` and `worse` count the tasks that the second run did better and worse. `p` is that of the exact sign test.
-    """
-
-    count: int
-    mean: float
-    low: float
-    high: float
-    better: int
-    worse: int
-    p: float
 
 
 def result(folder: Path) -> Result:
@@ -69,15 +55,9 @@ def result(folder: Path) -> Result:
     return Result(folder, found["summary.json"], found["final.json"].get("tasks", {}))
 
 
-def paired(first: Mapping[str, float], second: Mapping[str, float]) -> Paired | None:
-    """`second` minus `first` over the tasks of both; None where they have fewer than two in common."""
-    both = [second[task] - first[task] for task in first if task in second]
-    if len(both) < 2:
-        return None
-    mean, better, worse = statistics.fmean(both), sum(d > 0 for d in both), sum(d < 0 for d in both)
-    half = stats.t.ppf(0.975, len(both) - 1) * statistics.stdev(both) / math.sqrt(len(both))
-    p = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
-    return Paired(len(both), mean, mean - half, mean + half, better, worse, float(p))
+def sign_test(better: int, worse: int) -> float:
+    """p of the exact sign test, two-sided: equal tasks do not count."""
+    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -114,7 +94,7 @@ def differences(results: Sequence[Result]) -> Table:
             continue
         interval = f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"
         figures = (str(found.count), f"{100 * found.mean:+.1f}", interval, str(found.better), str(found.worse))
-        shown.add_row(str(one.folder), *figures, f"{found.p:.2g}")
+        shown.add_row(str(one.folder), *figures, f"{sign_test(found.better, found.worse):.2g}")
     return shown
 
 
@@ -141,16 +121,18 @@ def _pool(summary: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a folder holds no run that has ended."""
+    """Exit status 0, or 2 where a folder holds no run that has ended, or the page cannot be made."""
     parser = CommandLineParser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("first", metavar="WORKDIR", type=Path, help="the run that the others are compared with")
     parser.add_argument("others", metavar="WORKDIR", type=Path, nargs="+", help="another run")
     parser.add_argument("--tasks", action="store_true", help="also list the evaluation tasks on which they differ")
+    parser.add_argument("--out", default="compare.html", help="where the page goes")
     chosen = parser.parse_args(arguments)
+    folders = (chosen.first, *chosen.others)
     try:
-        results = [result(folder) for folder in (chosen.first, *chosen.others)]
+        results = [result(folder) for folder in folders]
     except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -158,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     CONSOLE.print(differences(results))
     if chosen.tasks:
         CONSOLE.print(by_task(results))
-    return 0
+    return report.main([*map(str, folders), f"--out={chosen.out}"])
 
 
 if __name__ == "__main__":
