@@ -131,7 +131,7 @@ def test_text_alone_is_an_answer_and_nothing_can_be_synthesized(sums: ToolEnviro
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("box", "its tasks need a container"),
+        ("box", "task 0 needs a container"),
         ("rewriting", "shorter rewrites messages"),
         ("no prompt", "has no prompt: its user, a model, opens the conversation"),
         ("conversation", "is a conversation"),
