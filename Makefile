@@ -132,7 +132,7 @@ $(VENV)/.base: setup.py | $(BIN)/python
 	@touch $@
 
 $(VENV)/.real: setup.py environments/bfcl/__init__.py | $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real,docs,notebook]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 	  $$($(BIN)/python -c 'from environments.bfcl import RECIPE; print(*RECIPE.requirements)')
 	@touch $@

@@ -66,6 +66,8 @@ setup(
         "compilers": ["jax[tpu,cuda12-local]"],
         # What `make docs` builds the site of docs/ with.
         "docs": ["furo>=2025.9", "myst-parser>=5.0", "sphinx>=9.0", "sphinx-copybutton>=0.5.2"],
+        # Notebooks, as examples/train_and_look.ipynb is one.
+        "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "pandas>=2.2"],
         "wandb": ["wandb>=0.19"],
         # Records of a run as frames: cojax.open_run(W).metrics().frame().
         "pandas": ["pandas>=2.2"],

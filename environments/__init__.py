@@ -63,8 +63,16 @@ def maker(name: str) -> Callable[..., Environment]:
 
 
 def load(name: str, **settings: Any) -> Environment:
-    """The environment of that name. Raises RegistryError for an unknown one."""
-    return maker(name)(**settings)
+    """The environment of that name. Raises RegistryError for an unknown one, and for a `make` that makes none."""
+    make = maker(name)
+    registry.check_call("environment", name, make, (), settings)
+    made = make(**settings)
+    if not all(callable(getattr(made, method, None)) for method in ("tools", "tasks", "start", "phrase")):
+        raise registry.RegistryError(
+            f"environment {name!r} is of type {type(made).__name__}; expected what its `make` returns to have tools, "
+            "tasks, start and phrase, as ToolEnvironment(…) has"
+        )
+    return made
 
 
 def load_plain(name: str, given: Mapping[str, Any]) -> Environment:

@@ -56,8 +56,8 @@ class _Calls:
         current = self._current
         if current and running() - current[1] > patience:
             raise HangingCall(
-                f"{current[0]} has not returned in {patience:g} s, and the check ends here; a tool that may hang needs "
-                "a limit of its own, or isolation (see docs/tools.md)"
+                f"{current[0]} has not returned in {patience:g} s; a tool that may hang needs a limit of its own, or "
+                "isolation (see docs/tools.md)"
             )
 
 

@@ -3,7 +3,7 @@
     python -m experiments.run --config=experiments/desk.py
 
 Hardware: two CPU cores, 4 GB. Time: up to ten minutes, of which the warm start takes two (cached afterwards).
-Expected: held-out success rises by 22 to 27 points; the README lists five seeds.
+Expected: held-out success rises by 22 to 27 points; docs/demo.md lists five seeds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def get_config() -> ConfigDict:
     config.signal_settings.rare = ConfigDict({"pattern": 1, "percent": 2.0})
     config.explorer.stretch = (-1, -1, 0, 1)
     config.synthesis.per_context = 1
-    config.synthesis.select = "even"  # as the results in the README were made
+    config.synthesis.select = "even"  # as the results in docs/demo.md were made
     config.validation.evaluation_similarity = 0.0  # the grammar words all alike
     config.validation.evaluation_words = 0  # and says "…, then …" of any two tasks
     config.validation.pool_similarity = 0.0

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from cojax import warm_start
-from cojax.environment import Demonstrated, Environment, ask
+from cojax.environment import Demonstrated, Environment, EnvironmentFailure, ask
 from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
@@ -22,8 +22,10 @@ from cojax.rollout.chat import Chat, names_only, whole_document
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Task
 from cojax.validation import Exclusions
+from environments.watch import HangingCall, watched
 from experiments.settings import choose, settings
 from experiments.trained import from_scratch
+from experiments.traits import limits
 
 # Tasks of the training split whose wording teaches the word-level tokenizer.
 _SAMPLE = 500
@@ -98,7 +100,8 @@ def closed_world(config: ConfigDict, environment: Environment) -> PreTrainedToke
 def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokenizerBase:
     """The byte-level tokenizer, trained on the environment's documentation and its development tasks.
 
-    A development task that is also evaluated is left out. Where there are none, setups stand in for them.
+    A development task that is also evaluated is left out. Where there are none, setups stand in for them. Raises
+    EnvironmentFailure where a call takes longer than the run's deadline.
     """
     excluded = held_out(config, environment)
     development = environment.tasks(config.evaluation.dev_split, config.evaluation.dev_tasks)
@@ -106,7 +109,12 @@ def open_world(config: ConfigDict, environment: Environment) -> PreTrainedTokeni
     if not development:
         tasks = list(environment.tasks("seed", _SETUPS))
     with bar("tokenizer: replays", len(tasks)) as advance:
-        return byte_tokenizer(texts(environment, tasks, advance), config.model.vocabulary)
+        try:
+            patience = limits(config, environment).environment_deadline
+            found = watched(environment, patience, lambda watching: list(texts(watching, tasks, advance)))
+        except HangingCall as hanging:
+            raise EnvironmentFailure(str(hanging)) from hanging
+    return byte_tokenizer(found, config.model.vocabulary)
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path, begun: bool, lost: bool = True) -> None:

@@ -65,6 +65,8 @@ class ToolEnvironment:
         self._phrase, self._given_lookups = phrase, None if lookups is None else frozenset(lookups)
         self._setups = _distinct(name, setups)
         self._splits = {**dict.fromkeys(_SPLITS[1:], ()), **_divided(name, splits, ends)}
+        for task in itertools.chain.from_iterable(self._splits.values()):
+            _check_calls(task, {*made, ends.name})
         self._ends: dict[str, End] = {}
         self._lookups: dict[str, bool | None] = {}  # None: its trial did not end
         self._lock, self._trying = threading.Lock(), threading.Lock()
@@ -206,6 +208,17 @@ def _divided(name: str, splits: Mapping[str, Tasks] | Tasks | None, ending: Tool
         split = "dev" if int(content_hash(["split", task.setup]), 16) % 5 == 0 else "eval"
         found[split] = (*found[split], task)
     return found
+
+
+def _check_calls(task: Task, names: Collection[str]) -> None:
+    """Raises ValueError where the task's solution calls a tool that there is not: nothing would come of it."""
+    for call in itertools.chain.from_iterable(action.calls for action in task.solution):
+        if call.name not in names:
+            known = ", ".join(sorted(filter(None, names)))
+            raise ValueError(
+                f"the solution of the task {task.query!r:.100} calls {call.name!r}, which is no tool; "
+                f"the tools are {known}"
+            )
 
 
 def _task(name: str, given: Task | Mapping[str, Any], ending: Tool) -> Task:

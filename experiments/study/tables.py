@@ -26,7 +26,7 @@ COMMON: Settings = {
     "optimizer.decay_steps": 100,
     "engine.lanes": 1,
     "explorer.width": 1,
-    # Other tasks than those of the README's results: nobody has looked at these.
+    # Other tasks than those of docs/demo.md: nobody has looked at these.
     "evaluation.seed": 2026,
     "evaluation.tasks": 500,
     "evaluation.dev_tasks": 200,

@@ -2,7 +2,7 @@
 
 A block of ```bash is runnable as it stands: its commands are given to their own flags and settings, values included. In
 blocks without a language, which may hold `…` or names in capitals to fill in, modules, flags and settings must exist. A
-block of ```python is Python, and imports what is there.
+block of ```python is Python, and imports what is there; one of ```json is JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ast
 import contextlib
 import importlib
 import importlib.util
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ BLOCKS = [block for page in PAGES for block in blocks(page.read_text(), page.ste
 TYPED = [(block.page, command) for block in BLOCKS for command in commands_of(block) if block.language in ("", "bash")]
 RUNNABLE = [(block.page, command) for block in BLOCKS for command in commands_of(block) if block.language == "bash"]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
+JSON = [block for block in BLOCKS if block.language == "json"]
 # Commands whose flags absl parses, and the module that defines them.
 WITH_CONFIG = {
     "experiments.run": "experiments.run", "experiments.evaluate": "experiments.evaluate",
@@ -185,6 +187,11 @@ def test_python_compiles_and_imports_what_is_there(block: Block) -> None:
             assert all(exists(one.name) for one in node.names if one.name.partition(".")[0] in OURS)
 
 
+@pytest.mark.parametrize("block", JSON, ids=lambda block: block.page)
+def test_records_are_json(block: Block) -> None:
+    assert isinstance(json.loads(block.text), dict)
+
+
 def test_targets_and_extras_exist() -> None:
     phony = set(re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)[0].split())
     extras = set(re.findall(r'^        "([a-z]+)": \[', (ROOT / "setup.py").read_text(), re.M))
@@ -210,3 +217,4 @@ def test_there_is_code_of_each_kind() -> None:
     assert len(TYPED) > 60
     assert len(RUNNABLE) > 15
     assert len(PYTHON) > 8
+    assert len(JSON) > 8

@@ -40,6 +40,10 @@ def test_anchors_are_those_of_hosts() -> None:
     assert anchors(text) == {"a-bc-d", "link-its-here", "same", "same-1", "ü-1--x"}
 
 
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 10_000
+
+
 def test_pages_are_found() -> None:
     assert ROOT / "README.md" in PAGES
     assert len(PAGES) > 30

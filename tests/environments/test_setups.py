@@ -223,7 +223,7 @@ def test_a_tool_that_never_returns_ends_the_check_with_a_fault(outside, monkeypa
     assert check.main(["waits"]) == 1
     (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert line["fault_count"] == len(line["faults"])
-    assert "has not returned in 0.3 s, and the check ends here" in line["faults"][0]
+    assert "has not returned in 0.3 s; a tool that may hang" in line["faults"][0]
 
 
 def test_an_environment_of_the_repository_comes_first(outside):

@@ -396,3 +396,10 @@ def test_the_setup_stays_as_it_was():
     environment = todo(open=lambda given: given, setups=[setup])
     assert played(environment, task(*MOVED.solution, setup=setup), *MOVED.solution).reward == 1.0
     assert setup == SETUP
+
+
+def test_a_solution_that_calls_no_tool_is_refused():
+    wrong = {"query": "move milk", "setup": SETUP, "solution": [{"name": "mvoe", "arguments": {}}]}
+    for splits in ([wrong], {"eval": [wrong]}, {"eval": [task(call("mvoe"), call("finish"))]}):
+        with pytest.raises(ValueError, match="calls 'mvoe', which is no tool; the tools are add, finish, move, show"):
+            todo(splits=splits)
