@@ -1,7 +1,8 @@
 """Compiles the cells of the table in docs/pods.md: python -m experiments.compile.table [--minutes=100] [--only=h100x8]
 
 One cell after another, each in a process of its own, and each stored in results/compile as it ends. The command run
-again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings.
+again goes on with the cells that are missing. A cell that does not fit is followed by one with the suggested settings,
+and so on until one fits.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ MESHES: Mapping[str, tuple[Mapping[str, int], Mapping[str, int]]] = {
 }
 # The share of a card that the cells give JAX, as experiments.bench does.
 SHARE = "0.92"
+SUGGESTIONS = 4  # one after another, for a cell that does not fit
 FITS = {0: True, 3: False}  # by the exit status of the command
 
 
@@ -51,10 +53,11 @@ class Cell:
     method: str
     row_length: int
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    suggestions: int = 0  # that were followed
 
     @property
     def path(self) -> Path:
-        changed = "-suggested" if self.settings else ""
+        changed = ("", "-suggested")[self.suggestions] if self.suggestions < 2 else f"-suggested-{self.suggestions}"
         return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{changed}.json"
 
     @property
@@ -114,9 +117,10 @@ def compile_cell(cell: Cell, seconds: float) -> bool:
 def suggested(cell: Cell) -> Cell | None:
     """The cell with the settings that were suggested for one that does not fit; None where there are none."""
     found = stored(cell)
-    if found is None or found["fits"] or not found["suggestion"]["settings"] or cell.settings:
+    if found is None or found["fits"] or not found["suggestion"]["settings"] or cell.suggestions == SUGGESTIONS:
         return None
-    return dataclasses.replace(cell, settings=found["suggestion"]["settings"])
+    settings = {**cell.settings, **found["suggestion"]["settings"]}
+    return dataclasses.replace(cell, settings=settings, suggestions=cell.suggestions + 1)
 
 
 def stored(cell: Cell) -> dict[str, Any] | None:
@@ -157,16 +161,17 @@ def _line(cell: Cell) -> str:
 
 def _suggestion(cell: Cell, found: Mapping[str, Any]) -> str:
     """What would make the cell fit, and whether that was compiled."""
-    settings = found["suggestion"]["settings"]
-    if not settings:
+    tried = [cell]
+    while (further := suggested(tried[-1])) is not None:
+        tried.append(further)
+    if len(tried) == 1:
         return "no setting is estimated to make it fit"
-    said = ", ".join(f"`{name}={value}`" for name, value in settings.items())
-    changed = suggested(cell)
-    tried = stored(changed) if changed else None
-    if tried is None:
-        return f"with {said} it is estimated to take {found['suggestion']['bytes_peak_estimated'] / GIB:.1f}"
-    fits = "fits" if tried["fits"] else "does not fit either"
-    return f"with {said} it {fits}, compiled: {tried['bytes_peak'] / GIB:.1f}"
+    said = ", ".join(f"`{name}={value}`" for name, value in tried[-1].settings.items())
+    if (last := stored(tried[-1])) is None:
+        before = stored(tried[-2]) or found
+        return f"with {said} it is estimated to take {before['suggestion']['bytes_peak_estimated'] / GIB:.1f}"
+    fits = "fits" if last["fits"] else "does not fit either"
+    return f"with {said} it {fits}, compiled: {last['bytes_peak'] / GIB:.1f}"
 
 
 def _columns(cells: Sequence[str]) -> str:
@@ -189,24 +194,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=100, help="when to stop; 0 only writes the table (100)")
     parser.add_argument("--only", choices=tuple(MESHES), help="the cells of this target alone")
     chosen = parser.parse_args(arguments)
-    until, failed = time.monotonic() + 60 * chosen.minutes, 0
+    until, failed = time.monotonic() + 60 * chosen.minutes, False
     for cell in cells():
         if chosen.only not in (None, cell.target):
             continue
-        for one in (lambda cell=cell: cell, lambda cell=cell: suggested(cell)):
-            wanted = one()
-            left = until - time.monotonic()
-            if wanted is None or wanted.path.exists() or left <= 0:
-                continue
-            try:
-                if compile_cell(wanted, left):
-                    print(f"{wanted.path.relative_to(ROOT)} is stored", flush=True)
-                    write_page()
-            except ValueError as error:
-                failed = 1
-                print(f"error: {error}", file=sys.stderr, flush=True)
+        wanted: Cell | None = cell
+        while wanted is not None and (wanted.path.exists() or _stores(wanted, until)):
+            wanted = suggested(wanted)
+        failed |= wanted is not None and time.monotonic() < until
     write_page()
-    return failed
+    return int(failed)
+
+
+def _stores(cell: Cell, until: float) -> bool:
+    """Whether the cell was compiled in time and without an error, which is printed."""
+    try:
+        if until <= time.monotonic() or not compile_cell(cell, until - time.monotonic()):
+            return False
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return False
+    print(f"{cell.path.relative_to(ROOT)} is stored", flush=True)
+    write_page()
+    return True
 
 
 if __name__ == "__main__":

@@ -106,6 +106,24 @@ def test_the_page_says_whether_a_suggestion_was_compiled(compiler):
     assert "| no; with `optimizer.moments_dtype=bfloat16` it fits, compiled: 3.0 |" in table.table()
 
 
+def test_a_suggestion_that_does_not_fit_is_followed_by_the_next(compiler):
+    commands, answers = compiler
+    further = {**TOO_LARGE, "suggestion": {**TOO_LARGE["suggestion"], "settings": {"learner.row_length": 8192}}}
+    answers += [(3, TOO_LARGE), (3, further), *[(0, FITTING)] * 12]
+    assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
+    assert {"--config.optimizer.moments_dtype=bfloat16", "--config.learner.row_length=8192"} <= set(commands[2])
+    said = "with `optimizer.moments_dtype=bfloat16`, `learner.row_length=8192` it fits, compiled: 3.0"
+    assert said in table.table()
+
+
+def test_suggestions_come_to_an_end(compiler):
+    commands, answers = compiler
+    answers += [*[(3, TOO_LARGE)] * (1 + table.SUGGESTIONS), *[(0, FITTING)] * 11]
+    assert table.main(["--minutes=1", "--only=v5e-16"]) == 0
+    assert len(commands) == 12 + table.SUGGESTIONS
+    assert "`optimizer.moments_dtype=bfloat16` it does not fit either" in table.table()
+
+
 def test_the_committed_page_is_made_from_the_committed_cells(monkeypatch):
     root = Path(__file__).parents[2]
     monkeypatch.setattr(table, "RESULTS", root / "results/compile")
