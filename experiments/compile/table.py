@@ -57,7 +57,9 @@ class Cell:
 
     @property
     def path(self) -> Path:
-        changed = ("", "-suggested")[self.suggestions] if self.suggestions < 2 else f"-suggested-{self.suggestions}"
+        changed = "-suggested" if self.settings else ""
+        if self.suggestions > 1:
+            changed += f"-{self.suggestions}"
         return RESULTS / self.target / f"{self.model}-{self.method}-{self.row_length}{changed}.json"
 
     @property
