@@ -295,7 +295,5 @@ def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
     section = config.signal_settings.get(name, ConfigDict())
     if not isinstance(section, ConfigDict):
         raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")
-    given = section.to_dict()
-    return ChosenEntry(
-        "signal", whole, function, registry.check_settings("signal", whole, function, given, f"{_SIGNALS}.{name}.")
-    )
+    given = registry.check_settings("signal", whole, function, section.to_dict(), f"{_SIGNALS}.{name}.")
+    return ChosenEntry("signal", whole, function, given)

@@ -14,13 +14,12 @@ read from OPENAI_API_KEY.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +37,14 @@ from cojax.host.processes import end_all, end_descendants_at_exit
 from cojax.report import write_evaluation_report
 from cojax.report.console import CONSOLE, bar, show_evaluation
 from cojax.rollout.collect import EpisodeCollector, RolloutError
-from cojax.scoring import Estimate, average_at_k, describe, estimate, kinds_by
+from cojax.scoring import describe
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
 from cojax.storage.files import write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
-from environments.appworld.goal_completion import goal_completion, scenario
 from environments.worker.venv import InstallError
-from experiments import engines, entries, placement, processes, subjects, traits
+from experiments import engines, entries, measures, placement, processes, subjects, traits
 from experiments.facts import facts
 from experiments.flags import configuration, parse
 from experiments.held_out import of_run
@@ -75,29 +73,6 @@ EXPECTED = (
     EngineError, InstallError,
 )  # fmt: skip
 
-Measure = Callable[[Sequence[Group]], dict[str, Any]]
-
-
-def _of_appworld(groups: Sequence[Group]) -> dict[str, Any]:
-    """TGC and SGC, both with intervals over scenarios, as the tasks of one scenario are similar."""
-    found = goal_completion(groups)
-    tgc = dataclasses.replace(estimate(found.tgc_by_scenario, found.runs), value=found.tgc, count=found.tasks)
-    return {"TGC": _percent(tgc), "SGC": _percent(estimate(found.sgc_by_scenario, found.runs))}
-
-
-def _of_bfcl(groups: Sequence[Group]) -> dict[str, Any]:
-    """The benchmark's accuracy: the share of tasks with a valid episode that are solved, in per cent."""
-    return {"accuracy": _percent(average_at_k(groups))}
-
-
-def _percent(found: Estimate) -> dict[str, float]:
-    return {"value": 100 * found.value, "low": 100 * found.low, "high": 100 * found.high, "count": found.count}
-
-
-# Environment → the benchmark's measures of a split, in per cent; and the kinds of task by which success is listed.
-MEASURES: dict[str, Measure] = {"appworld": _of_appworld, "bfcl": _of_bfcl}
-KINDS: dict[str, tuple[str, Callable[[Task], Iterable[str]]]] = {"appworld": ("scenario", lambda t: (scenario(t),))}
-
 
 def evaluate(
     config: ConfigDict, subject: Subject, splits: Sequence[str], samples: int, out: Path, held: Sequence[Task] = ()
@@ -113,11 +88,11 @@ def evaluate(
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(out / "tokenizer")
-        by_key, kinds = KINDS.get(config.environment.name) or _by(config)
+        by_key, kinds = measures.kinds(config)
         for task in (task for found in tasks.values() for task in found):
             kinds(task)
         groups = play(config, subject, environment, tasks, samples, directory)
-        measure = MEASURES.get(config.environment.name, lambda groups: {})
+        measure = measures.MEASURES.get(config.environment.name, lambda groups: {})
         result = {
             "environment": config.environment.name,
             "policy": dict(subject.identity),
@@ -243,11 +218,6 @@ def subject_of(
     if model:
         return subjects.of_folder(config, Path(model)), Path("runs/evaluations")
     return subjects.of_endpoint(str(endpoint), endpoint_model or ""), Path("runs/evaluations")
-
-
-def _by(config: ConfigDict) -> tuple[str, Callable[[Task], Iterable[str]]]:
-    key = config.evaluation.by
-    return (key, kinds_by(key)) if key else ("", lambda task: ())
 
 
 def _check(config: ConfigDict, samples: int) -> None:

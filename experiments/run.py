@@ -46,6 +46,7 @@ from cojax.storage.checksums import with_checksum
 from cojax.storage.files import write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.storage.run_directory import RunDirectory
+from cojax.storage.verify import Verified
 from environments.worker.venv import InstallError
 from experiments import assemble, evaluations, held_out, hosts, kept, methods, preflight, states, traits
 from experiments.checks import check_run
@@ -108,20 +109,7 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     config = methods.settled(config)
     check_run(config)
     config = as_of_one(with_absolute_path(config))
-    directory = RunDirectory(
-        Path(config.workdir),
-        checkpoints_kept=config.checkpoints_kept,
-        episodes_kept=config.episodes_kept,
-        array_files=together.array_files,
-    )
-    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
-    plain = json.loads(json.dumps(config.to_dict()))
-    verified = directory.claim(
-        plain, {**facts(), "code": described(config)}, accept_changed_code=config.accept_changed_code
-    )
-    log_to(directory.folder / "run.log")
-    for warning in verified.warnings if verified else ():
-        _LOG.warning(warning)
+    directory, verified = _claimed(config, together)
     if (summary := directory.summary(verified)) and summary["steps"] >= config.steps:
         if verified and verified.checked:
             directory.cut(verified)
@@ -173,6 +161,24 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
         made.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
+
+
+def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Verified | None]:
+    """The run directory, claimed for this run, and its verified checkpoint to resume from, None for none."""
+    directory = RunDirectory(
+        Path(config.workdir),
+        checkpoints_kept=config.checkpoints_kept,
+        episodes_kept=config.episodes_kept,
+        array_files=together.array_files,
+    )
+    directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
+    plain = json.loads(json.dumps(config.to_dict()))
+    made_by = {**facts(), "code": described(config)}
+    verified = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
+    log_to(directory.folder / "run.log")
+    for warning in verified.warnings if verified else ():
+        _LOG.warning(warning)
+    return directory, verified
 
 
 def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory, stop: Stop) -> State:

@@ -13,6 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from cojax.environment import replies
+from cojax.environment.errors import EngineError as EngineError
+from cojax.environment.errors import EnvironmentFailure as EnvironmentFailure
+from cojax.environment.errors import EpisodeFailure as EpisodeFailure
+from cojax.environment.errors import LimitExceeded as LimitExceeded
+from cojax.environment.errors import OutOfContext as OutOfContext
+from cojax.environment.errors import PolicyLoss as PolicyLoss
 from cojax.environment.progress import PLAYING, Progress
 from cojax.environment.progress import Abandoned as Abandoned
 from cojax.environment.progress import counted_seconds as counted_seconds
@@ -144,37 +150,6 @@ def runs_policy_code(environment: Environment) -> bool:
     return isinstance(environment, RunsPolicyCode) and environment.runs_policy_code
 
 
-class EnvironmentFailure(RuntimeError):
-    """The environment broke, or the process that serves it did. It says nothing about the policy."""
-
-
-class EpisodeFailure(EnvironmentFailure):
-    """The episode's own process raised, or had ended before the call. The process that serves it works."""
-
-
-class LimitExceeded(EnvironmentFailure):
-    """An episode hit a deadline or a resource limit, or its process died, during a call.
-
-    Inside `step` the action may have caused it: the outcome is `timeout`. The episode is then played once more, and
-    the policy is charged only where it happens again. Anywhere else it is a failure like any other.
-    """
-
-
-class PolicyLoss(LimitExceeded):
-    """An episode that runs a policy's code was lost after reset, though the process that serves it works.
-
-    Wherever that shows (in `step`, between steps, in `evaluate`), the outcome is `timeout`, as for LimitExceeded.
-    """
-
-
-class EngineError(RuntimeError):
-    """The engine could not produce a completion. It says nothing about the policy."""
-
-
-class OutOfContext(Exception):
-    """The conversation no longer fits the policy's context."""
-
-
 # An actor gets the episode and its new messages. An explorer reads the episode's affordances and state; a policy never
 # does.
 Actor = Callable[[Episode, tuple[Message, ...]], Turn]
@@ -233,16 +208,23 @@ def play(
         verdict = ask(_verdict, started, failure=failure)
         return result(outcome, verdict=verdict, seconds=(opening_seconds, time.perf_counter() - began))
     except EnvironmentFailure as error:
-        charged = isinstance(error, PolicyLoss) or (progress.phase == "step" and isinstance(error, LimitExceeded))
-        if charged and progress.phase == "step":
-            turns[-1] = dataclasses.replace(turns[-1], observation=Observation(ok=False))
-        return result("timeout" if charged else "environment_error", f"{progress.phase}: {error}")
+        return result(_outcome_of(error, progress), f"{progress.phase}: {error}")
     except EngineError as error:
         return result("engine_error", str(error))
     finally:
         if started is not None:
             _close(started)
         PLAYING.reset(token)
+
+
+def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
+    """Whether the policy is to blame for the failure (timeout); then the step that failed has a failed observation."""
+    stepping = progress.phase == "step"
+    if not (isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))):
+        return "environment_error"
+    if stepping:
+        progress.turns[-1] = dataclasses.replace(progress.turns[-1], observation=Observation(ok=False))
+    return "timeout"
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:

@@ -276,10 +276,9 @@ class Batcher:
             request.logprobs.append(logprobs[slot])
             request.routes.append((routes, np.s_[slot : slot + 1]))
             request.completion = self._completion(request)
-        finished = [request for request in self._decoding if request.completion is not None]
-        self._decoding = [request for request in self._decoding if request.completion is None]
         self._steps_since_prefill += 1
-        return finished
+        decoded, self._decoding = self._decoding, [each for each in self._decoding if each.completion is None]
+        return [request for request in decoded if request.completion is not None]
 
     def _completion(self, request: Request) -> Completion | None:
         """The completion, or None while more tokens are to be sampled."""
@@ -288,9 +287,8 @@ class Batcher:
             return None
         assert self._version is not None
         reason: Literal["stop", "length"] = "stop" if stopped else "length"
-        return Completion(
-            tuple(request.sampled), tuple(request.logprobs), self._version, reason, routes=self._new_routes(request)
-        )
+        sampled, logprobs = tuple(request.sampled), tuple(request.logprobs)
+        return Completion(sampled, logprobs, self._version, reason, routes=self._new_routes(request))
 
     def _new_routes(self, request: Request) -> str:
         """The routes of tokens not reported before. After new weights, tokens reported earlier were fed again."""

@@ -4,7 +4,7 @@ import pytest
 
 from cojax.types import Group, Task, Trajectory
 from environments.appworld.goal_completion import goal_completion
-from experiments.evaluate import MEASURES
+from experiments.measures import MEASURES
 
 
 def of_scenario(name: str, *rewards: float | None) -> Group:
