@@ -49,6 +49,7 @@ def coevolving(
         with loop.clock("feedback"):
             changes, found = signals.detect(loop.detectors, state.memory, played.target)
             signals.apply(state.memory, changes)
+            changes |= rounds.count_second(state, played)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
             directory.add_episodes(step, played.target, found, played.second)

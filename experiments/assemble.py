@@ -23,7 +23,7 @@ from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.routing import required_route_shape
 from cojax.learner.train_state import TrainState
 from cojax.loop import Loop
-from cojax.loop.groups import EpisodeCount
+from cojax.loop.groups import PlayedCount
 from cojax.metrics import Stopwatch
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
@@ -227,8 +227,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         if not every or step % every or not made.development:
             return None
         result, by = dev_score(config, made, step, made.development)
-        kinds_of_task = {f"success/{name}": success for name, success in by.items()}
-        return {"success": result.success, "partial": result.partial, "lost": result.lost, **kinds_of_task}
+        by_kind = {f"success/{name}": success for name, success in by.items()}
+        return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
 
     explores = explorer(config, made)
     evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
@@ -243,7 +243,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         detectors={
             **made.signals,
             **({"visits": RecentScores()} if curriculum else {}),
-            **({"played": EpisodeCount()} if config.episodes else {}),
+            **({"played": PlayedCount()} if config.episodes or config.environment_steps else {}),
             **{name: MEMORIES[name]() for name in reads(evolve)},
             **({"prefixes": PrefixLengths()} if config.synthesis.prefix_replay else {}),
         },
@@ -268,6 +268,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         quorum=config.quorum,
         dynamic_sampling=config.dynamic_sampling,
         episodes=config.episodes,
+        environment_steps=config.environment_steps,
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
         select=SELECTIONS[config.synthesis.select],
@@ -280,8 +281,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
 def rounds(config: ConfigDict, loop: Loop) -> Rounds | None:
     """The rounds of a run that learns in rounds; None for one that does not."""
     found = methods.rounds_of(config)
-    longest = min(config.engine.max_length, config.learner.row_length)
-    return Rounds(loop, *found, longest=longest) if found else None
+    return Rounds(loop, *found, longest=min(config.engine.max_length, config.learner.row_length)) if found else None
 
 
 def reserved(config: ConfigDict, made: Parts) -> Sequence[Task]:

@@ -80,6 +80,11 @@ def loop() -> Section:
             "the most training episodes of a run, in whole groups; once they are used up, steps learn nothing; 0 is no "
             "limit",
         ),
+        "environment_steps": Leaf(
+            own["environment_steps"], Number,
+            "the most environment steps (actions) of all training episodes, both agents' together; the step that "
+            "reaches it is played to its end, later ones learn nothing; probes are not counted; 0 is no limit",
+        ),
         "fresh_fraction": Leaf(0.0, Share, "share of a batch that is drawn from the newest tasks"),
         "curriculum": Leaf("uniform", str, "how the other tasks of a batch are drawn"),
     }  # fmt: skip

@@ -212,7 +212,12 @@ def _check_dynamic_sampling(config: ConfigDict) -> None:
 
 
 def _check_episodes(config: ConfigDict) -> None:
-    """Raises ValueError if the episodes of a run cannot be counted, or are too few for a group."""
+    """Raises ValueError if the episodes of a run or their actions cannot be counted, or are too few for a group."""
+    if config.environment_steps and config.staleness:
+        raise ValueError(
+            f"environment_steps is {config.environment_steps} with staleness={config.staleness}; expected 0 (any "
+            "number), or steps that do not run ahead: set --config.staleness=0"
+        )
     if config.episodes and (config.staleness or config.episodes < config.group_size):
         raise ValueError(
             f"episodes is {config.episodes} with group_size={config.group_size} and staleness={config.staleness}; "

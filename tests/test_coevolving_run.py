@@ -59,6 +59,19 @@ def test_both_agents_play_half_of_each_group_and_learn(reference):
     assert second[0]["distance"] == pytest.approx(0.0, abs=1e-5)
 
 
+def test_the_environment_steps_of_both_agents_are_one_budget(runs, reference, tmp_path):
+    first = next(iter(episodes(reference).values()))
+    target, both = (
+        sum(len(episode["turns"]) for episode in first if whose(episode))
+        for whose in (lambda e: "agent" not in e, bool)
+    )
+    assert target < both
+    done = runs(tmp_path / "run", *SETTINGS, "steps=2", "method=coevolving", f"environment_steps={both}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [sum(record["outcomes"].values()) for record in lines(tmp_path / "run" / "metrics.jsonl")] == [24, 0]
+    assert lines(tmp_path / "run" / "memory.jsonl")[-1]["changes"]["played"]["environment_steps"] == both
+
+
 def test_the_agents_are_told_apart_by_the_weights_that_sampled(reference):
     for step, played in enumerate(episodes(reference).values(), 1):
         versions = {(episode.get("agent"), turn["weights_version"]) for episode in played for turn in episode["turns"]}

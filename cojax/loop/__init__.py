@@ -74,9 +74,9 @@ class Loop:
     group is played. With `evolve_beside`, an evolution runs while the next step trains, and its tasks arrive one step
     later. The last step has no next step, so its evolution runs at its end.
 
-    The run plays at most `episodes` training episodes, in whole groups; 0 means no limit. A step learns nothing once
-    they are used up. The detector `played` counts them. `score` gives a step's development score, None if the step has
-    none.
+    The run plays at most `episodes` training episodes, in whole groups, and no step after the one in which the actions
+    of all training episodes reach `environment_steps`; 0 means no limit. A step learns nothing once either is used up.
+    The detector `played` counts both. `score` gives a step's development score, None if the step has none.
     """
 
     environment: Environment
@@ -107,6 +107,7 @@ class Loop:
     curriculum: Curriculum | None = None
     dynamic_sampling: int = 0
     episodes: int = 0
+    environment_steps: int = 0
     kinds: Mapping[str, SignalKind] = dataclasses.field(default_factory=dict)
     select: Select = even
     reads: tuple[str, ...] = ()
@@ -126,8 +127,9 @@ class Loop:
                 f"dynamic_sampling is {self.dynamic_sampling} with batch_size={self.batch_size} and "
                 f"quorum={self.quorum}; expected 0, or at least batch_size groups and a quorum of 1"
             )
-        if self.episodes and (self.staleness or "played" not in self.detectors):
+        if (self.episodes or self.environment_steps) and (self.staleness or "played" not in self.detectors):
             raise ValueError(
-                f"episodes is {self.episodes} with staleness={self.staleness} and the detectors "
-                f"{', '.join(self.detectors) or 'none'}; expected 0, or a staleness of 0 and the detector played"
+                f"episodes is {self.episodes} and environment_steps {self.environment_steps} with "
+                f"staleness={self.staleness} and the detectors {', '.join(self.detectors) or 'none'}; expected 0 and "
+                "0, or a staleness of 0 and the detector played"
             )

@@ -19,14 +19,18 @@ from cojax.types import Group, Signal, Task
 _PROBE = 1
 
 
-class EpisodeCount:
-    """A detector that raises no signals: it counts the episodes of all steps so far."""
+class PlayedCount:
+    """A detector that raises no signals: it counts the training episodes so far, and their environment steps."""
 
     def init(self) -> dict[str, Any]:
-        return {"episodes": 0}
+        return {"episodes": 0, "environment_steps": 0}
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        return {"episodes": memory["episodes"] + sum(len(group.trajectories) for group in groups)}, []
+        played = [trajectory for group in groups for trajectory in group.trajectories]
+        return {
+            "episodes": memory["episodes"] + len(played),
+            "environment_steps": memory["environment_steps"] + sum(len(trajectory.turns) for trajectory in played),
+        }, []
 
 
 def sample_groups(loop: Loop, state: State, step: int) -> list[Group]:
@@ -88,6 +92,8 @@ def _missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
 
 def _groups_left(loop: Loop, state: State) -> int:
     """How many groups the run may still sample; `state` is the state before the step."""
+    if loop.environment_steps and state.memory["played"]["environment_steps"] >= loop.environment_steps:
+        return 0
     if not loop.episodes:
         return sys.maxsize
     return (loop.episodes - state.memory["played"]["episodes"]) // loop.group_size
@@ -99,7 +105,8 @@ def learnable(loop: Loop, groups: Sequence[Group]) -> tuple[Sequence[Group], Seq
     With dynamic sampling only live groups are learned from, so that the mean over groups is taken over them. The sizes
     are () if every batch is as large as this one.
     """
-    sizes = [loop.group_size] * loop.batch_size if loop.dynamic_sampling or loop.episodes else ()
+    varying = loop.dynamic_sampling or loop.episodes or loop.environment_steps
+    sizes = [loop.group_size] * loop.batch_size if varying else ()
     return [group for group in groups if group.live] if loop.dynamic_sampling else groups, sizes
 
 
@@ -107,7 +114,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
     """The tasks of a step; with `refill` above 0, those of the step's refill of that number.
 
     They depend on the step's number and the pool only, and with a curriculum also on past scores. A refill draws enough
-    tasks that some of them are new. There are none once the run's episodes are used up.
+    tasks that some of them are new. There are none once the run's episodes or environment steps are used up.
     """
     curriculum, scores = loop.curriculum, state.memory.get("visits", {})
     weight = (lambda id: task_weight(curriculum, scores.get(id, ()))) if curriculum else None

@@ -18,6 +18,7 @@ from cojax.preference.agents import agent_pairs, experts_by_task, learn_failures
 from cojax.preference.experts import distinct_successes, expert_trajectories
 from cojax.preference.failures import failures_of
 from cojax.rollout.collect import count_outcomes
+from cojax.signals import Memory, apply, detect
 from cojax.types import Group, Signal, Task, Trajectory
 
 # Metrics of the second agent's learning that are recorded.
@@ -115,6 +116,13 @@ class Rounds:
             every = [pair for some in pairs.values() for pair in some]
             second, metrics = learn_round(learner, state.second, every, settings.passes, (*seed, "second"))
             return second, {**metrics, "pairs": float(len(every))}
+
+    def count_second(self, state: State, played: Played) -> Memory:
+        """The changes to the memory, already made, by which the second agent's episodes count among those played."""
+        counters = {name: one for name, one in self.loop.detectors.items() if name == "played"}
+        changes, _ = detect(counters, state.memory, played.second)
+        apply(state.memory, changes)
+        return changes
 
     def record(
         self,

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from cojax.learner.batch import live_rows
 from cojax.learner.objective import objective
 from cojax.loop import Loop, State
-from cojax.loop.groups import EpisodeCount, learnable, sample_ahead, sample_groups
+from cojax.loop.groups import PlayedCount, learnable, sample_ahead, sample_groups
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
 from cojax.rollout.chat import Chat, no_document
@@ -53,7 +53,7 @@ class FirstSampleAdds:
 
 def loop(**settings) -> Loop:
     nothing = SimpleNamespace()
-    detectors = {"played": EpisodeCount()} if settings.get("episodes") else {}
+    detectors = {"played": PlayedCount()} if settings.keys() & {"episodes", "environment_steps"} else {}
     return Loop(
         environment=ENVIRONMENT, engine=FirstSampleAdds(), chat=CHAT, learner=nothing, explorer=nothing,
         validate=nothing, detectors=detectors, evolve=nothing, popularity=None, sampling=Sampling(max_tokens=32),
@@ -112,13 +112,35 @@ def test_the_episodes_of_a_run_are_an_end() -> None:
     """14 episodes are 7 groups of 2: the step that would play more gets what is left, a later one nothing."""
 
     def step(played: int, **settings) -> list[Group]:
-        state = State(0, SimpleNamespace(), pool(0, 12), {"played": {"episodes": played}})
+        memory = {"played": {"episodes": played, "environment_steps": 0}}
+        state = State(0, SimpleNamespace(), pool(0, 12), memory)
         return sample_groups(loop(batch_size=4, episodes=14, **settings), state, 1)
 
     assert [len(step(played)) for played in (0, 6, 10, 13, 14)] == [4, 4, 2, 0, 0]
     assert [len(step(played, dynamic_sampling=6)) for played in (0, 4, 10, 14)] == [6, 5, 2, 0]
-    assert EpisodeCount().update({"episodes": 6}, step(10)) == ({"episodes": 10}, [])
-    assert EpisodeCount().init() == {"episodes": 0}
+
+
+def test_the_environment_steps_of_a_run_are_an_end() -> None:
+    """The step that reaches the budget is whole, a later one plays nothing."""
+
+    def step(acted: int) -> list[Group]:
+        memory = {"played": {"episodes": 0, "environment_steps": acted}}
+        return sample_groups(
+            loop(batch_size=4, environment_steps=30), State(0, SimpleNamespace(), pool(0, 12), memory), 1
+        )
+
+    assert [len(step(acted)) for acted in (0, 29, 30, 31)] == [4, 4, 0, 0]
+
+
+def test_episodes_and_environment_steps_are_counted() -> None:
+    groups = sampled(pool(6, 6), batch_size=4)
+    actions = sum(len(trajectory.turns) for group in groups for trajectory in group.trajectories)
+    assert actions > 0
+    begun = PlayedCount().init()
+    assert begun == {"episodes": 0, "environment_steps": 0}
+    changes, signals = PlayedCount().update(begun, groups)
+    assert (changes, signals) == ({"episodes": 8, "environment_steps": actions}, [])
+    assert PlayedCount().update(changes, groups)[0] == {"episodes": 16, "environment_steps": 2 * actions}
 
 
 @pytest.mark.parametrize("parts", [1, 4])
@@ -131,8 +153,12 @@ def test_a_step_without_episodes_learns_nothing(parts) -> None:
 
 
 def test_episodes_are_not_counted_where_steps_run_ahead() -> None:
-    with pytest.raises(ValueError, match=r"episodes is 8 with staleness=1 and the detectors played; expected 0, or"):
+    with pytest.raises(
+        ValueError, match=r"episodes is 8 and environment_steps 0 with staleness=1 and"
+    ):
         loop(batch_size=4, episodes=8, staleness=1)
+    with pytest.raises(ValueError, match=r"episodes is 0 and environment_steps 8 with staleness=1"):
+        loop(batch_size=4, environment_steps=8, staleness=1)
     config = desk.get_config()
     config.episodes = 8
     check(config)
@@ -141,6 +167,9 @@ def test_episodes_are_not_counted_where_steps_run_ahead() -> None:
         wrong[name] = value
         with pytest.raises(ValueError, match=r"episodes is \d with group_size=8 and staleness=\d; expected 0 \(any"):
             check(wrong)
+    config.episodes, config.environment_steps, config.staleness = 0, 8, 1
+    with pytest.raises(ValueError, match=r"environment_steps is 8 with staleness=1; expected 0 \(any"):
+        check(config)
 
 
 @pytest.mark.parametrize("settings", [{"dynamic_sampling": 3}, {"dynamic_sampling": 8, "quorum": 0.75}])
