@@ -153,9 +153,7 @@ def test_a_step_without_episodes_learns_nothing(parts) -> None:
 
 
 def test_episodes_are_not_counted_where_steps_run_ahead() -> None:
-    with pytest.raises(
-        ValueError, match=r"episodes is 8 and environment_steps 0 with staleness=1 and"
-    ):
+    with pytest.raises(ValueError, match=r"episodes is 8 and environment_steps 0 with staleness=1 and"):
         loop(batch_size=4, episodes=8, staleness=1)
     with pytest.raises(ValueError, match=r"episodes is 0 and environment_steps 8 with staleness=1"):
         loop(batch_size=4, environment_steps=8, staleness=1)
