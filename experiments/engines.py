@@ -70,6 +70,7 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         router=section.router.strip().rstrip("/"),
         release_memory=section.release_memory,
         routes=asks_routes(config),
+        servers=section.servers,
     )
 
 

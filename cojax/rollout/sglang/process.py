@@ -35,7 +35,8 @@ class LaunchSettings:
     `flags` are appended to the command line; {index} in them becomes the server's number among those launched together.
     A conversation has at most `max_length` tokens; at most `max_running` completions run in parallel (0: as memory
     allows). `port` is the first server's, 0 means any free one; `logs` is a folder. With `release_memory` servers can
-    release memory, with `routes` they can report which experts tokens went through.
+    release memory, with `routes` they can report which experts tokens went through. `servers` are launched together: on
+    the CPU they share its cores.
     """
 
     python: str
@@ -49,6 +50,7 @@ class LaunchSettings:
     max_running: int = 0
     release_memory: bool = False
     routes: bool = False
+    servers: int = 1
 
     def __post_init__(self) -> None:
         if not os.access(self.python, os.X_OK):
@@ -76,7 +78,11 @@ class LaunchSettings:
         """Our environment variables, without PYTHONPATH and PYTHONHOME; hub look-ups are off: the model is a folder."""
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         kept |= {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        return kept | (_CPU_ENVIRONMENT if self.device == "cpu" else {})
+        if self.device != "cpu":
+            return kept
+        # PyTorch's threads wait busily: more of them than cores take the cores from each other.
+        threads = max(1, len(os.sched_getaffinity(0)) // self.servers)
+        return {"OMP_NUM_THREADS": str(threads), **kept, **_CPU_ENVIRONMENT}
 
 
 class ServerProcess:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import os
 import re
 import signal
 import socket
@@ -132,6 +133,20 @@ def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_pat
     pairs = dict(itertools.pairwise(command))
     assert (pairs["--device"], pairs["--attention-backend"]) == ("cpu", "torch_native")
     assert (Path(launch.environment()["PYTHONPATH"]) / "sgl_kernel" / "__init__.py").exists()
+
+
+def test_servers_on_the_cpu_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+
+    def threads(servers: int, device: str = "cpu") -> str | None:
+        launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", device, servers=servers)
+        return launch.environment().get("OMP_NUM_THREADS")
+
+    assert [threads(servers) for servers in (1, 2, 3, 20)] == ["8", "4", "2", "1"]
+    assert threads(2, "") is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert threads(2) == "5"
 
 
 def test_wrong_settings_name_the_fix(tmp_path: Path) -> None:
