@@ -70,7 +70,6 @@ def sglang(config: ConfigDict, model: ModelConfig) -> Engine:
         router=section.router.strip().rstrip("/"),
         release_memory=section.release_memory,
         routes=asks_routes(config),
-        servers=section.servers,
     )
 
 
@@ -134,6 +133,7 @@ def launch(config: ConfigDict, logs: Path, dtype: str) -> LaunchSettings:
         max_running=config.engine.slots or cache_memory.MOST_SLOTS,
         release_memory=section.release_memory,
         routes=asks_routes(config),
+        servers=section.servers,
     )
 
 

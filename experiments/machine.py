@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cojax.host.cores import usable_cores
+
 _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 # Our name → names in /proc/cpuinfo, of x86 and of Arm.
@@ -52,7 +54,7 @@ def machine() -> dict[str, Any]:
             **({"flags": _hash(" ".join(flags).encode())} if flags else {}),
         },
         "caches": dict(_caches()),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": usable_cores(),
         "environment": told,
         **({"arithmetic": arithmetic()} if jax.default_backend() == "cpu" else {}),
     }

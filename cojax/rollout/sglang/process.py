@@ -11,6 +11,7 @@ import socket
 import threading
 from pathlib import Path
 
+from cojax.host.cores import usable_cores
 from cojax.rollout.sglang.guarded import GuardedProcess
 
 # Stand-ins for packages without a CPU build; only CPU servers have them on their path.
@@ -81,7 +82,7 @@ class LaunchSettings:
         if self.device != "cpu":
             return kept
         # PyTorch's threads wait busily: more of them than cores take the cores from each other.
-        threads = max(1, len(os.sched_getaffinity(0)) // self.servers)
+        threads = max(1, usable_cores() // self.servers)
         return {"OMP_NUM_THREADS": str(threads), **kept, **_CPU_ENVIRONMENT}
 
 

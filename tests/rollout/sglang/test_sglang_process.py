@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import os
-import os
 import re
 import signal
 import socket
@@ -137,7 +136,7 @@ def test_on_the_cpu_it_has_its_stand_ins_and_full_precision_is_asked_for(tmp_pat
 
 def test_servers_on_the_cpu_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr("cojax.rollout.sglang.process.usable_cores", lambda: 8)
 
     def threads(servers: int, device: str = "cpu") -> str | None:
         launch = LaunchSettings(sys.executable, tmp_path, 160, "float32", device, servers=servers)
