@@ -34,7 +34,7 @@ from cojax.preference.rounds import Rounds
 from cojax.prefixes import PrefixLengths
 from cojax.registry import find
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.synthesis import EVOLUTIONS, MEMORIES, SELECTIONS, Synthesis, initial_tasks, reads
+from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
 from cojax.types import Task
 from cojax.validation import Validation
 from cojax.validation.similarity import NearDuplicates, setup_hash
@@ -271,7 +271,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         environment_steps=config.environment_steps,
         curriculum=curriculum,
         evolve_beside=config.staleness > 0 and not explorers.samples_policy(config),
-        select=SELECTIONS[config.synthesis.select],
+        select=entry(config, "synthesis.select").bound(),
         near_duplicates=NearDuplicates(config.validation.pool_similarity),
         closed=frozenset(map(setup_hash, made.evaluation)) if made.from_initial else frozenset(),
         **settings(config.synthesis, "select", "admit", "prefix_replay"),

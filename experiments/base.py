@@ -3,7 +3,8 @@
 This file is not run by itself: an experiment names an environment and a policy, and overrides other settings. A leaf
 has the name of the keyword that it sets. Its line has its default, range and meaning; docs/settings.md lists them all.
 A default that is the keyword's own is read from the function. Wherever a setting names a loss, an advantage, a signal,
-a curriculum, a way to evolve, an explorer, an engine or an environment, `package.module:name` names one of your own.
+a curriculum, a way to evolve, a selection of signals, an explorer, an engine or an environment, `package.module:name`
+names one of your own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from cojax.policy.adapters import Lora
 from cojax.registry.annotations import Range
 from cojax.rollout.collect import Limits
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import SELECTIONS
 from experiments import preference_section, sections
 from experiments.leaf import (
     Above0,
@@ -218,7 +218,7 @@ def synthesis() -> Section:
             "episodes of joined tasks (evolve=frontier) begin with the first actions of the solution, which are not "
             "learned; their number keeps success near one half",
         ),
-        "select": Leaf("confident", one_of(SELECTIONS), "which signals to follow if there are more than contexts"),
+        "select": Leaf("confident", str, "which signals to follow if there are more than contexts"),
     }
 
 

@@ -22,7 +22,7 @@ from cojax.learner.objective import ADVANTAGE, WEIGHTING, Objective, objective
 from cojax.learner.weightings import WEIGHTINGS
 from cojax.registry.annotations import RegistryError, from_text, shown
 from cojax.signals import SIGNALS, SignalKind, check
-from cojax.synthesis import ADMISSIONS, EVOLUTIONS, reads
+from cojax.synthesis import ADMISSIONS, EVOLUTIONS, SELECTIONS, reads
 from experiments import base, methods
 from experiments.base import LEAVES, OPEN, PAPER, at, put
 from experiments.compatibility import without_old_names
@@ -59,6 +59,7 @@ CHOICES: dict[str, Choice] = {
     "environment.name": Choice("environment", environments.maker, environments.available, "environment", ()),
     "evolve": _of("evolve", EVOLUTIONS, "evolve_settings", ("inputs",)),
     "synthesis.admit": _of("admission", ADMISSIONS, "admission_settings", ()),
+    "synthesis.select": _of("selection", SELECTIONS, takes=("signals", "budget", "seed", "confidence")),
     "engine.name": _of("engine", ENGINES, takes=("config", "model")),
     "explorer.name": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
     "initial_explorer": _of("explorer", EXPLORERS, takes=("config", "parts", "journal")),
@@ -212,11 +213,8 @@ def declared() -> list[str]:
 
 
 def is_free_form(name: str) -> bool:
-    """Whether `overridden` reads a flag.
-
-    It reads one that sets an entry with settings, a setting of an entry, or a setting that may be None, which
-    ml_collections cannot set.
-    """
+    """Whether `overridden` reads a flag: of an entry with settings, of a setting of an entry, or of a setting that may
+    be None, which ml_collections cannot set."""
     choice = CHOICES.get(name)
     if name in LEAVES and LEAVES[name].default is None:
         return True

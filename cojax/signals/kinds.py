@@ -71,3 +71,9 @@ def step_of(episode: str) -> int:
     """The step of an episode id STEP-TASK-SAMPLE; 0 for an id of another form."""
     head = episode.partition("-")[0]
     return int(head) if head.isdigit() else 0
+
+
+def task_of(episode: str) -> str:
+    """The task of an episode id STEP-TASK-SAMPLE; the whole id if it is of another form."""
+    parts = episode.split("-")
+    return parts[1] if len(parts) == 3 else episode

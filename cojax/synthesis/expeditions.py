@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
 from cojax.signals import SignalKind
+from cojax.signals.kinds import task_of
 from cojax.signals.tools import tools_called
-from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even
+from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even, in_groups
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
 from cojax.validation.similarity import setup_hash
 
@@ -45,11 +46,11 @@ class Expedition:
 class EvolutionInputs:
     """All that an evolution reads.
 
-    `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, and `find`
-    returns a trajectory by its id. `popularity` weights the tools of an unguided explorer. Unguided expeditions take
-    setups from `split`, never queries. `contexts` is how many expeditions are prepared. `select` is an entry of
-    `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its task. `closed` are the
-    hashes (`setup_hash`) of setups on which no task may begin.
+    `signals` are those since the last evolution, `episodes` are the ids of all trajectories since then, each
+    STEP-TASK-SAMPLE, and `find` returns a trajectory by its id. `popularity` weights the tools of an unguided explorer.
+    Unguided expeditions take setups from `split`, never queries. `contexts` is how many expeditions are prepared.
+    `select` is an entry of `selection.SELECTIONS`. `kinds` compute the confidence in a signal from the `visits` of its
+    task. `closed` are the hashes (`setup_hash`) of setups on which no task may begin.
     """
 
     environment: Environment
@@ -72,9 +73,14 @@ class EvolutionInputs:
         return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
 
     def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:
-        """Valid trajectories in random order, one of each task."""
+        """Valid trajectories in random order, one of each task, picked at random among the task's own.
+
+        All tasks have equal chances, however often each was visited (`selection.in_groups`).
+        """
         # A generator draws the episodes when the first one is asked for. The order of draws from `rng` decides results.
-        yield from _one_of_each_task(self, rng.sample(self.episodes, len(self.episodes)))
+        for episodes in in_groups(self.episodes, task_of, rng):
+            if found := next((one for one in map(self.find, episodes) if one.valid), None):
+                yield found
 
     def selected_signals(self) -> tuple[Signal, ...]:
         """The signals to follow."""
@@ -100,9 +106,8 @@ def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
-    episodes = list(inputs.episodes)
-    random.Random(repr(("trajectory", inputs.seed))).shuffle(episodes)
-    for trajectory in itertools.islice(_one_of_each_task(inputs, episodes), inputs.contexts):
+    rng = random.Random(repr(("trajectory", inputs.seed)))
+    for trajectory in itertools.islice(inputs.trajectories(rng), inputs.contexts):
         yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory, "trajectory", None))
 
 
@@ -127,15 +132,6 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
         reflect = reflect_on(trajectory, signal.kind, moved)
         yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
-
-
-def _one_of_each_task(inputs: EvolutionInputs, episodes: Sequence[str]) -> Iterator[Trajectory]:
-    """The first valid trajectory of each task among these episodes, in their order."""
-    visited: set[str] = set()
-    for trajectory in map(inputs.find, episodes):
-        if trajectory.valid and trajectory.task.id not in visited:
-            visited.add(trajectory.task.id)
-            yield trajectory
 
 
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:

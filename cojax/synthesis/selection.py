@@ -1,17 +1,22 @@
-"""Selects the signals that an evolution follows if there are more of them than expeditions."""
+"""Selects what an evolution explores if there is more than it has expeditions for: signals, or any trajectories.
+
+One rule holds for both: first one of each task is kept, at random; then what is kept is shuffled. So all tasks have
+equal chances, however many signals or trajectories each has.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from cojax.signals import SignalKind, Visit
-from cojax.signals.kinds import step_of
+from cojax.signals.kinds import step_of, task_of
 from cojax.types import INFRASTRUCTURE, Signal
 
 _HALF = 0.5
 
+T = TypeVar("T")
 VisitsByTask = Mapping[str, Sequence[Visit]]  # task id → its visits, oldest first
 Confidence = Callable[[Signal], float]
 Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]]
@@ -19,12 +24,13 @@ Select = Callable[[Iterable[Signal], int, tuple, Confidence], tuple[Signal, ...]
 
 def even(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
     """At most `budget` signals, one for each task and kind, taken from the kinds in turn, so that no kind crowds out
-    another."""
+    another. Within a kind all tasks have equal chances, and so have all signals of a task."""
     return _stratified(signals, budget, seed, lambda signal: 0.0)
 
 
 def confident(signals: Iterable[Signal], budget: int, seed: tuple, confidence: Confidence) -> tuple[Signal, ...]:
-    """Like `even`, but within each kind the signals with the highest confidence come first."""
+    """Like `even`, but within each kind the signals with the highest confidence come first. Tasks of equal confidence
+    have equal chances."""
     return _stratified(signals, budget, seed, confidence)
 
 
@@ -48,7 +54,7 @@ def visits_of(
     """
     counts: dict[str, dict[int, list[float]]] = {}
     for name, episode in episodes.items():
-        task = name.split("-")[1]
+        task = task_of(name)
         solved_failed = counts.setdefault(task, {}).setdefault(step_of(name), [0.0, 0.0])
         if episode["outcome"] not in INFRASTRUCTURE:
             solved_failed[episode["reward"] < _HALF] += 1
@@ -72,6 +78,22 @@ def confidence_by(kinds: Mapping[str, SignalKind], visits: VisitsByTask) -> Conf
     return confidence
 
 
+def in_groups(items: Iterable[T], group: Callable[[T], Hashable], rng: random.Random) -> list[list[T]]:
+    """The items by group: groups in random order, and the items of each in random order.
+
+    All orders of the groups are equally likely, whatever their sizes: the first n groups, one item of each, are a fair
+    draw among groups. The result depends on `rng` and the items, not on the order in which they are given.
+    """
+    groups: dict[Hashable, list[T]] = {}
+    for item in sorted(items, key=repr):
+        groups.setdefault(group(item), []).append(item)
+    drawn = list(groups.values())
+    for members in drawn:
+        rng.shuffle(members)
+    rng.shuffle(drawn)
+    return drawn
+
+
 def _stratified(
     signals: Iterable[Signal], budget: int, seed: tuple, priority: Callable[[Signal], float]
 ) -> tuple[Signal, ...]:
@@ -82,9 +104,9 @@ def _stratified(
         kinds.setdefault(signal.kind, []).append(signal)
     queues: list[list[Signal]] = []
     for kind in sorted(kinds):
-        rng.shuffle(kinds[kind])
+        distinct = [members[0] for members in in_groups(kinds[kind], lambda signal: signal.task, rng)]
         # The sort is stable: signals of equal priority stay in random order. The last one is taken first.
-        queues.append(sorted({signal.task: signal for signal in kinds[kind]}.values(), key=priority))
+        queues.append(sorted(distinct, key=priority))
     chosen: list[Signal] = []
     while len(chosen) < budget and any(queues):
         chosen += [queue.pop() for queue in queues if queue][: budget - len(chosen)]

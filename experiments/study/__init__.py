@@ -1,6 +1,8 @@
 """The study: tables of arms × seeds of the main command, with intervals, paired differences and figures.
 
-tables.py      which arms, seeds and settings; which differences are asked for
+arms.py        the arms and their settings
+tables.py      which arms and seeds; which differences are asked for
+former.py      the former rule of selection, for one arm
 launch.py      starts one run, pinned to a core, that ends with the study
 schedule.py    runs in order, several at a time; two of them never train the same warm start at once
 record.py      a finished run → its record, which holds all that tables and figures need

@@ -22,6 +22,7 @@ from cojax.storage.run_directory import lock_folder
 from experiments.command_line import CommandLineParser
 from experiments.study import schedule, tables
 from experiments.study.__main__ import EXPECTED, settings_of
+from experiments.study.arms import ARMS
 from experiments.study.record import NotFinished, record_of
 from experiments.study.runs import StudyRun
 
@@ -54,7 +55,7 @@ def _parser() -> CommandLineParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--arm", choices=tuple(tables.ARMS), default="feedback", help="the arm (feedback)")
+    parser.add_argument("--arm", choices=tuple(ARMS), default="feedback", help="the arm (feedback)")
     parser.add_argument("--seed", type=int, default=tables.DEVELOPMENT_SEEDS[0], help="a development seed (21)")
     parser.add_argument("--copies", type=int, default=4, help="perturbed runs beside the run itself (4)")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on a core of its own (1)")

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from experiments.study.arms import ARMS
 from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, worst_tenth
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
-from experiments.study.tables import ARMS, Table
+from experiments.study.tables import Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
 # The paper's task-set metrics of the pool at the end; None for what needs evaluation tasks, where there are none.

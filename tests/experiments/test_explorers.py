@@ -87,7 +87,8 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
     ("change", "message"),
     [
         ({"validation.evaluation_similarity": 1.5}, "validation.evaluation_similarity is 1.5; expected a cosine"),
-        ({"synthesis.select": "best"}, "synthesis.select 'best' not found; available: even, confident, all"),
+        ({"synthesis.select": "best"},
+         "selection 'best' not found; available: even, confident, all, or package.module:name"),
         ({"validation.attempts": -1}, "validation.attempts is -1; expected a whole number at least 0"),
         ({"explorer.shortest": 0}, "explorer.shortest is 0; expected a whole number at least 1"),
         ({"explorer.name": "policy", "warm_start.split": "initial"}, "set --config.initial_explorer=scripted"),

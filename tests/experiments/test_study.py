@@ -7,24 +7,26 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from cojax.registry import find
 from cojax.registry.annotations import RegistryError
+from cojax.synthesis import SELECTIONS
+from cojax.types import Signal
 from experiments import desk_smollm2
 from experiments.checks import check
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
+from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.panels import colours
 from experiments.study.runs import changes, configuration_of
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import (
-    ARMS,
-    COMMON,
     DEVELOPMENT_SEEDS,
     EVALUATION_SEEDS,
     LOSS_SEEDS,
-    ON_DEVELOPMENT_TASKS,
     PREFERENCE_SEEDS,
     PRETRAINED_SEEDS,
     TABLES,
@@ -112,6 +114,18 @@ def test_seeds_and_tables_are_sound():
             config.synthesis.budget / period
             == configuration_of({}).synthesis.budget / configuration_of({}).evolve_every
         )
+
+
+def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
+    before, after = (dict(ARMS[name].settings) for name in ("feedback-before", "feedback"))
+    named = before.pop("synthesis.select")
+    assert before == after
+    select = find("selection", named, SELECTIONS)
+    signals = [Signal("rare", task, f"9-{task}-{i}", "line") for task, i in [("a", 0), *(("b", i) for i in range(8))]]
+    first = Counter(select(signals, 1, (seed,), lambda signal: 0.5)[0].task for seed in range(1000))
+    assert 850 < first["a"] < 920  # a is last, and so taken, unless its signal comes first of nine
+    (chosen,) = select(signals[1:], 2, (0,), lambda signal: 0.5)
+    assert chosen.task == "b"
 
 
 def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():

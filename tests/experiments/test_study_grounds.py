@@ -7,12 +7,13 @@ from cojax.types import content_hash
 from experiments.checks import check
 from experiments.presets import resolve
 from experiments.study import grounds
+from experiments.study.arms import ARMS, COMMON
 from experiments.study.breakdown import MANY, worst_tenth
 from experiments.study.markdown import render_page
 from experiments.study.record import budget
 from experiments.study.runs import configuration_of
 from experiments.study.summary import summarise
-from experiments.study.tables import ARMS, COMMON, TABLES, Table, jobs
+from experiments.study.tables import TABLES, Table, jobs
 from experiments.study.tasks import environment_of, least_popular
 
 PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-uniform"),))

@@ -10,6 +10,7 @@ from cojax.storage.files import write_json
 from environments import load
 from experiments.study import schedule
 from experiments.study.__main__ import load_record, record_path
+from experiments.study.arms import COMMON
 from experiments.study.record import (
     NotFinished,
     budget,
@@ -22,7 +23,7 @@ from experiments.study.record import (
     refusal_counts,
     solved_tasks,
 )
-from experiments.study.tables import COMMON, jobs
+from experiments.study.tables import jobs
 from experiments.study.tasks import describe_tasks, least_popular
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments.study import schedule
+from experiments.study.arms import COMMON
 from experiments.study.runs import StudyRun
 from experiments.study.schedule import Queue
-from experiments.study.tables import COMMON, jobs
+from experiments.study.tables import jobs
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,12 @@ from study_records import PAIR, known, record, stepless
 from cojax.types import content_hash
 from environments import load
 from experiments.study import figures
+from experiments.study.arms import COMMON
 from experiments.study.breakdown import breakdowns, prior_mastery
 from experiments.study.markdown import render_page
 from experiments.study.record import check_record
 from experiments.study.summary import summarise
-from experiments.study.tables import COMMON, Table, jobs
+from experiments.study.tables import Table, jobs
 
 
 def test_what_updates_were_like_is_told_where_all_records_know_it():
