@@ -6,6 +6,7 @@ former.py      the former rule of selection, for one arm
 launch.py      starts one run, pinned to a core, that ends with the study
 schedule.py    runs in order, several at a time; two of them never train the same warm start at once
 record.py      a finished run → its record, which holds all that tables and figures need
+stored.py      records in OUT/runs, one compressed file an arm
 tasks.py       a run's tasks as numbers: position in a plane, similarity to evaluation tasks, length, tool
 breakdown.py   held-out success and task sets by kind of task
 statistics.py  means, intervals, paired differences

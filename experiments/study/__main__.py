@@ -1,7 +1,7 @@
 """The command: python -m experiments.study --name=main [--quick] [--development] [--config.KEY=VALUE …]
 
-The same command goes on where it was stopped: a finished run is read from its record in OUT/runs, an unfinished one
-goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
+The same command goes on where it was stopped: a finished run is read from its record in OUT/runs/ARM.jsonl.gz, an
+unfinished one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md and pictures in OUT/NAME.
 
     python -m experiments.study --name=main --out=results --seeds=12    # the table kept in git, from its records
     python -m experiments.study --again=feedback-101                    # one stored run anew: the same to the bit?
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import json
 import shutil
 import signal
 import sys
@@ -29,10 +28,10 @@ from experiments import compatibility, presets
 from experiments.checks import check
 from experiments.command_line import CommandLineParser
 from experiments.settings import spelled_out
-from experiments.study import figures, schedule, tables
+from experiments.study import figures, schedule, stored, tables
 from experiments.study.machines import differing_facts, other_threads, threads_of
 from experiments.study.markdown import render_page
-from experiments.study.record import NotFinished, Record, check_record, differing_parts, mismatch, record_of
+from experiments.study.record import NotFinished, Record, differing_parts, mismatch, record_of
 from experiments.study.runs import StudyRun, configuration_of
 from experiments.study.summary import Records, complete_seeds, summarise
 from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Table
@@ -159,7 +158,7 @@ def study(
     stop: threading.Event,
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
-    records = {(job.arm, job.seed): found for job in jobs if (found := load_record(out, job)) is not None}
+    records = stored.read_runs(out, jobs)
     left = [job for job in jobs if (job.arm, job.seed) not in records]
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
     if left and (why := other_threads(records.values())):
@@ -181,7 +180,7 @@ def study(
             failed.append(job.name)
             CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
             return
-        write_json(record_path(out, job.name), record)
+        stored.store(out, record)
         records[job.arm, job.seed] = record
         spent.append(seconds)
         to_go = sum(spent) / len(spent) * (len(left) - len(spent) - len(failed)) / len(cores)
@@ -218,7 +217,7 @@ def again(
 ) -> int:  # fmt: skip
     """Makes a stored run again from its settings alone, and prints whether the result is the same. Returns the exit
     status."""
-    before = _read(record_path(out, name))
+    before = stored.read_run(out, name)
     job = StudyRun(before["arm"], before["seed"], before["settings"])
     workdir = folder / "again" / job.name
     # Wait for a run that a killed command left behind: it still writes into this folder.
@@ -237,53 +236,19 @@ def again(
     return 1 if different else 0
 
 
-def load_record(out: Path, job: StudyRun) -> Record | None:
-    """The stored record of a run, None where there is none. Raises ValueError for one of other settings or a damaged
-    one."""
-    path = record_path(out, job.name)
-    if not path.exists():
-        return None
-    record = _read(path)
-    if different := mismatch(record, job.config):
-        raise ValueError(
-            f"{path} holds a run with other settings: {different}. Choose another --out and --runs for these settings, "
-            "or delete it and its run directory"
-        )
-    return record
-
-
-def record_path(out: Path, name: str) -> Path:
-    """Where the record of the run ARM-SEED is stored."""
-    return out / "runs" / f"{name}.json"
-
-
-def _read(path: Path) -> Record:
-    """Reads a record. Raises ValueError for a missing one, naming those there are, and for a damaged one."""
-    try:
-        return check_record(json.loads(path.read_text()), path.stem)
-    except FileNotFoundError:
-        known = ", ".join(sorted(other.stem for other in path.parent.glob("*.json"))) or "none"
-        raise ValueError(f"no record {path}; there are: {known}") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}); restore it, or delete it and run the study again"
-        ) from error
-
-
 def _status_line(record: Record, seconds: float, out: Path) -> str:
     """One line about a run that has just finished, compared with the repository's record of the same settings."""
     line = (
         f"{record['arm']}-{record['seed']}: {_percent(record['zero_shot'])} → {_percent(record['final'])} % "
         f"in {duration(seconds)}"
     )
-    kept = record_path(KEPT, f"{record['arm']}-{record['seed']}")
-    if out.absolute() == KEPT or not kept.exists():
+    if out.absolute() == KEPT:
         return line
     try:
-        before = _read(kept)
+        before = stored.read_arm(KEPT, record["arm"]).get(record["seed"])
     except ValueError as error:
         return f"{line}; {error}"
-    if mismatch(before, record["config"]):
+    if before is None or mismatch(before, record["config"]):
         return line
     different = differing_parts(before, record)
     return f"{line}, as in results/" if not different else f"{line}; {_percent(before['final'])} % in results/"

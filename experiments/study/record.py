@@ -203,17 +203,15 @@ def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
 
 
-def check_record(found: Any, name: str) -> Record:
-    """Returns `found` if it is a record of the run of that name, ARM-SEED. Raises ValueError if it is not."""
-    if not isinstance(found, dict):
-        raise ValueError(f"a record is an object, this is a {type(found).__name__}")
+def check_record(found: Mapping[str, Any], arm: str) -> Record:
+    """Returns `found` if it is a record of that arm. Raises ValueError if it is not."""
     if missing := [key for key in _KEYS if key not in found or not isinstance(found[key], _KEYS[key])]:
         raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
     if missing := [column for column in COLUMNS if column not in found["tasks"]]:
         raise ValueError(f"the tasks of a record have {missing[0]!r}, which is missing here")
-    if f"{found['arm']}-{found['seed']}" != name:
+    if found["arm"] != arm:
         raise ValueError(f"it is of the run {found['arm']}-{found['seed']}")
-    return found
+    return dict(found)
 
 
 def mismatch(record: Record, config: Mapping[str, Any]) -> str:

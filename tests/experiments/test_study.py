@@ -18,6 +18,7 @@ from cojax.synthesis import SELECTIONS
 from cojax.types import Signal
 from experiments import desk_smollm2
 from experiments.checks import check
+from experiments.study import stored
 from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.panels import colours
@@ -196,6 +197,8 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--config.signal_settings.rrare.percent=3"], "did you mean signal_settings.rare? "),
         (["--arms=nosuch"], "it has static, random, control, feedback"),
         (["--again=feedback-7", f"--out={tmp_path}"], "there are: none"),
+        (["--again=feedback"], "no record 'feedback'"),
+        (["--again=feedback-7"], "there are: careless-101, careless-102, "),
         (["--jobs=0"], "--jobs=0"),
         (["--deadline=nan"], "expected seconds above 0"),
         (["--seed=3"], "unexpected argument '--seed=3'"),
@@ -240,7 +243,7 @@ def test_a_small_table_from_end_to_end(tmp_path):
     wait_long(tmp_path / "runs/static-101/metrics.jsonl")
     begun.send_signal(signal.SIGINT)
     assert begun.wait(120) == 130
-    assert not list((tmp_path / "runs/results/runs").glob("*.json"))
+    assert stored.read_all(tmp_path / "runs/results") == {}
     code, said = study()
     assert code == 0, said
     assert "resumed at step" in (tmp_path / "runs/static-101.log").read_text()
@@ -250,12 +253,12 @@ def test_a_small_table_from_end_to_end(tmp_path):
     assert (table["seeds"], table["tasks"], table["seeds_with_several_zero_shots"]) == ([101], 24, [])
     static, retry, feedback = table["arms"]
     # The same training; then what failed is tried again.
-    trials = json.loads((out / "runs/retry-101.json").read_text())["trials"]
+    trials = stored.read_run(out, "retry-101")["trials"]
     assert trials[0]["success"] == static["final"]["mean"] <= trials[-1]["success"] == retry["final"]["mean"]
     assert retry["budget"]["tokens_trained"] == static["budget"]["tokens_trained"]
     assert static["budget"]["tasks_added"] == 0 < feedback["budget"]["tasks_added"]
     assert static["budget"]["episodes"] == feedback["budget"]["episodes"] == 64
-    one = json.loads((out / "runs/feedback-101.json").read_text())
+    one = stored.read_run(out, "feedback-101")
     assert one["held_out"]["final"].count("1") / 24 == pytest.approx(one["final"])
     assert one["facts"]["versions"]["jax"]
     assert len(list((tmp_path / "cache/warm-start").glob("*/warm_start.json"))) == 1

@@ -1,15 +1,13 @@
 """Records of the study: what a finished run is reduced to, and which records are refused."""
 
 import copy
-import json
 
 import pytest
 from study_records import record
 
 from cojax.storage.files import write_json
 from environments import load
-from experiments.study import schedule
-from experiments.study.__main__ import load_record, record_path
+from experiments.study import schedule, stored
 from experiments.study.arms import COMMON
 from experiments.study.record import (
     NotFinished,
@@ -103,13 +101,13 @@ def test_tasks_are_placed_in_one_plane_and_compared_with_those_evaluated():
 def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     one = record("static", 101, 0.5)
     (job,) = jobs(["static"], [101])
-    assert load_record(tmp_path, job) is None
-    write_json(record_path(tmp_path, job.name), one)
-    assert load_record(tmp_path, job) == one
+    assert stored.read_runs(tmp_path, [job]) == {}
+    stored.store(tmp_path, one)
+    assert stored.read_runs(tmp_path, [job]) == {("static", 101): one}
     other = jobs(["static"], [101], further={"steps": 3})[0]
     assert mismatch(one, other.config) == f"steps was {COMMON['steps']}, now 3"
-    with pytest.raises(ValueError, match=r"static-101.json holds a run with other settings: steps was"):
-        load_record(tmp_path, other)
+    with pytest.raises(ValueError, match=r"static.jsonl.gz holds the run static-101 with other settings: steps was"):
+        stored.read_runs(tmp_path, [other])
     (pretrained,) = jobs(["pretrained-static"], [301])
     absolute = copy.deepcopy(pretrained.config)
     absolute["model"]["path"] = str(schedule.ROOT / "models/SmolLM2-135M-Instruct")
@@ -125,25 +123,6 @@ def test_a_record_of_other_settings_is_refused_by_what_differs(tmp_path):
     assert mismatch(one, rarer.config) == "signal_settings.rare.minimum was not set, now 3"
     elsewhere = {"config": {**job.config, "workdir": "elsewhere"}}
     assert mismatch(elsewhere, job.config) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "cannot be read"),
-        ("{}", "has 'settings', which is missing"),
-        ("[]", "a record is an object, this is a list"),
-        (json.dumps({**record("static", 101, 0.5), "config": []}), "has 'config', which is missing or of another kind"),
-        (json.dumps(record("static", 102, 0.5)), "it is of the run static-102"),
-    ],
-)
-def test_a_damaged_record_is_refused_by_its_path(tmp_path, text, why):
-    (job,) = jobs(["static"], [101])
-    path = record_path(tmp_path, job.name)
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(ValueError, match=f"{path}.*{why}"):
-        load_record(tmp_path, job)
 
 
 def test_a_run_of_other_settings_or_fewer_steps_gets_no_record(tmp_path):

@@ -117,7 +117,7 @@ def test_runs_without_evaluation_tasks_make_a_table_without_success(tmp_path):
         held = {"digest": "d", "tasks": 0, "zero_shot": "", "final": ""}
         quality = {"tasks": 4, "sr_at_k": 0.5, "turns": 3.25}
         none = {"zero_shot": None, "final": None, "held_out": held, "quality": quality, "dev": []}
-        return check_record({**record(arm, seed, 0.5), **none}, f"{arm}-{seed}")
+        return check_record({**record(arm, seed, 0.5), **none}, arm)
 
     records = known(*(bare(arm, seed) for arm in PAIR.arms for seed in (1, 2)))
     found = summarise("pair", PAIR, [1, 2], records)

@@ -1,0 +1,126 @@
+"""Stored records of the study: one compressed file an arm, damaged files, several writers, the repository's own."""
+
+import gzip
+import json
+import threading
+
+import pytest
+from study_records import record
+
+from cojax.storage.files import StorageError
+from experiments.study import stored
+from experiments.study.__main__ import KEPT
+from experiments.study.arms import ARMS
+from experiments.study.tables import jobs
+
+
+def lines(path):
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def test_an_arm_has_one_file_with_a_line_for_each_seed_in_their_order(tmp_path):
+    made = [record("static", seed, 0.5) for seed in (103, 101, 102)]
+    for one in [*made, record("without-rare", 101, 0.75)]:
+        stored.store(tmp_path, one)
+    assert sorted(path.name for path in (tmp_path / "runs").glob("*.gz")) == [
+        "static.jsonl.gz",
+        "without-rare.jsonl.gz",
+    ]
+    assert [json.loads(line) for line in lines(stored.path_of(tmp_path, "static"))] == [made[1], made[2], made[0]]
+    assert stored.read_arm(tmp_path, "static") == {one["seed"]: one for one in made}
+    assert list(stored.read_all(tmp_path)) == [
+        ("static", 101), ("static", 102), ("static", 103), ("without-rare", 101),
+    ]  # fmt: skip
+    assert stored.read_run(tmp_path, "without-rare-101")["final"] == 0.75
+    assert stored.read_runs(tmp_path, jobs(["static", "feedback"], [102, 104])) == {("static", 102): made[2]}
+    with pytest.raises(ValueError, match=r"no record 'static-104'.*there are: static-101, static-102, static-103, w"):
+        stored.read_run(tmp_path, "static-104")
+
+
+def test_a_record_takes_the_place_of_one_of_its_seed(tmp_path):
+    for final in (0.25, 0.75):
+        stored.store(tmp_path, record("static", 101, final))
+    assert [json.loads(line)["final"] for line in lines(stored.path_of(tmp_path, "static"))] == [0.75]
+
+
+def test_the_bytes_depend_on_the_records_alone(tmp_path):
+    made = [record("static", seed, 0.5) for seed in (101, 102)]
+    for folder, some in (("one", made), ("other", [record("static", 102, 0.25), *reversed(made)])):
+        for one in some:
+            stored.store(tmp_path / folder, one)
+    content = stored.path_of(tmp_path / "one", "static").read_bytes()
+    assert content == stored.path_of(tmp_path / "other", "static").read_bytes()
+    # RFC 1952: magic, deflate, no flags (so no name), no time, slowest, unknown system.
+    assert content[:10] == bytes([0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 2, 255])
+
+
+def test_runs_that_end_at_once_are_all_stored(tmp_path):
+    together, errors = threading.Barrier(8), []
+
+    def end(seed):
+        try:
+            together.wait(30)
+            stored.store(tmp_path, record("static", seed, 0.5))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=end, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == []
+    assert list(stored.read_arm(tmp_path, "static")) == list(range(8))
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    stored.store(tmp_path, record("static", 101, 0.5))
+    before = stored.path_of(tmp_path, "static").read_bytes()
+
+    def full(path, content):
+        raise StorageError(f"cannot write {path}")
+
+    monkeypatch.setattr(stored, "replace_file", full)
+    with pytest.raises(StorageError, match="cannot write"):
+        stored.store(tmp_path, record("static", 102, 0.5))
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="a record is not strict JSON"):
+        stored.store(tmp_path, record("static", 102, 0.5) | {"final": float("nan")})
+    assert stored.path_of(tmp_path, "static").read_bytes() == before
+
+
+GOOD = record("static", 101, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"no gzip", "cannot be read"),
+        (gzip.compress(json.dumps(GOOD).encode())[:-9], "cannot be read"),
+        (gzip.compress(b"{"), ", line 1 cannot be read"),
+        (gzip.compress(b"{}"), ", line 1 .*has 'settings', which is missing"),
+        (gzip.compress(b"[]"), ", line 1 .*it holds list instead of an object"),
+        (gzip.compress(json.dumps({**GOOD, "config": []}).encode()), "'config', which is missing or of another kind"),
+        (gzip.compress(json.dumps({**GOOD, "arm": "feedback"}).encode()), "it is of the run feedback-101"),
+        (gzip.compress(2 * (json.dumps(GOOD) + "\n").encode()), ", line 2 .*seed 101 has two records"),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_refused_by_its_path_and_line_and_left_alone(tmp_path, content, why):
+    path = stored.path_of(tmp_path, "static")
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path}.*{why}"):
+        stored.read_runs(tmp_path, jobs(["static"], [101]))
+    with pytest.raises(ValueError, match="restore the file, or delete it and run the study again"):
+        stored.store(tmp_path, record("static", 102, 0.5))
+    assert path.read_bytes() == content
+
+
+def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read():
+    found = stored.read_all(KEPT)
+    assert {arm for arm, _ in found} <= set(ARMS)
+    # The tables kept in git name the seeds of their arms.
+    main = json.loads((KEPT / "main.json").read_text())
+    for row in main["arms"]:
+        finals = [found[row["arm"], seed]["final"] for seed in main["seeds"]]
+        assert sum(finals) / len(finals) == pytest.approx(row["final"]["mean"], abs=1e-12)
