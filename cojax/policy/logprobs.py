@@ -1,8 +1,12 @@
-"""Log-probabilities of given tokens and entropies, without ever making the [B, T, V] array of logits."""
+"""Log-probabilities of given tokens and entropies, without the [B, T, V] array of logits.
+
+Logits are made in chunks. The chunks are kept for the backward pass only where all of them fit into `KEPT_BYTES`.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +18,9 @@ from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import ROWS, RULES
 from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
+from cojax.policy.wanted_tokens import chunks_needed, gather, piece, ungather, wanted_first, with_piece
+
+KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; more are computed again there
 
 
 class TokenScores(NamedTuple):
@@ -66,11 +73,13 @@ def token_scores(
     of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. `entropy` is "none" (all 0), "value"
     (no gradient) or "gradient".
 
-    Logits are computed for `chunk` wanted tokens of every row at a time, until the row with most of them is done, and
-    again in the backward pass. So the memory is B · chunk · V, and tokens that are not wanted cost nothing here. On a
-    `mesh`, each device works on its own rows: the matrix is gathered once, and its gradient is reduced once. `remat`
-    and `mesh` are as in `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless
-    temperature > 0, and for another `entropy`.
+    Logits are computed for `chunk` wanted tokens of every row at a time, until the row with most of them is done. So
+    the memory is B · chunk · V, and tokens that are not wanted cost nothing here. A backward pass computes them again,
+    unless B · N · V float32 fit into `KEPT_BYTES`, N being T − 1 rounded up to whole chunks: then the forward pass of a
+    gradient keeps them. On a `mesh`, each device works on its own rows, and its own rows and part of the vocabulary are
+    the B and V of this; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
+    `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless temperature > 0, and
+    for another `entropy`.
     """
     if temperature <= 0:
         raise ValueError(
@@ -90,8 +99,8 @@ def token_scores(
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
         predicted &= wanted[:, 1:]
-    fixed = _Settings(config, temperature, min(chunk, tokens.shape[1] - 1), entropy, mesh)
-    matrix = scoring_matrix(config, params)
+    matrix, chunk = scoring_matrix(config, params), min(chunk, tokens.shape[1] - 1)
+    fixed = _Settings(config, temperature, chunk, entropy, mesh, _all_fit(config, tokens.shape, chunk, mesh))
     # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
     scores: tuple[jax.Array, ...] = _scores(fixed, matrix, hidden[:, :-1], tokens[:, 1:], predicted)
@@ -102,13 +111,21 @@ def token_scores(
 
 
 class _Settings(NamedTuple):
-    """Settings that are fixed when the program is compiled."""
+    """Settings that are fixed when the program is compiled; `keep`: a gradient's forward pass keeps its logits."""
 
     config: ModelConfig
     temperature: float
     chunk: int
     entropy: str
     mesh: Mesh | None
+    keep: bool
+
+
+def _all_fit(config: ModelConfig, shape: tuple[int, ...], chunk: int, mesh: Mesh | None) -> bool:
+    """Whether a device's part of the logits of all rows, in whole chunks, fits into KEPT_BYTES."""
+    rows, length = shape[0], -(-(shape[1] - 1) // chunk) * chunk
+    devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in (*ROWS, "tensor"))
+    return 4 * rows * length * config.vocab_size <= KEPT_BYTES * devices
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -124,94 +141,105 @@ def _scores(
 
 
 def _forward(
-    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, keep: bool = False
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """The scores, and what `_backward` reads, which the scaled logits are part of if `keep`."""
+
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array
     ) -> tuple[jax.Array, ...]:
-        order = _order(wanted, fixed.chunk)
-        states, goals = _gather(hidden, order), _gather(targets, order)
+        order = wanted_first(wanted, fixed.chunk)
+        states, goals = gather(hidden, order), gather(targets, order)
 
         def fill(index: jax.Array, found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            scaled = score_tokens(fixed.config, matrix, _slice(states, index, fixed.chunk)) / fixed.temperature
+            scaled = _scaled(fixed, matrix, piece(states, index, fixed.chunk))
             log_sum = _log_sum(fixed, scaled)
-            goal = _is_target(fixed, _slice(goals, index, fixed.chunk), scaled)
+            goal = _is_target(fixed, piece(goals, index, fixed.chunk), scaled)
             values = [_sum_vocabulary(fixed, jnp.sum(jnp.where(goal, scaled, 0.0), axis=-1)) - log_sum, log_sum]
             if fixed.entropy != "none":
                 mean = _sum_vocabulary(fixed, jnp.sum(jnp.exp(scaled - log_sum[..., None]) * scaled, axis=-1))
                 values.append(log_sum - mean)
-            return tuple(_with_slice(x, value, index, fixed.chunk) for x, value in zip(found, values, strict=True))
+            values += [scaled] if keep else []
+            return tuple(with_piece(x, value, index, fixed.chunk) for x, value in zip(found, values, strict=True))
 
-        empty = (jnp.zeros(order.shape, jnp.float32),) * (2 if fixed.entropy == "none" else 3)
-        return jax.lax.fori_loop(0, rounds, fill, empty)
+        vocabulary = matrix.shape[_matrix_axes(fixed).index("vocabulary")]
+        shapes = [order.shape] * columns + [(*order.shape, vocabulary)] * keep
+        return jax.lax.fori_loop(0, rounds, fill, tuple(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
-    rounds = _rounds(wanted, fixed.chunk)
     columns = 2 if fixed.entropy == "none" else 3
-    found = _per_device(fixed, loop, "mrrr.", "r" * columns)(matrix, hidden, targets, wanted, rounds)
-    logprobs = jnp.where(wanted, _ungather(found[0], wanted), 0.0)
+    run = _per_device(fixed, loop, "mrrr.", "r" * columns + "l" * keep)
+    found = run(matrix, hidden, targets, wanted, chunks_needed(wanted, fixed.chunk))
+    logprobs = jnp.where(wanted, ungather(found[0], wanted), 0.0)
+    residuals = matrix, hidden, targets, wanted, found[1:columns], found[columns:]
     if fixed.entropy == "none":
-        return (logprobs, jnp.zeros_like(logprobs)), (matrix, hidden, targets, wanted, *found[1:])
-    entropy = jnp.where(wanted, _ungather(found[2], wanted), 0.0)
-    return (logprobs, entropy), (matrix, hidden, targets, wanted, *found[1:])
+        return (logprobs, jnp.zeros_like(logprobs)), residuals
+    return (logprobs, jnp.where(wanted, ungather(found[2], wanted), 0.0)), residuals
+
+
+def _forward_of_gradient(
+    fixed: _Settings, matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    return _forward(fixed, matrix, hidden, targets, wanted, fixed.keep)
 
 
 def _backward(fixed: _Settings, residuals: Any, cotangents: tuple[jax.Array, jax.Array]) -> tuple[Any, ...]:
     """∂ log p_t / ∂ z = (1[target] − p) / temperature and ∂ H / ∂ z = −p · (log p + H) / temperature, z the logits."""
-    matrix, hidden, targets, wanted, *found = residuals
+    matrix, hidden, targets, wanted, found, kept = residuals
     with_entropy = fixed.entropy == "gradient"
 
     def loop(
         matrix: jax.Array, hidden: jax.Array, targets: jax.Array, wanted: jax.Array, rounds: jax.Array, *rest: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        order = _order(wanted, fixed.chunk)
+        order = wanted_first(wanted, fixed.chunk)
         real = jnp.arange(order.shape[1]) < jnp.sum(wanted, axis=1, keepdims=True)
-        states, goals = _gather(hidden, order), _gather(targets, order)
-        log_sums, *others = rest
-        weights = jnp.where(real, _gather(others[0], order), 0.0)
+        states, goals = gather(hidden, order), gather(targets, order)
+        logits, (log_sums, *others) = rest[: len(kept)], rest[len(kept) :]
+        weights = jnp.where(real, gather(others[0], order), 0.0)
         if with_entropy:
-            entropies, of_entropy = others[1], jnp.where(real, _gather(others[2], order), 0.0)
+            entropies, of_entropy = others[1], jnp.where(real, gather(others[2], order), 0.0)
 
         def add(index: jax.Array, total: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, goal, log_sum, weight = (_slice(x, index, fixed.chunk) for x in (states, goals, log_sums, weights))
-            scaled = score_tokens(fixed.config, matrix, state) / fixed.temperature
+            state, goal, log_sum, weight = (piece(x, index, fixed.chunk) for x in (states, goals, log_sums, weights))
+            scaled = piece(logits[0], index, fixed.chunk) if logits else _scaled(fixed, matrix, state)
             logs = scaled - log_sum[..., None]
             slopes = (_is_target(fixed, goal, scaled).astype(jnp.float32) - jnp.exp(logs)) * weight[..., None]
             if with_entropy:
-                entropy, strength = (_slice(x, index, fixed.chunk)[..., None] for x in (entropies, of_entropy))
+                entropy, strength = (piece(x, index, fixed.chunk)[..., None] for x in (entropies, of_entropy))
                 slopes -= jnp.exp(logs) * (logs + entropy) * strength
             # In the dtype of the forward's products: a product of float32 is many times slower on an accelerator.
             slopes = (slopes / fixed.temperature).astype(state.dtype)
             tied = fixed.config.tie_word_embeddings
             of_matrix = _outer(slopes, state) if tied else _outer(state, slopes)
             of_state = _sum_vocabulary(fixed, jnp.tensordot(slopes, matrix.astype(state.dtype), (2, 0 if tied else 1)))
-            return total[0] + of_matrix, _with_slice(total[1], of_state, index, fixed.chunk)
+            return total[0] + of_matrix, with_piece(total[1], of_state, index, fixed.chunk)
 
         nothing = jnp.zeros(matrix.shape, jnp.float32), jnp.zeros_like(states)
         of_matrix, of_states = jax.lax.fori_loop(0, rounds, add, nothing)
         return _reduce_gradient(fixed, of_matrix), of_states
 
-    rest = [found[0], cotangents[0], *((found[1], cotangents[1]) if with_entropy else ())]
-    run = _per_device(fixed, loop, "mrrr." + "r" * len(rest), "sr")
-    of_matrix, of_states = run(matrix, hidden, targets, wanted, _rounds(wanted, fixed.chunk), *rest)
-    of_hidden = jnp.where(wanted[..., None], _ungather(of_states, wanted), 0)
+    rest = [*kept, found[0], cotangents[0], *((found[1], cotangents[1]) if with_entropy else ())]
+    run = _per_device(fixed, loop, "mrrr." + "l" * len(kept) + "r" * (len(rest) - len(kept)), "sr")
+    of_matrix, of_states = run(matrix, hidden, targets, wanted, chunks_needed(wanted, fixed.chunk), *rest)
+    of_hidden = jnp.where(wanted[..., None], ungather(of_states, wanted), 0)
     return of_matrix.astype(matrix.dtype), of_hidden, None, None
 
 
-_scores.defvjp(_forward, _backward)
+_scores.defvjp(_forward_of_gradient, _backward)
 
 
 def _per_device(fixed: _Settings, loop: Callable[..., Any], arguments: str, results: str) -> Callable[..., Any]:
     """Runs the loop on each device, on its own rows and its part of the vocabulary; without a mesh just the loop.
 
     One letter for each argument and result gives its layout: r by rows, m the matrix with its whole width on each
-    device, s the matrix spread like the parameters, . replicated.
+    device, s the matrix spread like the parameters, l logits by rows and vocabulary, . replicated.
     """
     if fixed.mesh is None:
         return loop
     axes = _matrix_axes(fixed)
     vocabulary = PartitionSpec(*("tensor" if axis == "vocabulary" else None for axis in axes))
     as_stored = PartitionSpec(*(RULES[axis] for axis in axes))
-    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": as_stored, ".": PartitionSpec()}
+    logits = PartitionSpec(ROWS, None, "tensor")
+    specs = {"r": PartitionSpec(ROWS), "m": vocabulary, "s": as_stored, "l": logits, ".": PartitionSpec()}
     return jax.shard_map(
         loop,
         mesh=fixed.mesh,
@@ -240,6 +268,11 @@ def _reduce_gradient(fixed: _Settings, gradient: jax.Array) -> jax.Array:
     return gradient if fixed.mesh is None else jax.lax.optimization_barrier(gradient)
 
 
+def _scaled(fixed: _Settings, matrix: jax.Array, states: jax.Array) -> jax.Array:
+    """float32[B, c, V]: logits / temperature of states [B, c, D], over this device's part of the vocabulary."""
+    return score_tokens(fixed.config, matrix, states) / fixed.temperature
+
+
 def _sum_vocabulary(fixed: _Settings, x: jax.Array) -> jax.Array:
     """Sums over parts of the vocabulary → sums over all of it."""
     return jax.lax.psum(x, "tensor") if _parts(fixed, "tensor") > 1 else x
@@ -254,26 +287,6 @@ def _log_sum(fixed: _Settings, scaled: jax.Array) -> jax.Array:
     return largest + jnp.log(jax.lax.psum(jnp.exp(own - largest), "tensor"))
 
 
-def _rounds(wanted: jax.Array, chunk: int) -> jax.Array:
-    """The number of chunks that hold the wanted entries of every row."""
-    return (jnp.max(jnp.sum(wanted, axis=1)) + chunk - 1) // chunk
-
-
-def _order(wanted: jax.Array, chunk: int) -> jax.Array:
-    """int32[B, N']: the indices of a row, wanted ones first; N' is N rounded up to whole chunks."""
-    order = jnp.argsort(~wanted, axis=1, stable=True)
-    return jnp.pad(order, ((0, 0), (0, -wanted.shape[1] % chunk)))
-
-
-def _gather(x: jax.Array, order: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
-
-
-def _ungather(x: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The inverse of `_gather`, where wanted."""
-    return _gather(x, jnp.maximum(jnp.cumsum(wanted, axis=1) - 1, 0))
-
-
 def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
     """float32[a, b]: [B, c, a] and [B, c, b] multiplied and summed over their tokens."""
     left, right = (x.reshape(-1, x.shape[-1]) for x in (left, right))
@@ -284,11 +297,3 @@ def _is_target(fixed: _Settings, targets: jax.Array, scores: jax.Array) -> jax.A
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
     first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(fixed, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)
-
-
-def _slice(x: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk, axis=1)
-
-
-def _with_slice(x: jax.Array, piece: jax.Array, index: jax.Array, chunk: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(x, piece, index * chunk, axis=1)

@@ -197,7 +197,8 @@ def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple
     config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
     vocabulary = {config.vocab_size, config.vocab_size // shape.get("tensor", 1)}
     rows = learner.micro_rows // learner.placement.row_shards
-    tokens = {length, length - 1, rows * length, rows * (length - 1)}
+    lengths = {length, length - 1, -(-(length - 1) // _CHUNK) * _CHUNK}
+    tokens = lengths | {rows * n for n in lengths}
     width = {config.hidden_size, config.hidden_size // shape.get("fsdp", 1)}
     return [
         axes for axes in program_text.arrays(program)

@@ -13,6 +13,7 @@ from cojax.learner.hard_negatives import HardNegatives
 from cojax.learner.learner import Learner
 from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import full_batch
+from cojax.policy import logprobs
 from cojax.policy.adapters import Lora
 from cojax.policy.config import ModelConfig
 from cojax.policy.sharding import make_mesh
@@ -97,8 +98,11 @@ def learner(**settings) -> tuple[Learner, jax.Array]:
 
 @pytest.fixture(scope="module")
 def full():
+    """As for a large model, whose logits do not fit into what is kept."""
     made, outline = learner()
-    return report(made, outline, [2, 2], CHIP)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(logprobs, "KEPT_BYTES", 0)
+        return report(made, outline, [2, 2], CHIP)
 
 
 def test_a_report_of_the_devices_at_hand(full):
@@ -120,6 +124,15 @@ def test_the_update_reuses_what_it_is_given_and_makes_no_logits_of_whole_rows(fu
     update = full["programs"]["update"]
     assert update["donated"] == update["reused"] == 3 * 14 + 3
     assert update["logits_arrays"] == full["programs"]["reference"]["logits_arrays"] == 0
+
+
+def test_an_update_that_keeps_its_logits_is_found_and_its_memory_is_counted(full):
+    made, outline = learner()
+    kept = report(made, outline, [2, 2], CHIP)
+    assert kept["programs"]["update"]["logits_arrays"] > 0
+    assert kept["programs"]["reference"]["logits_arrays"] == 0
+    # One row of 199 tokens in two chunks of 128, 24 numbers of float32 each; less the chunk that backward makes again.
+    assert kept["bytes_peak"] - full["bytes_peak"] >= 4 * 128 * 24
 
 
 def test_what_a_step_takes_at_least(full):

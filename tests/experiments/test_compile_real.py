@@ -11,9 +11,11 @@ from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 PYTHON = warm_start.cache() / "compilers/bin/python"
-DENSE = ModelConfig(4096, 256, 768, 4, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16")
+# The logits of one row of 512 tokens exceed what an update keeps of them.
+VOCABULARY = 2**19
+DENSE = ModelConfig(VOCABULARY, 256, 768, 4, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16")
 SPARSE = ModelConfig(
-    4096, 256, 768, 2, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16", num_experts=8,
+    VOCABULARY, 256, 768, 2, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16", num_experts=8,
     num_experts_per_tok=2, moe_intermediate_size=256, norm_topk_prob=True,
 )  # fmt: skip
 

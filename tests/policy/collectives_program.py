@@ -9,8 +9,8 @@ import sys
 import jax
 import numpy as np
 
+from cojax.policy import logprobs
 from cojax.policy.config import ModelConfig
-from cojax.policy.logprobs import token_scores
 from cojax.policy.parameters import Params
 from cojax.policy.sharding import batch_sharding, make_mesh, shard
 from cojax.policy.transformer import initialize
@@ -22,15 +22,18 @@ COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-a
 SHAPE = re.compile(r"\w+\[([\d,]+)\]")
 
 
-def program(config: ModelConfig, sizes: dict[str, int]) -> str:
-    """The text of the compiled loss and gradient; rows need up to eight rounds of CHUNK tokens."""
+def program(config: ModelConfig, sizes: dict[str, int], kept: int) -> str:
+    """The text of the compiled loss and gradient; rows need up to eight rounds of CHUNK tokens. `kept`: KEPT_BYTES."""
+    logprobs.KEPT_BYTES = kept
     mesh = make_mesh(**sizes)
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, (ROWS, LENGTH)).astype(np.int32)
     positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), tokens.shape)
     batch = jax.device_put((tokens, positions, np.ones_like(tokens)), batch_sharding(mesh))
 
     def loss(params: Params, batch: tuple) -> jax.Array:
-        scores = token_scores(config, params, *batch, chunk=CHUNK, remat="layers", mesh=mesh, entropy="gradient")
+        scores = logprobs.token_scores(
+            config, params, *batch, chunk=CHUNK, remat="layers", mesh=mesh, entropy="gradient"
+        )
         return -(scores.logprobs + 0.1 * scores.entropy).sum()
 
     placed = shard(config, initialize(config, 0), mesh)
@@ -76,8 +79,9 @@ def of_the_matrix(lines: list[str], parts: int) -> list[str]:
 def main(kind: str) -> None:
     assert len(jax.devices()) == 8
     config = dataclasses.replace(CONFIG, tie_word_embeddings=kind == "tied")
-    for sizes in ({"fsdp": 8}, {"data": 2, "fsdp": 4}, {"data": 2, "fsdp": 2, "tensor": 2}):
-        found = computations(program(config, sizes))
+    small = {"data": 2, "fsdp": 2, "tensor": 2}
+    for sizes, kept in (({"fsdp": 8}, 0), ({"data": 2, "fsdp": 4}, 0), (small, 0), (small, 2**20)):
+        found = computations(program(config, sizes, kept))
         loops = in_loops(found)
         again = [op for name in loops for op in of_the_matrix(found[name], sizes.get("tensor", 1))]
         once = [op for name in found.keys() - loops for op in of_the_matrix(found[name], sizes.get("tensor", 1))]

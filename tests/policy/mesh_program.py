@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 import cojax
-from cojax.policy import moe, transformer
+from cojax.policy import logprobs, moe, transformer
 from cojax.policy.config import ModelConfig
-from cojax.policy.logprobs import token_scores
 from cojax.policy.model_folder import write_model
 from cojax.policy.parameters import Params, leaf_of, parameters
 from cojax.policy.sharding import batch_sharding, make_mesh, partition, shard
@@ -51,7 +50,7 @@ def step(
     """Loss, gradient, and the parameters after SGD at learning rate 1."""
 
     def loss(params: Params) -> jax.Array:
-        scores = token_scores(config, params, *rows, chunk=8, remat="layers", mesh=mesh, entropy="gradient")
+        scores = logprobs.token_scores(config, params, *rows, chunk=8, remat="layers", mesh=mesh, entropy="gradient")
         return -(scores.logprobs + 0.1 * scores.entropy).mean()
 
     value, gradient = jax.value_and_grad(loss)(params)
@@ -71,6 +70,17 @@ def check_update(config: ModelConfig, sizes: dict, mesh_aware: bool) -> None:
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, err_msg=what)
     close(config, found[1], expected[1], what + ", gradient")
     close(config, found[2], expected[2], what + ", parameters")
+
+
+def check_kept(config: ModelConfig, sizes: dict) -> None:
+    """The logits are kept where those of a device's own rows and vocabulary fit, and only there."""
+    mesh = make_mesh(**sizes)
+    rows, vocabulary = 8 // (mesh.shape["data"] * mesh.shape["fsdp"]), config.vocab_size // mesh.shape["tensor"]
+    for kept, less in ((True, 0), (False, 1)):
+        logprobs.KEPT_BYTES = 4 * rows * 16 * vocabulary - less
+        placed = shard(config, initialize(config, 0), mesh)
+        program = str(jax.make_jaxpr(functools.partial(step, config, mesh=mesh))(placed, batch()))
+        assert (f"f32[{rows},16,{vocabulary}]" in program) == kept, (sizes, kept)
 
 
 def check_shares(config: ModelConfig, sizes: dict, row_name: str) -> None:
@@ -130,9 +140,12 @@ if __name__ == "__main__":
     assert len(jax.devices()) == 8
     model, meshes = MESHES[kind]
     for number, sizes in enumerate(meshes):
-        check_update(model, sizes, mesh_aware=True)
+        for bytes_kept in (0, 2**20):
+            logprobs.KEPT_BYTES = bytes_kept
+            check_update(model, sizes, mesh_aware=True)
         if number == len(meshes) - 1:
             check_update(model, sizes, mesh_aware=False)
+        check_kept(model, sizes)
     check_shares(model, meshes[-1], "layers/feed_forward/gate" + ("" if model.sparse else "/kernel"))
     check_load(model, meshes[-1], folder)
     check_checkpoint(model, folder)

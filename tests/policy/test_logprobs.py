@@ -95,8 +95,50 @@ def test_entropy_is_that_of_the_distribution_over_temperature() -> None:
     np.testing.assert_allclose(found.entropy[0, 1:], -(np.exp(logs) * logs).sum(-1), atol=2e-5, rtol=0)
 
 
+@pytest.fixture(params=[True, False], ids=["kept", "computed again"])
+def kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a gradient keeps the logits of its forward pass."""
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", 2**20 if request.param else 0)
+    return request.param
+
+
+@pytest.mark.parametrize("entropy", ["none", "value", "gradient"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # untied and tied
+def test_values_and_gradients_are_those_of_float64(name: str, entropy: str, kept: bool) -> None:
+    """By the formulas in NumPy, from the hidden states on: of the last norm's scale and, where untied, of the head."""
+    config, params, values = reference(name)
+    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
+    batch = (tokens, *one_segment(tokens))
+    wanted = np.random.default_rng(0).random(tokens.shape) < 0.5
+    wanted[:, 0] = False
+    factors = np.random.default_rng(1).normal(size=(2, *tokens.shape)) * wanted
+
+    def loss(params: dict) -> tuple:
+        scores = logprobs.token_scores(config, params, *batch, wanted=wanted, temperature=0.7, chunk=5, entropy=entropy)
+        return (scores.logprobs * factors[0] + scores.entropy * factors[1]).sum(), scores
+
+    (_, scores), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    hidden = np.float64(transformer.hidden_states(config, params, *batch))[:, :-1]
+    matrix = np.float64(transformer.scoring_matrix(config, params))
+    matrix = matrix.T if config.tie_word_embeddings else matrix
+    logs = hidden @ matrix / 0.7
+    logs -= np.log(np.exp(logs).sum(-1, keepdims=True))
+    chosen, here = np.eye(config.vocab_size)[tokens[:, 1:]], wanted[:, 1:]
+    entropies = -(np.exp(logs) * logs).sum(-1)
+    np.testing.assert_allclose(scores.logprobs[:, 1:], (chosen * logs).sum(-1) * here, atol=2e-5, rtol=0)
+    np.testing.assert_allclose(scores.entropy[:, 1:], entropies * here * (entropy != "none"), atol=2e-5, rtol=0)
+    of_logprobs, of_entropy = factors[:, :, 1:, None] * np.array([1, entropy == "gradient"])[:, None, None, None]
+    slopes = (chosen - np.exp(logs)) * of_logprobs - np.exp(logs) * (logs + entropies[..., None]) * of_entropy
+    scale = np.float64(params["final_norm"]["scale"])
+    of_scale = (hidden / scale * (slopes @ matrix.T) / 0.7).sum((0, 1))
+    np.testing.assert_allclose(gradient["final_norm"]["scale"], of_scale, atol=2e-5, rtol=1e-4)
+    if not config.tie_word_embeddings:
+        of_matrix = np.einsum("btd,btv->dv", hidden, slopes) / 0.7
+        np.testing.assert_allclose(gradient["head"]["kernel"], of_matrix, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])  # untied and tied: the matrix lies both ways
-def test_gradients_are_those_of_the_whole_table_of_logits(name: str) -> None:
+def test_gradients_are_those_of_the_whole_table_of_logits(name: str, kept: bool) -> None:
     """Of log-probs and entropies together, where wanted, against a softmax that JAX differentiates itself."""
     config, params, values = reference(name)
     tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
@@ -134,11 +176,42 @@ def test_the_value_of_an_entropy_has_no_gradient() -> None:
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradient(params)))
 
 
-def test_all_logits_never_exist_at_once() -> None:
+@pytest.mark.parametrize("entropy", ["value", "gradient"])
+def test_kept_logits_change_nothing(entropy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, params, values = reference("qwen2")
+    tokens = np.concatenate([values["tokens"], values["tokens"][:, ::-1]])
+    batch = (tokens, *one_segment(tokens))
+
+    def loss(params: dict) -> jax.Array:
+        scores = logprobs.token_scores(config, params, *batch, temperature=0.7, chunk=5, entropy=entropy)
+        return (scores.logprobs + 0.1 * scores.entropy).sum()
+
+    found = []
+    for size in (0, 2**20):
+        monkeypatch.setattr(logprobs, "KEPT_BYTES", size)
+        found.append(jax.jit(jax.value_and_grad(lambda p: loss(p)))(params))
+    assert found[0][0] == found[1][0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6, rtol=1e-5), *(pair[1] for pair in found))
+
+
+def _program(*, gradient: bool) -> str:
+    """Scores of 3 rows of 65 tokens, 64 of them predicted, over a vocabulary of 61, in chunks of 16."""
     config, params, _ = reference("qwen3")
     tokens = np.zeros((3, 65), np.int32)
     batch = (tokens, *one_segment(tokens))
-    program = str(jax.make_jaxpr(jax.grad(lambda p: token_logprobs(config, p, *batch, chunk=16).sum()))(params))
+
+    def total(params: dict) -> jax.Array:
+        return logprobs.token_logprobs(config, params, *batch, chunk=16).sum()
+
+    return str(jax.make_jaxpr(jax.grad(total) if gradient else total)(params))
+
+
+def test_a_gradient_keeps_the_logits_only_where_all_of_them_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", 4 * 3 * 64 * 61)
+    assert "f32[3,64,61]" in _program(gradient=True)
+    assert "f32[3,64,61]" not in _program(gradient=False)
+    monkeypatch.setattr(logprobs, "KEPT_BYTES", 4 * 3 * 64 * 61 - 1)
+    program = _program(gradient=True)
     assert "f32[3,16,61]" in program
     assert "f32[3,64,61]" not in program
     assert "f32[4,3,16,61]" not in program  # nor saved piece by piece for the backward pass
