@@ -165,7 +165,6 @@ def _train(learner: Learner, state: TrainState, workload: Workload, lanes: int, 
         lanes=lanes,
         max_length=workload.length,
         prefill_rows=workload.conversations // lanes,
-        prefill_chunks=(workload.prompt_length,),
     )
     try:
         engine.load(learner.weights(state, 0))
