@@ -127,7 +127,7 @@ ARMS: Mapping[str, Arm] = {
     "pretrained-feedback": Arm("feedback (CoEvolve)", {**_PRETRAINED, "evolve": "feedback"}),
     # Each step plays until 8 groups are live. So the episodes of the other arms, 60 · 16 · 8, make fewer steps.
     "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
-    # As many episodes as `feedback`, those of both agents together; SFT plays none.
+    # Their tables give every arm as many environment steps, those of both agents together; SFT plays none.
     "sft": Arm("SFT on the solutions of D_0", {"method": "sft"}),
     "rft": Arm("RFT", {"method": "rft"}),
     "eto": Arm("ETO", {"method": "eto"}),

@@ -12,6 +12,8 @@ from experiments.study import grounds
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.runs import Settings, StudyRun
 
+# The training environment steps of each run, those of both agents together.
+_PREFERENCES: Settings = {"environment_steps": 35_000}
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
 PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
@@ -136,7 +138,7 @@ TABLES: Mapping[str, Table] = {
         count=2,
     ),
     "coevolving": Table(
-        "Learning from preferences against GRPO, in as many episodes",
+        "Learning from preferences against GRPO, in as many environment steps",
         ("sft", "rft", "eto", "coevolving", "one-agent", "feedback", "hard-negatives"),
         (
             ("coevolving", "sft"),
@@ -146,14 +148,16 @@ TABLES: Mapping[str, Table] = {
             ("coevolving", "feedback"),
             ("hard-negatives", "feedback"),
         ),
-        seeds=PREFERENCE_SEEDS,
+        _PREFERENCES,
+        PREFERENCE_SEEDS,
     ),
     **{name: Table(*table, seeds=grounds.SEEDS) for name, table in grounds.TABLES.items()},
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
         ("coevolving", "positive-agent", "coevolving-growing", "feedback"),
         (("coevolving", "positive-agent"), ("coevolving-growing", "coevolving"), ("coevolving-growing", "feedback")),
-        seeds=PREFERENCE_SEEDS,
+        _PREFERENCES,
+        PREFERENCE_SEEDS,
     ),
 }
 
