@@ -12,10 +12,12 @@ from typing import Any
 
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
+from cojax.rollout.collect import Limits
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log
 from cojax.types import INFRASTRUCTURE, content_hash
 from experiments import held_out
+from experiments.leaf import defaults
 from experiments.study import schedule
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun, plain_configuration
@@ -25,6 +27,7 @@ Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
+_DEADLINE = "limits.environment_deadline"
 # The part of a line of evidence that is about a single draft: an id, or everything after a colon.
 _DETAIL = re.compile(r"(:| [0-9a-f]{12,}).*", re.DOTALL)
 # Keys that are equal to the last bit in two runs with the same settings, machine type and versions.
@@ -222,17 +225,22 @@ def mismatch(record: Record, config: Mapping[str, Any]) -> str:
     have no default here: one that only `config` holds differs. A run's config.json has an absolute model.path, a record
     one from the checkout on; both count as the same.
     """
-    known = _from_checkout({**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))})
-    now = _from_checkout(dict(_leaves(config)))
+    known = _comparable({**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))})
+    now = _comparable(dict(_leaves(config)))
     different = [name for name in sorted(now) if name != "workdir" and (name not in known or known[name] != now[name])]
     was = {name: repr(known[name]) if name in known else "not set" for name in different}
     return ", ".join(f"{name} was {was[name]}, now {now[name]!r}" for name in different)
 
 
-def _from_checkout(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings, with model.path from the checkout on if it is in there."""
-    path = leaves.get("model.path") or ""
-    return {**leaves, "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else ""}
+def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings, with model.path from the checkout on if it is in there, and the desk's own deadline by its
+    value: a setting of None stands for it, and older records spell it out."""
+    path, deadline = leaves.get("model.path") or "", leaves.get(_DEADLINE)
+    return {
+        **leaves,
+        "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else "",
+        _DEADLINE: defaults(Limits)["environment_deadline"] if deadline is None else deadline,
+    }
 
 
 def differing_parts(one: Record, other: Record) -> list[str]:

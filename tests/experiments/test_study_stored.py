@@ -8,10 +8,11 @@ import pytest
 from study_records import record
 
 from cojax.storage.files import StorageError
+from experiments.study import __main__ as command
 from experiments.study import stored
-from experiments.study.__main__ import KEPT
 from experiments.study.arms import ARMS
-from experiments.study.tables import jobs
+from experiments.study.record import mismatch
+from experiments.study.tables import TABLES, jobs
 
 
 def lines(path):
@@ -116,11 +117,51 @@ def test_a_damaged_file_is_refused_by_its_path_and_line_and_left_alone(tmp_path,
     assert path.read_bytes() == content
 
 
+def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeypatch, capsys):
+    made = []
+
+    def end_all(left, folder, cores, deadline, stop, on_end):
+        for job in left:
+            on_end(job, "", 1.0)
+            made.append(job.name)
+
+    monkeypatch.setattr(command.schedule, "run_all", end_all)
+    monkeypatch.setattr(command.schedule, "run", lambda *given: "")
+    monkeypatch.setattr(command, "record_of", lambda job, *given: record(job.arm, job.seed, 0.5))
+    monkeypatch.setattr(command, "publish", lambda *given: None)
+    out = tmp_path / "out"
+    given = ["--arms=static,feedback", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
+    assert command.main([*given, "--seeds=1"]) == 0
+    assert command.main([*given, "--seeds=2"]) == 0
+    assert made == ["static-101", "feedback-101", "static-102", "feedback-102"]
+    assert sorted(stored.read_all(out)) == [(arm, seed) for arm in ("feedback", "static") for seed in (101, 102)]
+    assert command.main(["--again=feedback-102", *given[1:]]) == 0
+    monkeypatch.setattr(command, "record_of", lambda job, *given: record(job.arm, job.seed, 0.75))
+    assert command.main(["--again=feedback-102", *given[1:]]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "4 runs, 2 of them stored" in said
+    assert "feedback-102: stored 50.00 %, now 50.00 %: the same to the last bit" in said
+    assert "feedback-102: stored 50.00 %, now 75.00 %: differs in final" in said
+
+
 def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read():
-    found = stored.read_all(KEPT)
+    found = stored.read_all(command.KEPT)
     assert {arm for arm, _ in found} <= set(ARMS)
     # The tables kept in git name the seeds of their arms.
-    main = json.loads((KEPT / "main.json").read_text())
+    main = json.loads((command.KEPT / "main.json").read_text())
     for row in main["arms"]:
         finals = [found[row["arm"], seed]["final"] for seed in main["seeds"]]
         assert sum(finals) / len(finals) == pytest.approx(row["final"]["mean"], abs=1e-12)
+
+
+def test_the_stored_records_are_of_todays_settings() -> None:
+    """Otherwise a table cannot be made again from them, and no new run is compared with them."""
+    known = stored.read_all(command.KEPT)
+    runs = [
+        job
+        for table in TABLES.values()
+        for job in jobs(table.arms, table.seeds, further=table.settings)
+        if (job.arm, job.seed) in known
+    ]
+    assert {(job.arm, job.seed) for job in runs} == known.keys()
+    assert {job.name: found for job in runs if (found := mismatch(known[job.arm, job.seed], job.config))} == {}
