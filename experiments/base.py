@@ -75,6 +75,15 @@ def loop() -> Section:
             "the most groups that a step samples to get batch_size live ones (whose rewards differ); it learns only "
             "from live groups (DAPO); 0 is off",
         ),
+        **_budgets(own),
+        "fresh_fraction": Leaf(0.0, Share, "share of a batch that is drawn from the newest tasks"),
+        "curriculum": Leaf("uniform", str, "how the other tasks of a batch are drawn"),
+    }  # fmt: skip
+
+
+def _budgets(own: Mapping[str, Any]) -> Section:
+    """What ends a run's learning before its steps do."""
+    return {
         "episodes": Leaf(
             own["episodes"], Number,
             "the most training episodes of a run, in whole groups; once they are used up, steps learn nothing; 0 is no "
@@ -85,8 +94,6 @@ def loop() -> Section:
             "the most environment steps (actions) of all training episodes, both agents' together; the step that "
             "reaches it is played to its end, later ones learn nothing; probes are not counted; 0 is no limit",
         ),
-        "fresh_fraction": Leaf(0.0, Share, "share of a batch that is drawn from the newest tasks"),
-        "curriculum": Leaf("uniform", str, "how the other tasks of a batch are drawn"),
     }  # fmt: skip
 
 
