@@ -65,7 +65,10 @@ def test_the_environment_steps_of_both_agents_are_one_budget(runs, reference, tm
     assert any("agent" in episode for episode in first)
     done = runs(tmp_path / "run", *SETTINGS, "steps=2", "method=coevolving", f"environment_steps={both}")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [sum(record["outcomes"].values()) for record in lines(tmp_path / "run" / "metrics.jsonl")] == [24, 0]
+    records = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [sum(record["outcomes"].values()) for record in records] == [24, 0]
+    assert ["success" in record for record in records] == [True, False]
+    assert ["distance" in record["preference"]["second"] for record in records] == [True, False]
     assert lines(tmp_path / "run" / "memory.jsonl")[-1]["changes"]["played"]["environment_steps"] == both
 
 

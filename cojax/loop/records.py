@@ -28,15 +28,9 @@ def step_record(
     ran in parallel with the step. All of it depends on the seed only; it holds no times.
     """
     trajectories = [t for group in groups for t in group.trajectories]
-    valid = [t for t in trajectories if t.valid]
-    count = max(1, len(valid))
     record: dict[str, Any] = {
         "step": state.step,
-        "success": sum(t.reward >= 1.0 for t in valid) / count,
-        "reward": sum(t.reward for t in valid) / count,
-        "partial": sum(t.partial for t in valid) / count,
-        "turns": sum(len(t.turns) for t in valid) / count,
-        "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
+        **_means(loop, groups, figures),
         "tokens_sampled": sum(len(turn.action_tokens) for t in trajectories for turn in t.turns),
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
@@ -47,6 +41,23 @@ def step_record(
     for evolution in evolutions:
         record |= evolution_record(evolution, state.evolved)
     return record
+
+
+def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) -> dict[str, float]:
+    """Means over the groups' valid episodes, and the share of live groups; nothing where there are none.
+
+    A step that plays nothing, as the run has used up its budget, would else look as if it had forgotten everything.
+    """
+    valid = [t for group in groups for t in group.valid]
+    if not valid:
+        return {}
+    return {
+        "success": sum(t.reward >= 1.0 for t in valid) / len(valid),
+        "reward": sum(t.reward for t in valid) / len(valid),
+        "partial": sum(t.partial for t in valid) / len(valid),
+        "turns": sum(len(t.turns) for t in valid) / len(valid),
+        "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
+    }
 
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:

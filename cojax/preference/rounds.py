@@ -76,7 +76,7 @@ class Rounds:
             return Played(target)
         with loop.clock("update"):
             valid = [trajectory for group in second for trajectory in group.valid if trajectory.turns]
-            distance = mean_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size)
+            distance = mean_log_ratio(loop.learner, state.learner, valid, self.settings.batch_size) if valid else None
         return Played(target, second, distance)
 
     def learn_target(

@@ -75,8 +75,8 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
     targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
     if not targets and (workdir / held_out.FILE).exists():
         targets = held_out.stored(workdir / held_out.FILE)
-    # A run that has used up its budget of episodes has steps without any.
-    played = [row for row in metrics if sum(row["outcomes"].values())]
+    # A run that has used up its budget has steps without episodes, and so without means over them.
+    played = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
         "arm": job.arm,
         "seed": job.seed,
