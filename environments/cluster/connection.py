@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<
 # Seconds for the cluster to accept a connection.
 _REACHED = 5.0
 # Seconds to join it, and how often that is tried.
-_JOINED, _ATTEMPTS = 60.0, 3
+_JOINED, _ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
 _CALLS = 10_000
 # A process has one connection, and keeps it to its end.

@@ -24,6 +24,7 @@ _LOG = logging.getLogger(__name__)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
 _PAUSE = 0.05  # seconds before another one
+_SETTLED = 5.0  # seconds after which another host's files should be seen here
 
 
 class WeightsFolder:
@@ -109,7 +110,8 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
         except FileNotFoundError as error:
             missing.append((found, written[found]))
             # One that is being removed changes meanwhile.
-            if missing == [missing[0]] * _ATTEMPTS:
+            settled = time.time() - written[found] / 1e9 > _SETTLED
+            if settled and missing == [missing[0]] * _ATTEMPTS:
                 raise DamagedFile(f"{found} is not whole: {error}") from error
             time.sleep(_PAUSE)
     return None
