@@ -32,6 +32,7 @@ from experiments.entries import described
 from experiments.facts import versions_and_commit
 from experiments.followed import operations
 from experiments.processes import ALONE, Alone, check, check_several, is_enabled, shared_folders
+from experiments.ranges import check_ranges
 
 _T = TypeVar("_T")
 
@@ -176,6 +177,8 @@ def together(config: ConfigDict, preflight: bool = False) -> Iterator[Alone | Le
 
     A preflight neither locks the workdir nor leaves one.
     """
+    if is_enabled(config):
+        check_ranges(config)  # before others are waited for
     check(config)
     if not is_enabled(config):
         yield ALONE

@@ -15,6 +15,7 @@ from cojax.storage.array_files import ArrayFiles
 from experiments import base
 
 _T = TypeVar("_T")
+_LAST_PORT = 65_535
 
 
 class Together(Protocol):
@@ -61,8 +62,11 @@ def is_enabled(config: ConfigDict) -> bool:
 def check(config: ConfigDict) -> None:
     """Raises ValueError for settings of several processes that exclude each other."""
     section = config.distributed
-    if section.coordinator and not re.fullmatch(r"\S+:\d{1,5}", section.coordinator):
-        raise ValueError(f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0")
+    if section.coordinator and not _is_address(section.coordinator):
+        raise ValueError(
+            f"distributed.coordinator is {section.coordinator!r}; expected HOST:PORT of process 0, a port from 1 to "
+            f"{_LAST_PORT}"
+        )
     given = [name for name in ("processes", "process") if section[name] is not None]
     if given and not section.coordinator:
         raise ValueError(
@@ -76,6 +80,11 @@ def check(config: ConfigDict) -> None:
         )
     if (section.processes or 1) > 1:
         check_several(config)
+
+
+def _is_address(text: str) -> bool:
+    found = re.fullmatch(r"[^\s/]+:(\d{1,5})", text)
+    return found is not None and 1 <= int(found[1]) <= _LAST_PORT
 
 
 def shared_folders(config: ConfigDict) -> dict[str, Path]:

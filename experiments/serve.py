@@ -55,6 +55,7 @@ _FOLLOW = flags.DEFINE_string("follow", "", "A run directory: serve its newest c
 _ROUTER = flags.DEFINE_string("router", "", "A port for an sglang-router here, or the address of one to join.")
 # The label of weights that no trainer has written. A trainer that attaches replaces them before its first request.
 _LABEL = "as-started"
+_LAST_PORT = 65_535
 _POLL = 0.5  # seconds between two looks for a new version
 
 
@@ -66,11 +67,20 @@ def serve(config: ConfigDict, host: str, stop: threading.Event, run: str = "", r
     Raises ValueError for wrong settings, FileNotFoundError or ValueError where there are no weights to start with.
     """
     check(config)
-    if router and not router.isdigit() and not engines.is_address(router):
+    if router and not _is_port(router) and not engines.is_address(router):
         raise ValueError(f"--router is {router!r}; expected a port, or http://HOST:PORT of a router to join")
     if not config.sglang.port:
         raise ValueError("sglang.port is 0; a trainer must know where to find the servers: --config.sglang.port=30000")
+    if router.isdigit() and 0 <= int(router) - config.sglang.port < config.sglang.servers:
+        raise ValueError(
+            f"--router={router} is the port of a server: sglang.servers={config.sglang.servers} take as many ports "
+            f"from sglang.port={config.sglang.port} on; choose another"
+        )
     return asyncio.run(_serve(config, host, stop, run, router))
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= _LAST_PORT
 
 
 async def _serve(config: ConfigDict, host: str, stop: threading.Event, run: str, router: str) -> int:

@@ -99,6 +99,7 @@ class Versions:
         self._folder, self._local = folder, local
         self._known: LabelledWeights | None = None
         self._served: LabelledWeights | None = None
+        self._damaged: tuple[LabelledWeights, int, ValueError] | None = None  # when it was written, and its error
 
     def newest(self) -> LabelledWeights | None:
         found = newest_version(self._folder, self._known)
@@ -111,12 +112,22 @@ class Versions:
             )
         served = found
         if is_item(found.folder):
-            began, size = time.monotonic(), item_bytes(found.folder)
-            made = self._local.make(size, lambda folder: restore_item(found.folder, folder, found.label))
-            _LOG.info("%s restored to %s in %.1f s", found.folder, made, time.monotonic() - began)
-            served = LabelledWeights(made, found.label)
+            served = LabelledWeights(self._restored(found), found.label)
         self._known, self._served = found, served
         return served
+
+    def _restored(self, found: LabelledWeights) -> Path:
+        """The version as a model folder here. One that cannot be read is not read again and again."""
+        began, written, size = time.monotonic(), found.folder.stat().st_mtime_ns, item_bytes(found.folder)
+        if self._damaged is not None and self._damaged[:2] == (found, written):
+            raise self._damaged[2]
+        try:
+            made = self._local.make(size, lambda folder: restore_item(found.folder, folder, found.label))
+        except ValueError as error:
+            self._damaged = found, written, error
+            raise
+        _LOG.info("%s restored to %s in %.1f s", found.folder, made, time.monotonic() - began)
+        return made
 
 
 class Checkpoints:
@@ -201,7 +212,8 @@ class Watch:
             before = self.found
             try:
                 self.found, self.fault = self._source.newest() or self.found, None
-            except FAULTS as error:
+            except Exception as error:  # whatever it is, the thread must go on looking
+                error = error if isinstance(error, FAULTS) else ValueError(f"{type(error).__name__}: {error}")
                 if str(error) != str(self.fault):
                     _LOG.warning("the newest version cannot be served, the one before stays: %s", error)
                 self.fault = error

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import secrets
+import signal
 import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import jax
@@ -17,15 +21,22 @@ from jax._src.distributed import global_state
 from cojax.distributed.greeting import accept
 from cojax.distributed.wire import WireError, connect
 
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 # Where JAX looks for what is not given, in its own order.
 TRIED = (
     "a TPU pod (its metadata, or TPU_WORKER_HOSTNAMES)",
     "Kubernetes (KUBERNETES_SERVICE_HOST, an indexed Job, and the package `kubernetes`)",
     "Open MPI (OMPI_MCA_orte_hnp_uri)",
-    "Slurm (SLURM_JOB_ID, SLURM_STEP_NODELIST, SLURM_NTASKS, SLURM_PROCID, SLURM_LOCALID)",
+    f"Slurm ({', '.join(_SLURM)})",
     "JAX_COORDINATOR_ADDRESS",
 )
 _KEY = "cojax/wire"
+_START_ALL = (
+    "Start all of them, with the same coordinator and number of processes, on a port that is free on the host of "
+    "process 0"
+)
+# Seconds after which a wait is told of, and by which JAX waits longer than this process does.
+_TOLD, _LONGER = 5.0, 60.0
 
 
 class DistributedError(RuntimeError):
@@ -60,12 +71,12 @@ def start(how: Start) -> Connected:
     """Connects this process with the others. Raises DistributedError."""
     # Its handler would replace ours of SIGTERM, by which process 0 decides when to stop.
     jax.config.update("jax_enable_preemption_service", False)
-    with _explained(how):
+    with _explained(how), _watched(how):
         jax.distributed.initialize(
             how.coordinator or None,
             how.processes,
             how.process,
-            initialization_timeout=max(1, round(how.startup)),
+            initialization_timeout=round(how.startup + _LONGER),
             # The wire notices first, and says which process it was.
             heartbeat_timeout_seconds=max(10, round(3 * how.silence)),
             shutdown_timeout_seconds=max(10, round(how.silence)),
@@ -98,31 +109,82 @@ def _accepted(how: Start, processes: int, publish: Callable[[str, str], None]) -
 
 
 @contextlib.contextmanager
+def _watched(how: Start) -> Iterator[None]:
+    """Tells of a long wait for the other processes, and ends this process with status 1 where they do not come.
+
+    JAX waits in native code, which ends the process by SIGABRT, and in which no handler of a signal runs. So signals
+    end the process by themselves meanwhile.
+    """
+    over = threading.Event()
+
+    def watch() -> None:
+        if over.wait(min(_TOLD, how.startup)):
+            return
+        _say(f"waiting for the other processes at {_place(how)}, for distributed.startup={how.startup:g} s at most")
+        if not over.wait(max(0.0, how.startup - _TOLD)):
+            _say(f"error: {_not_found(how)}. {_START_ALL}")
+            os._exit(1)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    threading.Thread(target=watch, name="start", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(line: str) -> None:
+    sys.stdout.flush()
+    os.write(sys.stderr.fileno(), f"{line}\n".encode())
+
+
+@contextlib.contextmanager
 def _explained(how: Start) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
-        if how.coordinator:
-            raise DistributedError(
-                f"distributed.coordinator is {how.coordinator}, but {_lower(error)}; set "
-                "--config.distributed.processes=N and --config.distributed.process=0 … N−1 in each process"
-            ) from error
-        raise DistributedError(
-            f"distributed is enabled, but no coordinator was given and none was found ({_lower(error)}). Tried: "
-            f"{'; '.join(TRIED)}. Set --config.distributed.coordinator=HOST:PORT, .processes and .process, or "
-            "--config.distributed.enabled=False"
-        ) from error
     except WireError as error:
         raise DistributedError(f"the processes do not find each other: {error}") from error
     except (RuntimeError, OSError) as error:
-        place = how.coordinator or global_state.coordinator_address or "the address that was found"
+        raise DistributedError(f"{_not_found(how)}: {str(error).splitlines()[0]}. {_START_ALL}") from error
+    except Exception as error:  # JAX reads what launchers set, and raises whatever comes of it
+        if how.coordinator:
+            raise DistributedError(
+                f"distributed.coordinator is {how.coordinator}, but {_reason(error)}; set "
+                "--config.distributed.processes=N and --config.distributed.process=0 … N−1 in each process"
+            ) from error
         raise DistributedError(
-            f"the processes do not find each other at {place} within distributed.startup={how.startup:g} s: "
-            f"{str(error).splitlines()[0]}. Start all of them, with the same coordinator and number of processes, on a "
-            "port that is free on the host of process 0"
+            f"distributed is enabled, but no coordinator was given and none was found ({_reason(error)}). Tried: "
+            f"{'; '.join(TRIED)}. {_half_set()}Set --config.distributed.coordinator=HOST:PORT, .processes and "
+            ".process, or --config.distributed.enabled=False"
         ) from error
 
 
-def _lower(error: Exception) -> str:
+def _place(how: Start) -> str:
+    return how.coordinator or global_state.coordinator_address or "the address that was found"
+
+
+def _not_found(how: Start) -> str:
+    return f"the processes do not find each other at {_place(how)} within distributed.startup={how.startup:g} s"
+
+
+def _half_set() -> str:
+    """What Slurm has not set, where it has set a part."""
+    given = [name for name in _SLURM if name in os.environ]
+    missing = [name for name in _SLURM if name not in os.environ]
+    if not given or not missing:
+        return ""
+    return f"{given[0]} is set, but {', '.join(missing)} not: start the command by srun. "
+
+
+def _reason(error: Exception) -> str:
+    """Why JAX cannot start, as the middle of a sentence."""
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is not set"
+    if isinstance(error, IndexError) and (address := os.environ.get("JAX_COORDINATOR_ADDRESS")):
+        return f"JAX_COORDINATOR_ADDRESS is {address!r}, expected HOST:PORT"
     text = " ".join(str(error).split()).rstrip(".")
     return text[:1].lower() + text[1:]

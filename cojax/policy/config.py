@@ -102,6 +102,8 @@ class ModelConfig:
         this decoder does not support, FileNotFoundError where the folder has no config.json.
         """
         hf = source if isinstance(source, Mapping) else json.loads((Path(source) / "config.json").read_text())
+        if not isinstance(hf, Mapping):
+            raise ValueError(f"{source}/config.json holds {type(hf).__name__}, expected an object")
         family = hf.get("model_type")
         if family not in _FAMILIES:
             raise ValueError(f"model_type {family!r} is not supported; available: {', '.join(_FAMILIES)}")

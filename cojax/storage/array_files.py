@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,7 +61,8 @@ class SavedParams:
     @functools.cached_property
     def outlines(self) -> dict[tuple[str, ...], tuple[tuple[int, ...], str]]:
         """Path of each array → its shape and dtype."""
-        saved = self._reader.metadata(self._folder).item_metadata.tree
+        with self._explained():
+            saved = self._reader.metadata(self._folder).item_metadata.tree
         return {
             tuple(re.findall(r"\w+", jax.tree_util.keystr(path))): (tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for path, leaf in jax.tree_util.tree_leaves_with_path(saved)
@@ -74,8 +76,20 @@ class SavedParams:
             wanted = {key: wanted}
         plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), wanted)
         arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=plain, partial_restore=True)
-        found = self._reader.restore(self._folder, args=arguments)
+        with self._explained():
+            found = self._reader.restore(self._folder, args=arguments)
         for key in path:
             assert isinstance(found, Mapping)
             found = found[key]
         return np.asarray(found)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises ValueError for whatever Orbax raises where files are damaged."""
+        try:
+            yield
+        except OSError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ValueError(f"the arrays in {self._folder} cannot be read: {reason}") from error

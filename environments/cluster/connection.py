@@ -22,8 +22,8 @@ from environments.cluster.host import Host
 _ADDRESS = re.compile(r"auto|(?:ray://)?(?P<host>[\w.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>\d{1,5})")
 # Seconds for the cluster to accept a connection.
 _REACHED = 5.0
-# How often a connection is tried.
-_ATTEMPTS = 3
+# Seconds to join it, and how often that is tried.
+_JOINED, _ATTEMPTS = 120.0, 3
 # Calls of one actor under way at the same time: those of all its episodes.
 _CALLS = 10_000
 # A process has one connection, and keeps it to its end.
@@ -77,16 +77,37 @@ def connect(address: str) -> RayCluster:
 
 
 def _join(ray: Any, address: str) -> None:
+    """Connects within _JOINED seconds: Ray itself tries for minutes where something else listens."""
+    failed: list[Exception] = []
+
+    def join() -> None:
+        try:
+            _try_to_join(ray, address)
+        except Exception as error:
+            failed.append(error)
+
+    joining = threading.Thread(target=join, name="cluster-join", daemon=True)
+    joining.start()
+    joining.join(_JOINED)
+    reason = " ".join(str(failed[0]).split())[:500] if failed else ""
+    if joining.is_alive():
+        reason = (
+            f"it did not take a connection within {_JOINED:g} s; ray://HOST:PORT takes the port of the cluster's "
+            "client server (10001 by default), HOST:PORT that of its head (6379)"
+        )
+    if reason:
+        raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}")
+
+
+def _try_to_join(ray: Any, address: str) -> None:
     """Connects. The server that ray:// starts for a client sometimes ends at once: then it is asked for another."""
     for attempt in range(_ATTEMPTS):
         try:
             ray.init(address=address, namespace="cojax", log_to_driver=False, configure_logging=False)
             return
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            if isinstance(error, ConnectionError) and attempt + 1 < _ATTEMPTS:
-                continue
-            reason = " ".join(str(error).split())[:500]
-            raise ValueError(f"environment.cluster is {address!r}, which cannot be used: {reason}") from error
+        except ConnectionError:
+            if attempt + 1 == _ATTEMPTS:
+                raise
 
 
 class RayCluster:

@@ -8,17 +8,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from absl import app, flags
 from absl import logging as absl_logging
 
+from cojax.environment import EnvironmentFailure
 from cojax.report.console import CONSOLE
+from environments.worker.venv import InstallError
 from experiments.compile import shown, targets
 from experiments.compile.programs import examine
 from experiments.flags import configuration, parse
 
 _TARGET = flags.DEFINE_string("target", None, f"What to compile for: {', '.join(targets.TARGETS)}.")
 _JSON = flags.DEFINE_bool("json", False, "Print one JSON object.")
-EXPECTED = (ValueError, OSError, ModuleNotFoundError)
+EXPECTED = (
+    ValueError, OSError, ModuleNotFoundError, EnvironmentFailure, InstallError, jax.errors.JaxRuntimeError
+)  # fmt: skip
 DOES_NOT_FIT = 3
 
 
@@ -33,7 +38,10 @@ def main(argv: Sequence[str]) -> None:
         with contextlib.redirect_stdout(sys.stderr):
             found: dict[str, Any] = examine(config, target)
     except EXPECTED as error:
-        CONSOLE.print(f"error: {error}", style="bold red", markup=False, soft_wrap=True)
+        reason = str(error)
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            reason = f"the compiler for {_TARGET.value} failed: {reason.splitlines()[0]}"
+        CONSOLE.print(f"error: {reason}", style="bold red", markup=False, soft_wrap=True)
         sys.exit(1)
     if _JSON.value:
         print(json.dumps(found))
@@ -46,4 +54,5 @@ def main(argv: Sequence[str]) -> None:
 
 def run() -> None:
     """Runs the command with the arguments of this process."""
+    flags.mark_flag_as_required("config")
     app.run(main, flags_parser=parse)

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 from jax.experimental import topologies
 
+from cojax.warm_start import cache
 from experiments.settings import choose
 
 GIB = 2**30
-# JAX's own default of XLA_PYTHON_CLIENT_MEM_FRACTION.
-_SHARE_OF_CARD = 0.75
+# What JAX takes of a card's memory, and its own default.
+_SHARE, _SHARE_OF_CARD = "XLA_PYTHON_CLIENT_MEM_FRACTION", 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,11 @@ class Chip:
         """Bytes that JAX gives a program: on a CUDA card its share XLA_PYTHON_CLIENT_MEM_FRACTION."""
         if self.platform == "tpu":
             return self.memory
-        return int(self.memory * float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _SHARE_OF_CARD)))
+        given = os.environ.get(_SHARE, "") or str(_SHARE_OF_CARD)
+        try:
+            return int(self.memory * float(given))
+        except ValueError:
+            raise ValueError(f"{_SHARE} is {given!r}; expected the share of a card's memory, as 0.9") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +133,11 @@ def devices(target: Target) -> Sequence[jax.Device]:
         missing = _missing(error, target.chip.platform)
         if missing is None:
             raise
+        own = cache() / "compilers/bin/python"
+        ways = f"{own} has it" if own.exists() else "make compilers installs it into a virtual environment of its own"
         raise ModuleNotFoundError(
-            f"target {target.name} needs {missing}, which is not installed here; make compilers installs it into a "
-            "virtual environment of its own, and pip install 'cojax[compilers]' into this one"
+            f"target {target.name} needs {missing}, which is not installed here; {ways}, and pip install "
+            "'cojax[compilers]' into this one"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -240,6 +241,53 @@ def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     assert advised(everything - 9_000)["settings"] == {"model.param_dtype": "bfloat16"}
     assert advised(everything - 11_000)["settings"] == {"learner.row_length": 4_096, "engine.max_length": 4_096}
     assert advised(1_000)["settings"] == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([], "error: no experiment: name one, --config=experiments/desk.py"),
+        (
+            ["--config=experiments/appworld.py", "--config.policy=tiny"],
+            "error: environment 'appworld' is not installed in ",
+        ),
+    ],
+)
+def test_what_cannot_be_compiled_is_said_without_a_traceback(given, said, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.compile", "--target=v5e-16", *given],
+        cwd=ROOT, env={**os.environ, "COJAX_CACHE": str(tmp_path)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout.startswith(said)
+    assert "Traceback" not in done.stderr
+
+
+FAILING = """
+import jax
+from experiments.compile import command
+
+def fails(config, target):
+    raise jax.errors.JaxRuntimeError("INTERNAL: Check failed\\nstack trace")
+
+command.examine = fails
+command.run()
+"""
+
+
+def test_a_compiler_that_fails_is_said_in_one_line():
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, "--target=v5e-16", "--config=experiments/desk.py"],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == "error: the compiler for v5e-16 failed: INTERNAL: Check failed\n"
+
+
+def test_a_share_that_is_no_number_is_named(monkeypatch):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "most")
+    with pytest.raises(ValueError, match="XLA_PYTHON_CLIENT_MEM_FRACTION is 'most'; expected the share"):
+        targets.H100.limit  # noqa: B018
 
 
 def test_a_missing_compiler_is_said_in_one_line(config):

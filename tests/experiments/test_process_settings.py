@@ -9,6 +9,7 @@ import pytest
 from commands import Commands
 
 from experiments import desk
+from experiments.hosts import together
 from experiments.processes import as_of_one, check, shared_folders
 
 
@@ -41,6 +42,12 @@ def test_all_processes_must_see_the_folder_of_weights_that_they_save_together():
     ("section", "named"),
     [
         ({"coordinator": "host"}, "distributed.coordinator is 'host'; expected HOST:PORT of process 0"),
+        (
+            {"coordinator": "a:0"},
+            "distributed.coordinator is 'a:0'; expected HOST:PORT of process 0, a port from 1 to 65535",
+        ),
+        ({"coordinator": "http://a:1"}, "distributed.coordinator is 'http://a:1'; expected HOST:PORT"),
+        ({"coordinator": "a:65536"}, "distributed.coordinator is 'a:65536'; expected HOST:PORT"),
         ({"processes": 2}, "distributed.processes is 2, but distributed.coordinator is empty"),
         ({"process": 0}, "distributed.process is 0, but distributed.coordinator is empty"),
         ({"coordinator": "a:1", "processes": 2, "process": 2}, "distributed.process is 2 of distributed.processes=2"),
@@ -59,6 +66,20 @@ def test_a_run_stores_nothing_of_how_its_processes_were_found():
     assert stored.distributed == desk.get_config().distributed
     assert made.distributed.process == 1
     assert stored.mesh.fsdp == -1
+
+
+@pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"processes": -2, "process": 0}, "distributed.processes is -2; expected a whole number at least 1"),
+        ({"processes": 2, "process": -1}, "distributed.process is -1; expected a whole number at least 0"),
+        ({"processes": 2, "process": 0, "startup": -3.0}, "distributed.startup is -3.0; expected a number of seconds"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_other_processes_are_waited_for(section, named):
+    made = config(coordinator="127.0.0.1:1", **section)
+    with pytest.raises(ValueError, match=re.escape(named)), together(made):
+        raise AssertionError
 
 
 def test_without_a_coordinator_the_error_lists_where_one_was_looked_for(commands: Commands, tmp_path):

@@ -225,6 +225,17 @@ def test_times_are_above_zero(config, name: str, value: float) -> None:
         serve.serve(config, "127.0.0.1", threading.Event())
 
 
+@pytest.mark.parametrize("router", ["junk", "0", "65536", "host:1"])
+def test_a_router_is_a_port_or_an_address(config, router: str) -> None:
+    with pytest.raises(ValueError, match=rf"--router is '{router}'; expected a port, or http://HOST:PORT"):
+        serve.serve(config, "127.0.0.1", threading.Event(), router=router)
+
+
+def test_a_router_does_not_take_the_port_of_a_server(config) -> None:
+    with pytest.raises(ValueError, match=r"is the port of a server: sglang\.servers=2 take as many ports from"):
+        serve.serve(config, "127.0.0.1", threading.Event(), router=str(config.sglang.port + 1))
+
+
 def test_settings_are_checked(config) -> None:
     config.sglang.restarts = -1
     with pytest.raises(ValueError, match=r"sglang\.restarts is -1; expected a whole number at least 0"):

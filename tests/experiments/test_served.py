@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -135,6 +136,67 @@ def test_a_half_written_version_is_not_served(tmp_path: Path, local) -> None:
     os.utime(tmp_path / "weights/2")
     with pytest.raises(ValueError, match=r"has 50 bytes, expected \d+; let the trainer write another version"):
         Versions(tmp_path, local).newest()
+
+
+def junk(path: Path) -> None:
+    """Damages a file and keeps its size."""
+    path.write_bytes(bytes(byte ^ 0x5A for byte in path.read_bytes()))
+
+
+# Of what Orbax leaves running when it cannot read.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        ("params/manifest.ocdbt", junk, "the arrays in .*/weights/2/params cannot be read"),
+        ("params/_METADATA", junk, "the arrays in .*/weights/2/params cannot be read"),
+        ("files.json", lambda path: path.write_text("[]"), "it holds list instead of an object"),
+        ("files.json", Path.unlink, "weights/2 is not whole: no model.safetensors"),
+        (
+            "config.json",
+            lambda path: path.write_text("null"),
+            "weights/2/config.json holds NoneType, expected an object",
+        ),
+        ("config.json", Path.unlink, "No such file or directory: .*weights/2/config.json"),
+        ("served.json", lambda path: path.write_text('{"la'), "weights/2/served.json holds no label"),
+    ],
+)
+def test_a_damaged_version_is_told_of_once_and_the_next_one_is_served(
+    tmp_path, local, caplog, monkeypatch, name, damage, said
+) -> None:
+    monkeypatch.setattr("cojax.rollout.sglang.weights._SETTLED", 0.1)
+    save(tmp_path, 1, "one")
+    versions, changed = Versions(tmp_path, local, CONFIG), threading.Event()
+    watch = Watch(versions, 0.05, 10.0, changed.set)
+    assert changed.wait(20)
+    shutil.copytree(tmp_path / "weights/1", tmp_path / "made/2")
+    damage(tmp_path / "made/2" / name)
+    os.utime(tmp_path / "made/2")
+    (tmp_path / "made/2").rename(tmp_path / "weights/2")
+    until(lambda: re.search(said, caplog.text))
+    time.sleep(0.3)
+    assert caplog.text.count("the newest version cannot be served, the one before stays") == 1
+    assert watch.found.label == "one"
+    save(tmp_path, 3, "three")
+    until(lambda: watch.found.label == "three")
+    watch.stop()
+
+
+def test_whatever_a_source_raises_the_next_look_comes(caplog) -> None:
+    looks: list[int] = []
+
+    class Odd:
+        expected = None
+
+        def newest(self) -> None:
+            looks.append(1)
+            raise KeyError("odd")
+
+    watch = Watch(Odd(), 0.01, 10.0, lambda: None)
+    until(lambda: len(looks) > 3)
+    watch.stop()
+    assert str(watch.fault) == "KeyError: 'odd'"
+    assert caplog.text.count("KeyError: 'odd'") == 1
 
 
 def test_a_look_that_hangs_is_told_of(caplog) -> None:

@@ -7,10 +7,12 @@ import errno
 import fcntl
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import check_weights, prune_weights, read_label, write_weights
 from cojax.rollout.sglang.server import LabelledWeights
@@ -21,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 # Errors of file systems without locks.
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _ATTEMPTS = 5  # to read a folder whose versions vanish meanwhile
+_PAUSE = 0.05  # seconds before another one
+_SETTLED = 5.0  # seconds after which another host's files should be seen here
 
 
 class WeightsFolder:
@@ -82,15 +86,20 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
     """The version written last to `folder`/weights/, with the label that its trainer gave it; None for no version.
 
     Its files are checked, unless it is the `known` one. If a version is removed while it is read, its successor is
-    returned. Raises DamagedFile for a version that is damaged.
+    returned. Raises DamagedFile for a version that is damaged or not whole.
     """
+    missing: list[tuple[Path, int]] = []
     for _ in range(_ATTEMPTS):
         try:
             versions = [path for path in (folder.absolute() / "weights").iterdir() if path.name.isdigit()]
-            # By time, not by number: a run that is resumed from an old step writes lower numbers.
-            found = max(versions, key=lambda path: (path.stat().st_mtime_ns, int(path.name)), default=None)
-            if found is None:
-                return None
+            written = {path: path.stat().st_mtime_ns for path in versions}
+        except FileNotFoundError:
+            continue
+        if not written:
+            return None
+        # By time, not by number: a run that is resumed from an old step writes lower numbers.
+        found = max(written, key=lambda path: (written[path], int(path.name)))
+        try:
             label = read_label(found)
             if LabelledWeights(found, label) == known:
                 return known
@@ -98,6 +107,11 @@ def newest_version(folder: Path, known: LabelledWeights | None = None) -> Labell
             # It may have been replaced between reading the label and checking the files.
             if read_label(found) == label:
                 return LabelledWeights(found, label)
-        except FileNotFoundError:
-            continue
+        except FileNotFoundError as error:
+            missing.append((found, written[found]))
+            # One that is being removed changes meanwhile.
+            settled = time.time() - written[found] / 1e9 > _SETTLED
+            if settled and missing == [missing[0]] * _ATTEMPTS:
+                raise DamagedFile(f"{found} is not whole: {error}") from error
+            time.sleep(_PAUSE)
     return None

@@ -41,6 +41,26 @@ def test_where_nothing_answers_is_said_without_waiting():
         connection._reach("ray://127.0.0.1:99999")
 
 
+SILENT = """
+import socket, sys
+from environments.cluster import connection
+connection._JOINED = 2.0
+with socket.create_server(("127.0.0.1", 0)) as silent:
+    connection.connect(f"{sys.argv[1]}127.0.0.1:{silent.getsockname()[1]}")
+"""
+
+
+@pytest.mark.real  # needs Ray
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_what_listens_there_and_is_no_cluster_is_given_up_and_the_command_ends(scheme):
+    done = subprocess.run(
+        [sys.executable, "-c", SILENT, scheme], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 1
+    assert "ValueError: environment.cluster is" in done.stderr
+    assert "which cannot be used: it did not take a connection within 2 s; ray://HOST:PORT takes" in done.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "evaluate"])
 def test_a_command_says_it_in_one_line(command, tmp_path):
     policy = ["--config.workdir=w"] if command == "run" else ["--endpoint=http://localhost:1", "--endpoint_model=m"]
