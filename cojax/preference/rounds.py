@@ -137,9 +137,6 @@ class Rounds:
         groups = [*played.target, *played.second]
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         record = step_record(self.loop, state, played.target, found, figures, ())
-        if not self.method.plays:
-            for name in ("success", "reward", "partial", "turns", "live_groups"):
-                del record[name]
         hard = self.settings.hard
         agents = {"target": measures.played(played.target, hard)} if self.method.plays else {}
         if state.second is not None:
