@@ -1,7 +1,8 @@
 """Feedback, weighted by how learnable the tasks were that earlier signals led to.
 
-A group is live if its rewards differ: only then has it a policy gradient. Each kind of signal, and each pair of a kind
-and a tool, has credit: the believed share of live groups among those of the tasks that it led to,
+A group of two valid episodes or more is live if their rewards differ: only then has it a policy gradient. Each kind of
+signal, and each pair of a kind and a tool, has credit: the believed share of live groups among those of the tasks that
+it led to,
 
     credit(k) = (1 + live_k) / (2 + live_k + dead_k),
     credit(k, t) = (s · credit(k) + live_kt) / (s + live_kt + dead_kt),
@@ -48,10 +49,9 @@ class Credits:
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         found: dict[str, Evidence] = {}
         for group in groups:
-            rewards = {trajectory.reward for trajectory in group.valid}
-            if group.task.lineage is None or not rewards:
+            if group.task.lineage is None or len(group.valid) < 2:
                 continue
-            live = float(len(rewards) > 1)
+            live = float(group.live)
             kind = group.task.origin
             for key in (_key(kind), *(_key(kind, tool) for tool in solution_tools(group.task))):
                 before = found.get(key, (0.0, 0.0))

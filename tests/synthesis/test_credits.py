@@ -38,7 +38,8 @@ def after(*steps, discount=0.5):
 def test_live_and_dead_groups_are_counted_by_kind_and_by_its_tools():
     memory = after([
         group("rare", ("a", "b"), 1.0, 0.0), group("rare", ("a",), 0.0, 0.0), group("boundary", ("a",), 1.0, 1.0),
-        group("seed", ("a",), 1.0, 0.0), group("rare", ("b",), lost=2), group("rare", ("c",), 1.0, lost=1),
+        group("seed", ("a",), 1.0, 0.0), group("rare", ("b",), lost=2), group("rare", ("c",), 1.0, 1.0, lost=1),
+        group("rare", ("d",), 1.0, lost=1),
     ])  # fmt: skip
     assert memory == {
         "steps": 1,
