@@ -205,7 +205,7 @@ def _worth(summary: Mapping[str, Any]) -> list[str]:
     rows = worth_rows(summary["arms"])
     head = (
         "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
-        "only then has it a policy gradient. Groups are those of training; actions are those of expeditions of this origin."
+        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions."
     )
     return [head, _table(WORTH_HEAD, rows)] if rows else []
 
