@@ -123,7 +123,7 @@ def count_groups(groups: Sequence[Group]) -> dict[str, float]:
     usable = _usable(groups)
     facts = {
         "groups": len(usable),
-        "groups_live": sum(len({t.reward for t in group.valid}) > 1 for group in usable),
+        "groups_live": sum(group.live for group in usable),
         "groups_dropped": len(groups) - len(usable),
         "trajectories_invalid": sum(len(group.trajectories) - len(group.valid) for group in groups),
     }

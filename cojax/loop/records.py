@@ -35,6 +35,7 @@ def step_record(
         "tasks": len(state.pool),
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
+        "origins": _origins(groups),
         "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.kind_names(loop.kinds)},
         **figures,
     }
@@ -58,6 +59,17 @@ def _means(loop: Loop, groups: Sequence[Group], figures: Mapping[str, float]) ->
         "turns": sum(len(t.turns) for t in valid) / len(valid),
         "live_groups": figures["groups_live"] / max(1.0, len(groups) if loop.dynamic_sampling else figures["groups"]),
     }
+
+
+def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
+    """For each origin of the groups' tasks, the number of its groups with two valid episodes, and of live ones."""
+    found: dict[str, dict[str, int]] = {}
+    for group in groups:
+        if len(group.valid) > 1:
+            counts = found.setdefault(group.task.origin, {"groups": 0, "live": 0})
+            counts["groups"] += 1
+            counts["live"] += group.live
+    return dict(sorted(found.items()))
 
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,7 @@ _TAKEN = {
     "visits",
     "played",
     "beliefs",
+    "credits",
     "prefixes",
 }
 

@@ -28,7 +28,28 @@ from cojax.types import Action, Group, Signal, Task
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
 
+Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
 Evidence = tuple[float, float]  # successes and failures, discounted
+
+
+def no_evidence(discount: float) -> dict[str, Any]:
+    """The memory of evidence before the first step. It maps a key to (successes, failures, step of the last change)."""
+    return {_STEPS: 0, _DISCOUNT: discount}
+
+
+def add_evidence(memory: Mapping[str, Any], found: Mapping[str, Evidence]) -> dict[str, Any]:
+    """The changes to the memory by a step in which `found` was seen."""
+    now = memory[_STEPS] + 1
+    changes: dict[str, Any] = {_STEPS: now}
+    for key, counts in found.items():
+        old = _discounted(memory.get(key), now, memory[_DISCOUNT])
+        changes[key] = [old[0] + counts[0], old[1] + counts[1], now]
+    return changes
+
+
+def evidence(memory: Mapping[str, Any], key: str) -> Evidence:
+    """What the memory has of the key, discounted to the last step."""
+    return _discounted(memory.get(key), memory[_STEPS], memory[_DISCOUNT])
 
 
 def tool_key(tool: str) -> str:
@@ -57,28 +78,22 @@ class Beliefs:
     The memory maps a key to (solved, failed, step of the last change). `discount` is γ.
     """
 
-    discount: Annotated[float, Range(0.0, 1.0, low_open=True)] = 0.98
+    discount: Discount = 0.98
 
     def init(self) -> dict[str, Any]:
-        return {_STEPS: 0, _DISCOUNT: self.discount}
+        return no_evidence(self.discount)
 
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
-        now = memory[_STEPS] + 1
-        found: dict[str, list[float]] = {}
+        found: dict[str, Evidence] = {}
         for group in groups:
             solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
             failed = len(group.valid) - solved
             if group.valid:
                 # Of a replayed beginning the policy played nothing.
                 for key in _keys(group.task.solution[replayed(group.valid[0]) :]):
-                    counts = found.setdefault(key, [0.0, 0.0])
-                    counts[0] += solved
-                    counts[1] += failed
-        changes: dict[str, Any] = {_STEPS: now}
-        for key, counts in found.items():
-            old = _discounted(memory.get(key), now, self.discount)
-            changes[key] = [old[0] + counts[0], old[1] + counts[1], now]
-        return changes, []
+                    before = found.get(key, (0.0, 0.0))
+                    found[key] = before[0] + solved, before[1] + failed
+        return add_evidence(memory, found), []
 
 
 def _keys(actions: Sequence[Action]) -> list[str]:
@@ -108,24 +123,25 @@ class Posterior:
 
     def tool(self, tool: str) -> float:
         """The mean of the belief about tasks that need the tool."""
-        solved, failed = self._evidence(tool_key(tool))
+        solved, failed = evidence(self.memory, tool_key(tool))
         return (self.strength * self._borrowed(tool) + solved) / (self.strength + solved + failed)
 
     def pair(self, one: str, other: str, length: int) -> Evidence:
         """(α, β) of the belief about tasks that need both tools, with solutions of `length` actions, both above 0."""
-        solved, failed = self._evidence(pair_key(one, other, length))
+        solved, failed = evidence(self.memory, pair_key(one, other, length))
         mean = self.tool(one) * self.tool(other)
         return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
     def known(self, tool: str) -> float:
         """How many episodes the belief about the tool rests on, discounted."""
-        return sum(self._evidence(tool_key(tool)))
+        return sum(evidence(self.memory, tool_key(tool)))
 
-    def _evidence(self, key: str) -> Evidence:
-        return _discounted(self.memory.get(key), self.memory[_STEPS], self.memory[_DISCOUNT])
+    def masters(self, tool: str, mean: float, episodes: float) -> bool:
+        """Whether the belief about the tool has at least this mean and rests on at least so many episodes."""
+        return self.known(tool) >= episodes and self.tool(tool) >= mean
 
     def _borrowed(self, tool: str) -> float:
         """The success of the tool's neighbours, shrunk towards 1/2 by one success and one failure."""
-        found = [self._evidence(tool_key(other)) for other in self.neighbours(tool)]
+        found = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
         solved, failed = (sum(one[i] for one in found) for i in (0, 1))
         return (1.0 + solved) / (2.0 + solved + failed)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from cojax.registry import RegistryError
 from cojax.signals import Detector
 from cojax.synthesis.beliefs import Beliefs
+from cojax.synthesis.credits import Credits, credited
 from cojax.synthesis.expeditions import (
     Expedition,
     around_displaced_signals,
@@ -31,11 +32,12 @@ EVOLUTIONS: dict[str, Evolve] = {
     "trajectory": around_trajectories,
     "displaced": around_displaced_signals,
     "feedback": around_signals,
+    "credited": credited,
     "posteriors": posteriors,
     "frontier": frontier,
 }
 # Detectors that raise no signals, by the name of the parameter that receives their memory.
-MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": Beliefs}
+MEMORIES: dict[str, Callable[[], Detector]] = {"beliefs": Beliefs, "credits": Credits}
 
 
 def reads(evolve: Evolve) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def frontier(
     posterior = Posterior(beliefs, neighbours)
 
     def knows(tool: str) -> bool:
-        return posterior.known(tool) >= episodes and posterior.tool(tool) >= mastered
+        return posterior.masters(tool, mastered, episodes)
 
     recent = list(itertools.islice(inputs.trajectories(rng), _READ * inputs.contexts))
     pairs = [pair for pair in feeding(recent) if ending not in pair and all(map(knows, pair))]

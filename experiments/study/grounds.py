@@ -31,6 +31,7 @@ _METHODS: Mapping[str, tuple[str, Settings]] = {
     "uniform": ("uniform exploration (the probe's control)", {"evolve": "uniform"}),
     "control": ("control: guided, without signals", {"evolve": "trajectory"}),
     "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
+    "credited": ("feedback, repaired: weighted by what it led to", {"evolve": "credited"}),
     "posteriors": ("posteriors: Thompson sampling", {"evolve": "posteriors"}),
     "frontier": ("frontier: joins with prefix replay", {"evolve": "frontier", "synthesis.prefix_replay": True}),
     "probe": ("uniform + probe before admission", {"evolve": "uniform", **_PROBED}),
@@ -56,8 +57,10 @@ TABLES = {
     "wide": _table(
         "Where choice matters: a grown desk of hundreds of tools, in as many episodes",
         "wide",
-        ("uniform", "feedback", "posteriors", "frontier", "probe", "posteriors-probe"),
+        ("uniform", "feedback", "credited", "posteriors", "frontier", "probe", "posteriors-probe"),
         (
+            ("credited", "uniform"),
+            ("credited", "feedback"),
             ("posteriors", "uniform"),
             ("frontier", "uniform"),
             ("probe", "uniform"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.study.origins import WORTH_HEAD, worth_rows
+
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {
     "episodes": "episodes of training and probes",
@@ -36,6 +38,7 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_breakdowns(summary),
         _quality(summary),
         *_by_tool(summary),
+        *_worth(summary),
         *_refused(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
@@ -196,6 +199,15 @@ def _by_tool(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
     return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if 0 < len(rows) <= _MOST_ROWS else []
+
+
+def _worth(summary: Mapping[str, Any]) -> list[str]:
+    rows = worth_rows(summary["arms"])
+    head = (
+        "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
+        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions."
+    )
+    return [head, _table(WORTH_HEAD, rows)] if rows else []
 
 
 def _refused(summary: Mapping[str, Any]) -> list[str]:

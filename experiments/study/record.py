@@ -20,6 +20,7 @@ from experiments import held_out
 from experiments.leaf import defaults
 from experiments.study import schedule
 from experiments.study.launch import THREADS
+from experiments.study.origins import worth_of
 from experiments.study.runs import StudyRun, plain_configuration
 from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, environment_of, least_popular
 
@@ -103,6 +104,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "learning": learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
         "evolutions": evolutions(Log(workdir / "expeditions.jsonl").read(), Log(workdir / "drafts.jsonl").read()),
+        "origins": worth_of(metrics, Log(workdir / "expeditions.jsonl").read()),
         "refused": refusal_counts(Log(workdir / "drafts.jsonl").read()),
         "tasks": describe_tasks(
             tasks,

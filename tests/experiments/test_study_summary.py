@@ -9,6 +9,7 @@ from experiments.study import figures
 from experiments.study.arms import COMMON
 from experiments.study.breakdown import breakdowns, prior_mastery
 from experiments.study.markdown import render_page
+from experiments.study.origins import worth_of
 from experiments.study.record import check_record
 from experiments.study.summary import summarise
 from experiments.study.tables import Table, jobs
@@ -25,6 +26,37 @@ def test_what_updates_were_like_is_told_where_all_records_know_it():
     page = render_page(summarise("one", table, (1, 2), known(told(1, clip_fraction=0.25), record("feedback", 2, 0.5))))
     assert "updates" not in page
     assert "clipped" not in page
+
+
+def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it():
+    metrics = [
+        {"origins": {"rare": {"groups": 4, "live": 1}, "unguided": {"groups": 2, "live": 2}}},
+        {},
+        {"origins": {"rare": {"groups": 4, "live": 3}}},
+    ]
+    expeditions = [
+        {"origin": "rare", "runs": [{"run": 0, "actions": 9, "ok": 8}, {"run": 1, "actions": 5, "ok": 5}]},
+        {"origin": "boundary", "runs": []},
+    ]
+    worth = worth_of(metrics, expeditions)
+    assert worth == {
+        "boundary": {"groups": 0, "live": 0, "actions": 0},
+        "rare": {"groups": 8, "live": 4, "actions": 14},
+        "unguided": {"groups": 2, "live": 2, "actions": 0},
+    }
+    table = Table("A table", ("feedback",), ())
+    records = known(
+        {**record("feedback", 1, 0.5), "origins": worth},
+        {**record("feedback", 2, 0.5), "origins": {"rare": {"groups": 4, "live": 0, "actions": 6}}},
+    )
+    page = render_page(summarise("one", table, (1, 2), records))
+    assert "| feedback (CoEvolve) | rare | 6 | 2 | 33 % | 10 | 5.0 |" in page
+    assert "| feedback (CoEvolve) | boundary | 0 | 0 | – | 0 | – |" in page
+    assert "| feedback (CoEvolve) | unguided | 1 | 1 | 100 % | 0 | 0.0 |" in page
+    records = known(records["feedback", 1], record("feedback", 2, 0.5))
+    found = summarise("one", table, (1, 2), records)
+    assert "origins" not in found["arms"][0]
+    assert "by origin" not in render_page(found)
 
 
 def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():

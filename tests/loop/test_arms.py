@@ -24,9 +24,10 @@ from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import EVOLUTIONS, initial_tasks
+from cojax.synthesis import EVOLUTIONS, initial_tasks, reads
 from cojax.synthesis.admission import Probe
 from cojax.synthesis.beliefs import Beliefs
+from cojax.synthesis.credits import Credits
 from cojax.types import Action, Call
 from cojax.validation import Validation
 
@@ -79,7 +80,7 @@ class Counting:
 class Run:
     """A run of four steps with an evolution every second one, which adds at most four tasks."""
 
-    def __init__(self, folder, evolve, admission, sampling=lambda session: None, steps=4):
+    def __init__(self, folder, evolve, admission, sampling=lambda session: None, steps=4, kinds=()):
         known = {}
 
         def start(task):
@@ -87,11 +88,12 @@ class Run:
             return GROWN.start(task)
 
         self.directory, self.learner = RunDirectory(folder), Counting()
-        self.detectors = {"beliefs": Beliefs(), "prefixes": PrefixLengths()}
+        kinds = {name: signals.SIGNALS[name]() for name in kinds}
+        self.detectors = {**kinds, "beliefs": Beliefs(), "credits": Credits(), "prefixes": PrefixLengths()}
         world = Wrapped(GROWN, start)
         self.loop = Loop(
             environment=world, engine=Knowing(known, sampling), chat=CHAT, learner=self.learner, explorer=EXPLORER,
-            validate=Validation(GROWN), detectors=self.detectors, evolve=evolve, reads=("beliefs",),
+            validate=Validation(GROWN), detectors=self.detectors, evolve=evolve, kinds=kinds, reads=reads(evolve),
             admission=admission, popularity=None, sampling=Sampling(max_tokens=32), limits=Limits(concurrency=4),
             clock=Stopwatch(), seed=0, steps=steps, batch_size=6, group_size=4, evolve_every=2, fresh_fraction=0.5,
             contexts=4, budget=4, per_context=1, checkpoint_every=2,
@@ -194,3 +196,25 @@ def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
         lengths |= line["changes"]["prefixes"]
     assert set(lengths) <= {task["id"] for task in run.left("tasks") if task["origin"] == "frontier"}
     assert lengths
+
+
+def test_signals_earn_credit_by_the_groups_of_the_tasks_they_led_to(tmp_path):
+    run = Run(tmp_path / "whole", EVOLUTIONS["credited"], None, steps=6, kinds=("boundary",))
+    assert run.go().step == 6
+    led_to = {task["id"] for task in run.left("tasks") if task["origin"] == "boundary"}
+    assert led_to
+    memory = {}
+    for line in run.left("memory"):
+        memory |= line["changes"]["credits"]
+    live, dead, _ = memory["boundary/"]
+    visits = [group for group in run.learner.groups if group.task.id in led_to]
+    alive = [len({trajectory.reward for trajectory in group.trajectories}) > 1 for group in visits]
+    # Counts are discounted by 0.98 a step, over at most four steps.
+    assert 0.98**4 * len(visits) <= live + dead <= len(visits)
+    assert (live > 0, dead > 0) == (any(alive), not all(alive))
+    # A run that ended earlier and is extended finds the same tasks.
+    assert Run(tmp_path / "parts", EVOLUTIONS["credited"], None, steps=3, kinds=("boundary",)).go().step == 3
+    parts = Run(tmp_path / "parts", EVOLUTIONS["credited"], None, steps=6, kinds=("boundary",))
+    assert parts.go().step == 6
+    for name in LOGS:
+        assert parts.left(name) == run.left(name), name

@@ -23,6 +23,7 @@ def test_a_step_has_the_means_over_its_episodes():
         "success": 0.25, "reward": 0.25, "live_groups": 0.5,
     }  # fmt: skip
     assert found.keys() >= MEANS
+    assert found["origins"] == {"seed": {"groups": 2, "live": 1}}
 
 
 @pytest.mark.parametrize("dynamic_sampling", [0, 8])
@@ -30,4 +31,5 @@ def test_a_step_that_played_nothing_has_no_success_of_0(dynamic_sampling):
     """A run that has used up its environment steps would look as if it had forgotten everything."""
     found = recorded([], dynamic_sampling)
     assert not found.keys() & MEANS
+    assert found["origins"] == {}
     assert (found["step"], found["tokens_sampled"], sum(found["outcomes"].values())) == (3, 0, 0)

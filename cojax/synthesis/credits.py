@@ -1,0 +1,115 @@
+"""Feedback, weighted by how learnable the tasks were that earlier signals led to.
+
+A group of two valid episodes or more is live if their rewards differ: only then has it a policy gradient. Each kind of
+signal, and each pair of a kind and a tool, has credit: the believed share of live groups among those of the tasks that
+it led to,
+
+    credit(k) = (1 + live_k) / (2 + live_k + dead_k),
+    credit(k, t) = (s · credit(k) + live_kt) / (s + live_kt + dead_kt),
+
+with counts that are discounted as in beliefs.py. A task counts for the kind that it came from, and for each tool of its
+solution. So a kind that nothing is known of has credit 1/2, and a tool has that of its kind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
+
+from cojax.environment import Charted
+from cojax.registry.annotations import Range
+from cojax.synthesis.beliefs import (
+    Discount,
+    Evidence,
+    Posterior,
+    add_evidence,
+    evidence,
+    no_evidence,
+    solution_tools,
+)
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
+from cojax.synthesis.selection import in_groups
+from cojax.types import Group, Signal
+
+
+@dataclasses.dataclass(frozen=True)
+class Credits:
+    """A detector that raises no signals: it counts live and dead groups, in memory.jsonl under the name `credits`.
+
+    The memory maps a key to (live, dead, step of the last change). `discount` is γ.
+    """
+
+    discount: Discount = 0.98
+
+    def init(self) -> dict[str, Any]:
+        return no_evidence(self.discount)
+
+    def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
+        found: dict[str, Evidence] = {}
+        for group in groups:
+            if group.task.lineage is None or len(group.valid) < 2:
+                continue
+            live = float(group.live)
+            kind = group.task.origin
+            for key in (_key(kind), *(_key(kind, tool) for tool in solution_tools(group.task))):
+                before = found.get(key, (0.0, 0.0))
+                found[key] = before[0] + live, before[1] + 1.0 - live
+        return add_evidence(memory, found), []
+
+
+def _key(kind: str, tool: str = "") -> str:
+    return f"{kind}/{tool}" if tool else f"{kind}/"
+
+
+def credit(memory: Mapping[str, Any], signal: Signal, strength: float) -> float:
+    """The credit of the signal's kind and the tools in its focus, their mean where there are several; in (0, 1).
+
+    `memory` is that of `Credits`. A prior counts as `strength` groups.
+    """
+    live, dead = evidence(memory, _key(signal.kind))
+    kind = (1.0 + live) / (2.0 + live + dead)
+    tools = [evidence(memory, _key(signal.kind, tool)) for tool in signal.focus]
+    shares = [(strength * kind + live) / (strength + live + dead) for live, dead in tools]
+    return sum(shares) / len(shares) if shares else kind
+
+
+def credited(
+    inputs: EvolutionInputs,
+    beliefs: Mapping[str, Any],
+    credits: Mapping[str, Any],
+    *,
+    mastered: Annotated[float, Range(0.0, 1.0)] = 0.75,
+    episodes: Annotated[float, Range(0.0)] = 8.0,
+    floor: Annotated[float, Range(0.0, 1.0)] = 0.2,
+    strength: Annotated[float, Range(0.0, low_open=True)] = 2.0,
+) -> Iterator[Expedition]:
+    """Around signals, drawn in proportion to the credit of their kind and of the tools in their focus.
+
+    One signal of each task and kind is considered, picked at random, and followed at most once. Signals whose focus is
+    mastered are left out: every tool in it has a belief of mean `mastered` or more from `episodes` episodes. The share
+    `floor` of the expeditions is unguided, as in `uniform`, and so are those for which no signal is left. A prior of
+    the credit counts as `strength` groups.
+    """
+    rng = random.Random(repr(("credited", inputs.seed)))
+    environment = inputs.environment
+    posterior = Posterior(beliefs, environment.neighbours if isinstance(environment, Charted) else lambda tool: ())
+    distinct = [members[0] for members in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
+    left = [
+        signal
+        for signal in distinct
+        if not signal.focus or not all(posterior.masters(tool, mastered, episodes) for tool in signal.focus)
+    ]
+    setups = iter(inputs.setups())
+    for _ in range(inputs.contexts):
+        if rng.random() < floor or not left:
+            if setup := next(setups, None):
+                yield Expedition(setup, "uniform")
+            continue
+        weights = [credit(credits, signal, strength) for signal in left]
+        [index] = rng.choices(range(len(left)), weights)
+        signal = left.pop(index)
+        trajectory = inputs.find(signal.episode)
+        reflect = reflect_on(trajectory, signal.kind, signal)
+        yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
