@@ -172,6 +172,7 @@ def test_a_process_with_other_settings_is_refused_by_name(cache, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@NIGHTLY
 def test_a_check_in_several_processes_leaves_nothing(cache, tmp_path):
     run = Processes(tmp_path / "out", cache, 2, f"workdir={tmp_path / 'some/where/run'}", check=True)
     assert run.wait() == [0, 0], run.printed()

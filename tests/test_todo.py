@@ -110,7 +110,7 @@ def test_it_trains_evolves_resumes_and_stands_in_the_report(run, folder: Path) -
     assert json.loads((workdir / "summary.json").read_text())["steps"] == 3
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_with_enough_initial_tasks_a_fifth_is_held_out_and_evaluated(run, folder: Path) -> None:
     train = [*documented()[1], "--config.initial_tasks=100", "--config.warm_start.steps=2", "--config.steps=1"]
     done = run(*train, "--config.environment.lists=60")
