@@ -1,0 +1,47 @@
+"""Two rounds of co-evolving agents on the public benchmarks, by the main command with the tiny policy."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nightly
+ROOT = Path(__file__).parents[2]
+FEW = ("evaluation.tasks=4", "evaluation.dev_tasks=4", "evaluation.every=0", "warm_start.steps=20")
+WORLDS = {
+    "appworld": ("data=tiny", "initial_tasks=4", "batch_size=2", "group_size=4", "evaluation.challenge_tasks=2"),
+    "bfcl": ("initial_tasks=8", "batch_size=4", "group_size=4"),
+    "scienceworld": ("initial_tasks=8", "batch_size=4", "group_size=4"),
+}
+# A round: both agents' episodes.
+EPISODES = {"appworld": 8, "bfcl": 16, "scienceworld": 16}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_two_rounds_of_both_agents(world: str, tmp_path: Path) -> None:
+    workdir = tmp_path / "run"
+    settings = ("policy=tiny", "steps=2", "method=coevolving", *FEW, *WORLDS[world], f"workdir={workdir}")
+    command = [
+        sys.executable, "-m", "experiments.run", f"--config=experiments/{world}.py",
+        *(f"--config.{setting}" for setting in settings),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3_600, check=False)
+    assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
+    summary = json.loads((workdir / "summary.json").read_text())
+    assert (summary["steps"], summary["tasks_final"]) == (2, summary["tasks_initial"])
+    assert summary["outcomes"].get("environment_error", 0) == 0
+    assert "hard_negatives" in summary
+    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [1, 2]
+    for record in records:
+        assert sum(record["outcomes"].values()) == EPISODES[world]
+        assert {"target", "second"} <= set(record["preference"])
+    for path in sorted((workdir / "episodes").glob("*.jsonl.gz")):
+        with gzip.open(path, "rt") as file:
+            agents = [json.loads(line).get("agent") for line in file]
+        assert agents.count("second") * 2 == len(agents) == EPISODES[world]
