@@ -14,7 +14,14 @@ pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 FEW = ("evaluation.tasks=4", "evaluation.dev_tasks=4", "evaluation.every=0", "warm_start.steps=20")
 WORLDS = {
-    "appworld": ("data=tiny", "initial_tasks=4", "batch_size=2", "group_size=4", "evaluation.challenge_tasks=2"),
+    "appworld": (
+        "data=tiny",
+        "warm_start.batch_size=2",
+        "initial_tasks=4",
+        "batch_size=2",
+        "group_size=4",
+        "evaluation.challenge_tasks=2",
+    ),
     "bfcl": ("initial_tasks=8", "batch_size=4", "group_size=4"),
     "scienceworld": ("initial_tasks=8", "batch_size=4", "group_size=4"),
 }
