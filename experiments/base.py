@@ -1,9 +1,9 @@
 """The paper's settings (CoEvolve, Table 9), from which every experiment starts.
 
 This file is not run by itself: an experiment names an environment and a policy, and overrides other settings. A leaf
-has the name of the keyword that it sets. Its line has its default, range and meaning; docs/settings.md lists them all.
-A default that is the keyword's own is read from the function. Wherever a setting names a loss, an advantage, a signal,
-a curriculum, a way to evolve, a selection of signals, an explorer, an engine or an environment, `package.module:name`
+has the name of the keyword that it sets. Its line has its default, range and meaning; reference.py prints them all. A
+default that is the keyword's own is read from the function. Wherever a setting names a loss, an advantage, a signal, a
+curriculum, a way to evolve, a selection of signals, an explorer, an engine or an environment, `package.module:name`
 names one of your own.
 """
 

@@ -23,6 +23,7 @@ from typing import Any
 from rich.table import Table
 from scipy import stats
 
+from cojax.report.compare import check_folders
 from cojax.report.console import CONSOLE, duration
 from cojax.report.paired import paired
 from cojax.storage.files import StorageError, read_json
@@ -121,7 +122,7 @@ def _pool(summary: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 2 where a folder holds no run that has ended, or the page cannot be made."""
+    """Exit status 0, or 2 where a folder holds no run that has ended, is named twice, or the page cannot be made."""
     parser = CommandLineParser(
         prog="python -m experiments.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -131,6 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", default="compare.html", help="where the page goes")
     chosen = parser.parse_args(arguments)
     folders = (chosen.first, *chosen.others)
+    try:
+        check_folders(folders)
+    except ValueError as error:
+        parser.error(str(error))
     try:
         results = [result(folder) for folder in folders]
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.machinery
 import importlib.util
 import re
@@ -16,6 +17,7 @@ from ml_collections import ConfigDict
 
 from cojax import imports
 from cojax.registry.annotations import description, shown
+from cojax.registry.commits import commit
 from cojax.storage.checkpoint import CheckpointError
 from experiments import compatibility, entries
 from experiments.ranges import RANGES, check_kinds, is_open, is_section
@@ -73,6 +75,15 @@ def load(given: str) -> ConfigDict:
     except (ValueError, RecursionError) as error:
         raise FlagError(f"{path}: {error}") from error
     return config
+
+
+def source(path: Path) -> dict[str, str]:
+    """For config.json: the file of a configuration, its SHA-256, and the commit of its repository."""
+    return {
+        "path": str(path.absolute()),
+        "hash": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "commit": commit(path),
+    }
 
 
 def check_file(given: str) -> None:

@@ -84,7 +84,8 @@ def evaluate(
     with EvaluationDirectory(out) as directory:
         environment = placement.environment(config)
         tasks = {split: tasks_of(config, environment, split, held) for split in splits}
-        directory.claim(identity(config, subject, tasks, samples), facts())
+        world = {"code": {"environment.name": entries.entry(config, "environment.name").described()}}
+        directory.claim(identity(config, subject, tasks, samples), {**facts(), **world})
         log_to(out / "evaluate.log")
         if subject.tokenizer is not None:
             subject.tokenizer.save_pretrained(out / "tokenizer")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from cojax.registry.commits import commit
 from experiments.machine import machine, processor_name
+
+# The code of a checkout that a run executes.
+_CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
 
 
 def facts() -> dict[str, Any]:
@@ -37,21 +39,4 @@ def versions_and_commit() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "not installed"
-    return {"versions": versions, "commit": _commit()}
-
-
-# The code of a checkout that a run executes.
-_CODE = (":(top)cojax", ":(top)environments", ":(top)experiments", ":(top)setup.py")
-
-
-def _commit() -> str:
-    """The checkout's commit, marked where code has uncommitted changes; "unknown" outside a checkout."""
-    folder = Path(__file__).parent
-    try:
-        run = [
-            subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", *_CODE])
-        ]
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return run[0].strip() + (" with changes" if run[1].strip() else "")
+    return {"versions": versions, "commit": commit(__file__, _CODE)}

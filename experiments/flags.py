@@ -15,8 +15,9 @@ from cojax.command import worded
 from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
-from experiments import compatibility, continued, entries, presets, trained
-from experiments.config_file import ConfigFileParser, FlagError, check_file
+from cojax.storage.files import read_json
+from experiments import compatibility, continued, entries, given, presets, trained
+from experiments.config_file import ConfigFileParser, FlagError, check_file, located, source
 from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.settings import spelled_out
 
@@ -41,6 +42,24 @@ def configuration() -> ConfigDict:
     if file != _CONTINUED or config.policy != trained.settings_of(Path(workdir))["policy"]:
         config = presets.resolve(config, typed)
     return entries.overridden(config, _OF_ENTRIES)
+
+
+def file_given() -> dict[str, dict[str, str]]:
+    """For config.json: where the configuration's file comes from. A run that goes on by its folder keeps what it says.
+
+    Empty where there was no file of the user's, as for objects that a program passes on.
+    """
+    flag = flags.FLAGS["config"]
+    if not flag.present:
+        return {}
+    named, _, argument = config_flags.get_config_filename(flag).partition(":")
+    path = located(named)
+    if path.resolve() == Path(given.__file__).resolve():
+        return {}
+    if path.resolve() != Path(_CONTINUED):
+        return {"file": source(path)}
+    stored = read_json(Path(argument) / "config.json").get("file")
+    return {"file": stored} if isinstance(stored, dict) else {}
 
 
 def parse(argv: list[str]) -> list[str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -13,6 +17,14 @@ def mesh_of(config: ConfigDict) -> Mesh | None:
     """The mesh over which the policy is sharded, None for one device."""
     sizes = settings(config.mesh)
     return None if all(size == 1 for size in sizes.values()) else make_mesh(**sizes)
+
+
+def described(used: Sequence[jax.Device], there: Sequence[jax.Device]) -> str:
+    """The devices that a run computes on, of those that are there: their number, kind and platform."""
+    counts = Counter((device.device_kind, device.platform) for device in used)
+    of = f" of {len(there)}" if len(there) > len(used) else ""
+    named = " and ".join(f"{count}{of} × {kind}, platform {platform}" for (kind, platform), count in counts.items())
+    return f"{named}; --config.mesh.fsdp=-1 uses all of them" if of else named
 
 
 def check_rows(config: ConfigDict, mesh: Mesh | None) -> None:

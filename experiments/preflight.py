@@ -23,6 +23,7 @@ from cojax.environment.replay import follow
 from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import token_advantages
+from cojax.learner.placement import Placement
 from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
@@ -31,7 +32,7 @@ from cojax.rollout.sglang.released_memory import RELEASED_MEMORY
 from cojax.storage.files import write_json
 from cojax.storage.folders import missing_folders, remove_empty
 from cojax.types import Group, Message, Task
-from experiments import assemble, checks, initial_policy, methods, scores
+from experiments import assemble, checks, initial_policy, mesh, methods, scores
 from experiments.compile.report import report
 from experiments.compile.shown import in_one_line
 from experiments.compile.targets import attached
@@ -115,9 +116,9 @@ def _some_task(made: Parts) -> Task:
 def _configuration(config: ConfigDict, state: dict[str, Any], together: Together) -> str:
     checks.check_run(config)
     made = state["parts"] = dataclasses.replace(assemble.parts(config), together=together)
-    devices = ", ".join(sorted({device.device_kind for device in jax.devices()}))
+    devices = mesh.described(Placement(made.model, made.mesh).devices, jax.devices())
     policy = f"preset {config.policy}, " if config.policy else ""
-    return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {len(jax.devices())} × {devices}"
+    return f"{policy}{made.environment.name}, {config.evolve}, {config.steps} steps on {devices}"
 
 
 def _environment(state: dict[str, Any]) -> str:

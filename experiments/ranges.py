@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
+from cojax.command import worded
 from cojax.registry.annotations import RegistryError, convert_setting, description, shown
 from experiments.base import LEAVES, OPEN, RENAMED
 from experiments.leaf import Names
@@ -99,7 +100,7 @@ def unknown(name: str, further: Iterable[str] = ()) -> str:
     found = list(dict.fromkeys(near))[:3]
     meant = f"did you mean {' or '.join(found)}? " if found else ""
     name = name if 0 < len(name) <= _SHOWN else repr(name[:_SHOWN])
-    return f"{name} is not a setting; {meant}docs/settings.md lists them all"
+    return f"{name} is not a setting; {meant}{worded('python -m experiments.reference')} lists them all"
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

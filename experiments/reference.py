@@ -1,17 +1,21 @@
-"""Prints docs/settings.md, every setting with its default, range and meaning.
+"""Prints every setting with its default, range and meaning.
 
-python -m experiments.reference > docs/settings.md
+python -m experiments.reference                       # all, in Markdown
+python -m experiments.reference learner.loss evolve   # those with one of these words in their names
 """
 
 from __future__ import annotations
 
+import argparse
 import inspect
+import sys
 import typing
 from collections.abc import Iterator, Sequence
 
 from cojax.registry.annotations import description
 from cojax.signals import SIGNALS
 from experiments.base import LEAVES, OPEN, SECTIONS
+from experiments.command_line import CommandLineParser
 from experiments.entries import CHOICES
 from experiments.leaf import Leaf, Names
 from experiments.presets import PRESETS
@@ -74,5 +78,27 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0, or 2 where no setting has one of the words in its name."""
+    parser = CommandLineParser(
+        prog="python -m experiments.reference",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", metavar="WORD", nargs="*", help="print only settings with this word in their names")
+    words = parser.parse_args(arguments).words
+    if unknown := [word for word in words if not any(_rows([word]))]:
+        parser.error(f"no setting has {unknown[0]!r} in its name; without a word, all are printed")
+    print("\n".join(_rows(words) if words else lines()))
+    return 0
+
+
+def _rows(words: Sequence[str]) -> Iterator[str]:
+    """The rows of the settings, and of the sections of entries, with one of the words in their names."""
+    for line in lines():
+        if line.startswith("| `") and any(word in line.split("`")[1] for word in words):
+            yield line
+
+
 if __name__ == "__main__":
-    print("\n".join(lines()))
+    sys.exit(main())

@@ -36,7 +36,7 @@ from cojax.report import (
     write_evaluation_report,
 )
 from cojax.report import write_report as write_run_report
-from cojax.report.compare import RUNS as MOST_COMPARED
+from cojax.report.compare import check_folders
 from cojax.report.console import CONSOLE
 from cojax.report.lineage import action_text, id_of
 from cojax.report.run import Json, expedition_of
@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     if len(chosen.workdirs) > 1 and (chosen.live or chosen.task is not None or chosen.draft is not None):
         parser.error("--live, --task and --draft are of one run; name one")
-    if len({Path(workdir).resolve() for workdir in chosen.workdirs}) < len(chosen.workdirs):
-        parser.error("a run is named twice; name each once")
-    if len(chosen.workdirs) > MOST_COMPARED:
-        parser.error(f"{len(chosen.workdirs)} runs to compare; name at most {MOST_COMPARED}")
+    try:
+        check_folders(chosen.workdirs)
+    except ValueError as error:
+        parser.error(str(error))
     if not 0 <= chosen.port < 65_536:
         parser.error(f"--port={chosen.port}; expected 0 to 65535")
     try:

@@ -53,7 +53,7 @@ from experiments.checks import check_run
 from experiments.compatibility import in_todays_keys
 from experiments.entries import defaults, described
 from experiments.facts import facts
-from experiments.flags import configuration, parse
+from experiments.flags import configuration, file_given, parse
 from experiments.policies import announce, with_absolute_path
 from experiments.process import keep_compiled, log_to
 from experiments.processes import ALONE, Together, as_of_one
@@ -173,7 +173,7 @@ def _claimed(config: ConfigDict, together: Together) -> tuple[RunDirectory, Veri
     )
     directory.in_todays_keys = functools.partial(in_todays_keys, defaults=defaults(config))
     plain = json.loads(json.dumps(config.to_dict()))
-    made_by = {**facts(), "code": described(config)}
+    made_by = {**facts(), **file_given(), "code": described(config)}
     verified = directory.claim(plain, made_by, accept_changed_code=config.accept_changed_code)
     log_to(directory.folder / "run.log")
     for warning in verified.warnings if verified else ():

@@ -18,7 +18,7 @@ def test_every_name_stands_for_a_module_that_can_be_run() -> None:
         assert spec.submodule_search_locations is None or importlib.util.find_spec(f"{module}.__main__")
     assert set(COMMANDS) == {
         "run", "evaluate", "report", "compare", "check", "install", "convert", "export", "serve", "compile", "study",
-        "campaign", "bench",
+        "campaign", "bench", "settings",
     }  # fmt: skip
 
 
@@ -53,3 +53,18 @@ def test_the_status_is_that_of_the_module(commands: Commands) -> None:
     assert commands.run("cojax", "report", "/no/run").returncode == 2
     wrong = commands.run("cojax", "run", "--config=nowhere.py")
     assert (wrong.returncode, wrong.stdout.startswith("error: --config=nowhere.py: there is no such file")) == (1, True)
+
+
+def test_an_unknown_setting_names_what_lists_them(commands: Commands) -> None:
+    """An installed copy has no docs/."""
+    wrong = commands.run("cojax", "run", "--config=experiments/desk.py", "--config.nonsense=1")
+    assert wrong.stdout == "error: nonsense is not a setting; cojax settings lists them all\n"
+    listed = commands.run("cojax", "settings")
+    assert listed.stdout.startswith("# Settings\n")
+    assert "\n| `learner.loss` | `grpo` |" in listed.stdout
+    some = commands.run("cojax", "settings", "evolve_every")
+    assert some.stdout == "| `evolve_every` | `10` | a whole number at least 1 | steps between evolutions, F |\n"
+    none = commands.run("cojax", "settings", "nonsense")
+    assert (none.returncode, none.stderr) == (
+        2, "error: no setting has 'nonsense' in its name; without a word, all are printed\n",
+    )  # fmt: skip

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from cojax.registry import (
     source,
 )
 from cojax.registry.annotations import convert_setting, description, from_text
+from cojax.registry.commits import commit
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -111,7 +113,60 @@ def test_a_function_of_the_current_folder(folder: Path) -> None:
         "version": "",
         "hash": hashlib.sha256((folder / "of_mine.py").read_bytes()).hexdigest(),
         "folder": str(folder),
+        "commit": "unknown",
     }
+
+
+def git(folder: Path, *arguments: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    return subprocess.run(
+        ["git", *who, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_function_of_a_repository_has_its_commit(folder: Path) -> None:
+    double = find("loss", "of_mine:double", ENTRIES)
+
+    def told() -> str:
+        return source("of_mine:double", double)["commit"]
+
+    git(folder, "init", "--quiet")
+    assert told() == "unknown"  # there is no commit yet
+    git(folder, "add", "taking_mine.py")
+    git(folder, "commit", "--quiet", "--message=One")
+    head = git(folder, "rev-parse", "HEAD")
+    assert told() == f"{head} with changes"  # the file itself is not in it
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message=Two")
+    assert told() == git(folder, "rev-parse", "HEAD") != head
+    (folder / "notes.txt").write_text("no code")
+    assert told() == git(folder, "rev-parse", "HEAD")
+    with (folder / "taking_mine.py").open("a") as file:
+        file.write("# what it may import has changed\n")
+    assert told() == git(folder, "rev-parse", "HEAD") + " with changes"
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_an_installed_copy_is_not_of_the_repository_around_it(folder: Path, ignored: bool) -> None:
+    """A virtual environment lies within a project: the project's commit says nothing of what is installed there."""
+    git(folder, "init", "--quiet")
+    (folder / ".gitignore").write_text("venv\n" if ignored else "")
+    git(folder, "add", ".gitignore")
+    git(folder, "commit", "--quiet", "--message=One")
+    installed = folder / "venv/lib/python3/site-packages/cojax.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    assert commit(installed) == "unknown"
+    assert commit(folder / "of_mine.py").endswith(" with changes")
+
+
+def test_a_users_module_in_a_package_named_as_ours_is_not_of_our_version(folder: Path) -> None:
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "losses_of_mine.py").write_text("def careful(logprobs, advantages):\n    return 0, {}\n")
+    told = source("experiments.losses_of_mine:careful", find("loss", "experiments.losses_of_mine:careful", ENTRIES))
+    assert (told["path"], told["version"]) == ("experiments.losses_of_mine:careful", "")
+    assert told["folder"] == str(folder)
+    sys.modules.pop("experiments.losses_of_mine")
 
 
 @pytest.mark.parametrize(

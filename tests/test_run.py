@@ -345,6 +345,7 @@ def test_preflight_tries_everything_and_trains_nothing(runs, tmp_path):
     done = runs.command("experiments.run", *flags(tmp_path / "run"), "--check")
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^ok ", done.stdout, re.MULTILINE)) == 11
+    assert re.search(r"^ok +configuration: .* steps on 1 × cpu, platform cpu$", done.stdout, re.MULTILINE)
     assert not (tmp_path / "run").exists()
     bad = runs.command("experiments.run", *flags(Path("/proc/cojax")), "--check")
     assert bad.returncode == 1

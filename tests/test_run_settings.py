@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 
 import pytest
+from commands import ROOT
 from desk_runs import Runs
 
 
@@ -16,7 +18,7 @@ def runs(commands, tmp_path_factory) -> Runs:
 
 # Settings that are refused, and what is said of them.
 REFUSED = (
-    (("nonsense=1",), "nonsense is not a setting; docs/settings.md lists them all"),
+    (("nonsense=1",), "nonsense is not a setting; python -m experiments.reference lists them all"),
     (("step=3",), "step is not a setting; did you mean steps or "),
     (("learner.batch_size=3",), "learner.batch_size is not a setting; did you mean batch_size or "),
     (("evolve=sideways",), "evolve 'sideways' not found; available: none, random"),
@@ -103,7 +105,10 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path
     assert first.returncode == 0, first.stdout + first.stderr
     assert "tools: the policy is shown no documentation" in first.stdout
     assert "policy: from scratch, shown no demonstrations (warm_start.steps=0)" in first.stdout
-    stored = json.loads((workdir / "config.json").read_text())["config"]
+    began = json.loads((workdir / "config.json").read_text())
+    stored, desk = began["config"], ROOT / "experiments/desk.py"
+    assert began["file"]["path"] == str(desk)
+    assert began["file"]["hash"] == hashlib.sha256(desk.read_bytes()).hexdigest()
     assert (stored["policy"], stored["group_size"], stored["model"]["tokenizer"]) == ("tiny", 4, "bytes")
     assert (stored["model"]["tools"], stored["model"]["shape"]["hidden_size"]) == ("none", 32)  # flags win
     longer = preset("steps=2")
@@ -112,7 +117,8 @@ def test_a_preset_is_stored_resolved_and_the_same_command_goes_on(runs, tmp_path
     alone = runs.continued(workdir, "steps=3")
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert "resumed at step 2" in alone.stdout
-    assert json.loads((workdir / "config.json").read_text())["config"] == {**stored, "steps": 3}
+    continued = json.loads((workdir / "config.json").read_text())
+    assert (continued["config"], continued["file"]) == ({**stored, "steps": 3}, began["file"])
     other = preset("steps=4", "model.tools=brief")
     assert other.returncode == 1
     assert "holds a run with other settings: model.tools (model.tools was 'none', now 'brief')" in other.stdout

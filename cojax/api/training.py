@@ -54,9 +54,9 @@ def steps(
     """Starts a run in a child process: an iterator over the records of its steps, as metrics.jsonl holds them.
 
     `config` is a file with get_config(), a ConfigDict, or a dict of settings over the paper's. Without it the run in
-    `workdir` goes on with its own settings. `settings` are named as in docs/settings.md; a section is a dict, and
-    **{"learner.loss": …} is one setting. They override the configuration and its preset, as flags do. A run that is in
-    `workdir` already goes on, and the records are those of its further steps. `show` prints what the command prints.
+    `workdir` goes on with its own settings. `settings` have the names that `cojax settings` lists; a section is a dict,
+    and **{"learner.loss": …} is one setting. They override the configuration and its preset, as flags do. A run that is
+    in `workdir` already goes on, and the records are those of its further steps. `show` prints what the command prints.
     """
     return _start(config, steps, workdir, show, settings)
 

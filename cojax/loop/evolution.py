@@ -11,10 +11,11 @@ from typing import Any
 from cojax import signals
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
-from cojax.loop.groups import probe_tasks
+from cojax.loop.groups import groups_left, probe_tasks
 from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, synthesize
+from cojax.synthesis.idle import why_idle
 from cojax.synthesis.selection import visits_of
 
 _LOG = logging.getLogger(__name__)
@@ -115,7 +116,11 @@ class Evolution:
                 near_duplicates=loop.near_duplicates,
                 stop=stop,
             )
-            if synthesis.counts["expeditions"] and not synthesis.tasks:
+            if not synthesis.counts["expeditions"]:
+                failed, used_up = bool(synthesis.counts["failures"]), groups_left(loop, state) <= 0
+                idle = why_idle(loop.evolve, inputs, failed=failed, used_up=used_up)
+                synthesis = dataclasses.replace(synthesis, idle=idle)
+            elif not synthesis.tasks:
                 _LOG.warning(
                     "step %d: %d expeditions brought no task; commonest reasons: %s",
                     state.step, synthesis.counts["expeditions"],
@@ -144,6 +149,7 @@ def evolution_record(synthesis: Synthesis, step: int) -> dict[str, Any]:
         "evolution": {
             "step": step,
             **synthesis.counts,
+            **({"idle": synthesis.idle} if synthesis.idle else {}),
             "added": {origin: origins.count(origin) for origin in sorted(set(origins))},
             **({"explorer": synthesis.figures} if synthesis.figures else {}),
             **({"probe": dict(synthesis.probe)} if synthesis.probe else {}),

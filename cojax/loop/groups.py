@@ -87,10 +87,10 @@ def _play_and_refill(
 def _missing(loop: Loop, state: State, groups: Sequence[Group]) -> int:
     """How many more groups to sample; 0 or a negative number means none."""
     missing = loop.batch_size - sum(group.live for group in groups)
-    return min(missing, min(loop.dynamic_sampling, _groups_left(loop, state)) - len(groups))
+    return min(missing, min(loop.dynamic_sampling, groups_left(loop, state)) - len(groups))
 
 
-def _groups_left(loop: Loop, state: State) -> int:
+def groups_left(loop: Loop, state: State) -> int:
     """How many groups the run may still sample; `state` is the state before the step."""
     if loop.environment_steps and state.memory["played"]["environment_steps"] >= loop.environment_steps:
         return 0
@@ -122,7 +122,7 @@ def draw_tasks(loop: Loop, state: State, step: int, refill: int = 0) -> tuple[Ta
     if refill:
         count, seed = loop.dynamic_sampling + loop.batch_size, (*seed, "refill", refill)
     else:
-        count = min(loop.batch_size, _groups_left(loop, state))
+        count = min(loop.batch_size, groups_left(loop, state))
     return state.pool.sample(count, seed, loop.fresh_fraction, weight)
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 from cojax import imports
 from cojax.registry.annotations import Range, RegistryError, convert_setting, description, from_text
+from cojax.registry.commits import commit
 
 __all__ = [
     "REQUIRED", "DeclaredSetting", "Range", "RegistryError", "check_call", "check_settings", "did_you_mean", "find",
@@ -124,7 +125,7 @@ def check_call(
 
 def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     """Where an entry comes from: its module and name, the version of its package, the SHA-256 of its file; of one that
-    'package.module:function' names, also the folder in which the package is found.
+    'package.module:function' names, also the folder in which the package is found, and the commit of its repository.
 
     If `name` is 'package.module:function' and the function is defined in another file, the SHA-256 is of both files: a
     partial, for example, holds arguments that its own file gives.
@@ -140,7 +141,9 @@ def source(name: str, function: Callable[..., Any]) -> dict[str, str]:
     modules = [module, *([sys.modules[named]] if colon else [])]
     files = dict.fromkeys(vars(one)["__file__"] for one in modules if vars(one).get("__file__"))
     content = b"".join(Path(file).read_bytes() for file in files)
-    where = {"folder": _folder(sys.modules[named])} if colon and vars(sys.modules[named]).get("__file__") else {}
+    where = {}
+    if colon and (file := vars(sys.modules[named]).get("__file__")):
+        where = {"folder": _folder(sys.modules[named]), "commit": commit(file)}
     return {
         "path": f"{module.__name__}:{attribute}",
         "version": _version(module),
@@ -220,8 +223,8 @@ def _or_type_of(annotation: Any, default: Any) -> Any:
 
 def _version(module: types.ModuleType) -> str:
     """The version of the distribution, else the module's `__version__`, else ""."""
-    top = module.__name__.partition(".")[0]
-    names = _distributions().get(top, ())
+    # A user's module in a package that is named as ours is not of our version.
+    names = () if imports.is_of_user(module.__name__) else _distributions().get(module.__name__.partition(".")[0], ())
     return importlib.metadata.version(names[0]) if names else str(vars(module).get("__version__", ""))
 
 

@@ -27,13 +27,25 @@ def write_comparison(folders: Sequence[str | Path], path: str | Path) -> Path:
     Raises FileNotFoundError for a folder that is no run directory, ValueError for fewer than two runs or more than
     RUNS, and for one that is named twice.
     """
-    resolved = [Path(folder).resolve() for folder in folders]
-    if len(set(resolved)) != len(resolved):
-        raise ValueError("a run is named twice; name each once")
-    if not 2 <= len(resolved) <= RUNS:
-        raise ValueError(f"{len(resolved)} runs to compare; name 2 to {RUNS}")
+    if len(folders) < 2:
+        raise ValueError(f"{len(folders)} runs to compare; name 2 to {RUNS}")
+    check_folders(folders)
     path = Path(path)
     return replace_text(path, render(comparison([read_run(folder) for folder in folders]), SCRIPTS))
+
+
+def check_folders(folders: Sequence[str | Path]) -> None:
+    """Raises ValueError for a run that is named twice, also by two paths, and for more than RUNS. Reads no run."""
+    named: dict[Path, str | Path] = {}
+    for folder in folders:
+        place = Path(folder).resolve()
+        if place in named:
+            first = named[place]
+            also = "" if str(first) == str(folder) else f", also as {folder}"
+            raise ValueError(f"{first} is named twice{also}; name each run once")
+        named[place] = folder
+    if len(folders) > RUNS:
+        raise ValueError(f"{len(folders)} runs to compare; name at most {RUNS}")
 
 
 def comparison(runs: Sequence[Run]) -> Json:

@@ -97,20 +97,24 @@ def extra_lines(record: Mapping[str, Any]) -> list[Text]:
     """Further lines of a step: its evolution, and its evaluation on the development split."""
     lines = []
     if evolution := record.get("evolution"):
-        verdicts = {status: evolution[status] for status in get_args(Status)}
-        lines.append(
-            Text.assemble(
-                ("     evolved ", "bold magenta"),
-                f"{evolution['expeditions']} expeditions → {evolution['drafts']} drafts → {_kinds(verdicts)} → "
-                f"new tasks: {_kinds(evolution['added'])}",
-            )
-        )
+        lines.append(Text.assemble(("     evolved ", "bold magenta"), _evolved(evolution)))
         if explorer := evolution.get("explorer"):
             lines.append(Text.assemble(("     explorer ", "bold magenta"), explorer_line(explorer)))
     if dev := record.get("dev"):
         partial = f", partial reward {percent(dev['partial'])}" if "partial" in dev else ""
         lines.append(Text.assemble(("     dev ", "bold cyan"), f"success {percent(dev['success'])}{partial}"))
     return lines
+
+
+def _evolved(evolution: Mapping[str, Any]) -> str:
+    """What an evolution did, or why it did nothing."""
+    if evolution.get("idle"):
+        return f"no expedition: {evolution['idle']}"
+    verdicts = {status: evolution[status] for status in get_args(Status)}
+    return (
+        f"{evolution['expeditions']} expeditions → {evolution['drafts']} drafts → {_kinds(verdicts)} → "
+        f"new tasks: {_kinds(evolution['added'])}"
+    )
 
 
 def explorer_line(figures: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ expedition_batch.py  runs a batch of expeditions in parallel and validates their
 collector.py         gathers the new tasks, in the order of the expeditions
 admission.py         chooses the tasks that enter the pool, if more are found than it takes
 records.py           makes the lines of drafts.jsonl and expeditions.jsonl, and a task's lineage
+idle.py              says why an evolution made no expedition
 interruption.py      stops an evolution early
 """
 

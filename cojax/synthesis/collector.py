@@ -26,7 +26,8 @@ class Synthesis:
 
     `drafts` has one record of drafts.jsonl for each draft that was validated, and `expeditions` one record of
     expeditions.jsonl for each expedition. `figures` are the explorer's costs, as it reports them. `probe` is what an
-    admission cost (admission.py), empty if nothing was tried.
+    admission cost (admission.py), empty if nothing was tried. `idle` says why an evolution made no expedition, "" if it
+    made one.
 
     `counts` are: expeditions, runs_failed, triplets, drafts, accepted, retained, discarded, quarantined (among the
     discarded), failures (expeditions or validations ended by a failure of the environment), explorer_failures
@@ -39,6 +40,7 @@ class Synthesis:
     expeditions: tuple[dict[str, Any], ...] = ()
     figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     probe: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    idle: str = ""
 
     @property
     def quarantined(self) -> list[dict[str, Any]]:

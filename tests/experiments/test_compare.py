@@ -46,3 +46,32 @@ def test_a_run_that_has_not_ended_is_named(tmp_path: Path, capsys: pytest.Captur
     (first / "final.json").write_text("{")
     assert compare.main([str(first), str(tmp_path / "none")]) == 2
     assert "Restore it from a copy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        ("a", "a is named twice; name each run once"),
+        ("a/", "a is named twice; name each run once"),
+        ("./b/../a", "a is named twice, also as b/../a; name each run once"),
+        ("link", "a is named twice, also as link; name each run once"),
+    ],
+)
+def test_a_run_that_is_named_twice_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], again: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("b").mkdir()
+    Path("a").mkdir()  # holds no run: reading it would say so
+    Path("link").symlink_to("a")
+    with pytest.raises(SystemExit) as ended:
+        compare.main(["a", "b", again])
+    assert ended.value.code == 2
+    assert capsys.readouterr() == ("", f"error: {said}\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "link"]
+
+
+def test_more_runs_than_the_page_has_colours_are_refused_early(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        compare.main([f"r{number}" for number in range(13)])
+    assert capsys.readouterr() == ("", "error: 13 runs to compare; name at most 12\n")

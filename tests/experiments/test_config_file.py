@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 
-from experiments.config_file import FlagError, load
+from experiments.config_file import FlagError, load, source
 
 
 def written(folder: Path, line: str) -> str:
@@ -95,3 +96,11 @@ def test_lists_and_whole_numbers_are_taken_where_nothing_is_lost(tmp_path: Path)
     config = load(written(tmp_path, "config.explorer.stretch, config.optimizer.learning_rate = [0, 1], 1"))
     assert (config.explorer.stretch, config.optimizer.learning_rate) == ((0, 1), 1.0)
     assert re.match("<class 'float'>", str(type(config.optimizer.learning_rate)))
+
+
+def test_a_file_is_described_by_its_content(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "pass"))
+    told = source(path)
+    assert told == {
+        "path": str(path), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": "unknown",
+    }  # fmt: skip

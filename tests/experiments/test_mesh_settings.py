@@ -1,5 +1,7 @@
 """What a mesh demands of the other settings is said before anything is built."""
 
+import types
+
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -26,6 +28,17 @@ def given(sizes: dict[str, int], settings: dict[str, object]) -> ConfigDict:
 def test_sizes_of_one_are_no_mesh() -> None:
     assert mesh.mesh_of(base.get_config()) is None
     mesh.check_mesh(given({}, {"staleness": 1, "engine.lanes": 2, "engine.slots": 3}))
+
+
+def test_the_devices_of_a_run_are_named_and_so_are_those_that_it_leaves_idle() -> None:
+    def devices(count: int, kind: str, platform: str) -> list[types.SimpleNamespace]:
+        return [types.SimpleNamespace(device_kind=kind, platform=platform)] * count
+
+    cards = devices(8, "NVIDIA H100", "gpu")
+    assert mesh.described(devices(1, "cpu", "cpu"), devices(1, "cpu", "cpu")) == "1 × cpu, platform cpu"
+    assert mesh.described(cards, cards) == "8 × NVIDIA H100, platform gpu"
+    idle = "1 of 8 × NVIDIA H100, platform gpu; --config.mesh.fsdp=-1 uses all of them"
+    assert mesh.described(cards[:1], cards) == idle
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_of_every_fraction_what_is_no_number_is_refused(name):
         ("learner.lora.targets", ("queri",), "learner.lora.targets is ('queri',); expected a tuple, each of it one of"),
         ("explorer.stretch", (), "explorer.stretch is (); expected how many actions a draft may have more than its"),
         ("mesh.data", 0, "mesh.data is 0; expected a whole number at least 1 or -1"),
-        ("learner.xyz", 3, "learner.xyz is not a setting; docs/settings.md lists them all"),
+        ("learner.xyz", 3, "learner.xyz is not a setting; python -m experiments.reference lists them all"),
     ],
 )
 def test_what_was_read_as_a_value_once_is_refused_by_name(name, value, said):

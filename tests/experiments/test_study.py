@@ -184,7 +184,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
     for flags, said in (
         (["--seeds=13"], "12 seeds are fixed beforehand (101 to 112)"),
         (["--development", "--seeds=7"], "6 seeds are fixed beforehand (21 to 26)"),
-        (["--config.nosuch=1"], "nosuch is not a setting; docs/settings.md lists them all"),
+        (["--config.nosuch=1"], "nosuch is not a setting; python -m experiments.reference lists them all"),
         (["--config.stpes=1"], "stpes is not a setting; did you mean steps"),
         (["--config.steps=x"], "steps is 'x'; expected a whole number at least 0"),
         (["--config.steps=-1"], "steps is -1; expected a whole number at least 0"),

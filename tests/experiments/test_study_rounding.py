@@ -27,7 +27,7 @@ def test_the_spread_is_over_runs():
     [
         (["--seed=201"], "--seed=201 is no development seed; expected one of 21, 22, 23, 24, 25, 26"),
         (["--copies=0"], "--copies=0; expected at least 1 perturbed run beside the run itself"),
-        (["--config.nosuch=1"], "nosuch is not a setting; docs/settings.md lists them all"),
+        (["--config.nosuch=1"], "nosuch is not a setting; python -m experiments.reference lists them all"),
     ],
 )
 def test_a_wrong_setting_is_named_before_anything_runs(tmp_path, capsys, arguments, why):

@@ -1,5 +1,6 @@
 """Evolutions beside the step that follows, and evolutions that are told to stop."""
 
+import dataclasses
 import threading
 import time
 
@@ -21,6 +22,7 @@ from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Expedition
+from cojax.synthesis.expeditions import around_signals
 from cojax.types import Action, Call, Task, TaskDraft, Triplet
 from cojax.validation import Validation
 
@@ -206,3 +208,14 @@ def test_a_step_stopped_in_its_evolution_keeps_the_seconds_it_took(tmp_path):
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert records[1]["seconds"] == state.record["seconds"]
     assert records[1]["evolution"]["step"] == 2
+
+
+def test_an_evolution_without_expeditions_says_why_in_its_record(tmp_path):
+    run = Run(tmp_path, False)
+    run.loop = dataclasses.replace(run.loop, evolve=around_signals)
+    run.go()
+    said = [record["evolution"]["idle"] for record in run.left()[0] if "evolution" in record]
+    assert said == ["no signal is switched on (signals)"] * 3
+    other = Run(tmp_path / "other", False)
+    other.go()
+    assert [record["evolution"].get("idle") for record in other.left()[0] if "evolution" in record] == [None] * 3

@@ -74,6 +74,16 @@ def test_an_evolution_and_an_evaluation_have_lines_of_their_own() -> None:
     ]
 
 
+def test_an_evolution_without_expeditions_says_why() -> None:
+    console, file = plain_console()
+    idle = {"expeditions": 0, "drafts": 0, "accepted": 0, "retained": 0, "discarded": 0, "added": {}}
+    idle["idle"] = "no signals in 16 episodes since the last evolution"
+    show_step({**RECORD, "evolution": idle}, 80, console=console)
+    assert file.getvalue().splitlines()[1:] == [
+        "     evolved no expedition: no signals in 16 episodes since the last evolution"
+    ]
+
+
 def test_the_estimate_leaves_the_compiling_step_out() -> None:
     assert seconds_left([60.0, 2.0], 10) is None
     assert seconds_left([60.0, 2.0, 4.0], 10) == 30.0

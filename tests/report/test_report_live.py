@@ -34,7 +34,9 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def address(run: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "experiments.report", str(run), "--live"]
+    # A suite that was started in the background by a script ignores SIGINT, and its children would inherit that.
+    code = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); runpy.run_module"
+    command = [sys.executable, "-c", f"{code}('experiments.report', run_name='__main__')", str(run), "--live"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -112,6 +114,6 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
         status, line = said(str(run), "--live", f"--port={taken.server_port}")
         assert (status, "choose another --port" in line) == (2, True)
     status, line = said(str(run), str(run))
-    assert (status, "a run is named twice; name each once" in line) == (2, True)
+    assert (status, f"{run} is named twice; name each run once" in line) == (2, True)
     status, line = said(str(run), str(run.parent), "--live")
     assert (status, "--live, --task and --draft are of one run; name one" in line) == (2, True)

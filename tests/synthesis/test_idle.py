@@ -1,0 +1,72 @@
+"""An evolution that makes no expedition says why, in the words of what it reads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from counter_environment import CounterEnvironment
+
+from cojax.explorer.scripted.explorer import ScriptedExplorer
+from cojax.signals import SIGNALS
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs
+from cojax.synthesis.idle import _BEGINS, why_idle
+from cojax.types import Signal
+
+SIGNAL = Signal("rare", "t", "1-t-0", "line")
+KINDS = {"rare": SIGNALS["rare"]()}
+
+
+def inputs(**given: Any) -> EvolutionInputs:
+    whole: dict[str, Any] = {
+        "environment": CounterEnvironment(), "explorer": ScriptedExplorer(neighbours=lambda tool: ()), "signals": (),
+        "episodes": (), "find": dict, "popularity": None, "contexts": 2, "seed": (0, 0), "kinds": KINDS,
+    }  # fmt: skip
+    return EvolutionInputs(**{**whole, **given})
+
+
+def said(name: str, failed: bool = False, used_up: bool = False, **given: Any) -> str:
+    return why_idle(EVOLUTIONS[name], inputs(**given), failed=failed, used_up=used_up)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("none", {}, "evolve=none makes none"),
+        ("feedback", {"episodes": ("a", "b")}, "no signals in 2 episodes since the last evolution"),
+        ("feedback", {"kinds": {}}, "no signal is switched on (signals)"),
+        ("feedback", {"signals": (SIGNAL,)}, "none of 1 signals was followed"),
+        (
+            "feedback",
+            {"used_up": True},
+            "no signals in 0 episodes since the last evolution; the run's episodes or environment_steps are used up",
+        ),
+        ("displaced", {"episodes": ("a",)}, "no signals in 1 episodes since the last evolution"),
+        ("trajectory", {}, "no episodes since the last evolution"),
+        ("trajectory", {"episodes": ("a",)}, "none of 1 episodes is valid"),
+        ("random", {}, "no setup in the split 'seed'"),
+        ("uniform", {"closed": frozenset("x")}, "no setup in the split 'seed' that is not reserved for evaluation"),
+        ("uniform", {"failed": True}, "the environment failed to give a setup"),
+        (
+            "credited",
+            {"episodes": ("a",)},
+            "no signals in 1 episodes since the last evolution and no setup in the split 'seed'",
+        ),
+    ],
+)
+def test_the_reason_is_what_there_was_to_read(name: str, given: dict[str, Any], expected: str) -> None:
+    assert said(name, **given) == expected
+
+
+def test_every_evolution_of_ours_has_its_reason() -> None:
+    assert {*EVOLUTIONS.values()} - {EVOLUTIONS["none"]} == set(_BEGINS)
+
+
+def test_settings_of_an_evolution_and_one_from_outside() -> None:
+    bound: Callable[..., Any] = functools.partial(EVOLUTIONS["uniform"], setting=1)
+    assert why_idle(bound, inputs(), failed=False, used_up=False) == "no setup in the split 'seed'"
+    own = why_idle(lambda inputs: iter(()), inputs(), failed=False, used_up=False)
+    assert own.startswith("no signals in 0 episodes")
+    assert own.endswith("and no setup in the split 'seed'")
