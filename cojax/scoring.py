@@ -131,6 +131,12 @@ def kinds_by(key: str) -> Callable[[Task], Iterable[str]]:
     return kinds
 
 
+def success_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, dict[str, Any]]:
+    """For each kind of task, avg@k as `success`, and the number of its `tasks` that have a valid episode."""
+    by = _scores_by_kind(groups, kinds)
+    return {name: {"success": _mean(means), "tasks": len(means)} for name, means in by.items()}
+
+
 def _scores_by_kind(groups: Sequence[Group], kinds: Callable[[Task], Iterable[str]]) -> dict[str, list[float]]:
     """Kind of task, sorted → the scores of its tasks that have a valid episode."""
     means: dict[str, list[float]] = {}
@@ -164,7 +170,6 @@ def describe(
     found = score(groups)
     valid = [trajectory for group in groups for trajectory in group.valid]
     ks = sorted({*(2**power for power in range(samples.bit_length())), samples})
-    by = _scores_by_kind(groups, kinds)
     return {
         "success": found.success,
         "error": found.error,
@@ -177,5 +182,5 @@ def describe(
         "turns": sum(len(trajectory.turns) for trajectory in valid) / len(valid),
         "avg_at_k": dataclasses.asdict(average_at_k(groups)),
         "pass_at_k": {str(k): dataclasses.asdict(passed) for k in ks if (passed := mean_pass_at_k(groups, k))},
-        "by": {name: {"success": _mean(means), "tasks": len(means)} for name, means in by.items()},
+        "by": success_by_kind(groups, kinds),
     }

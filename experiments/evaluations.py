@@ -55,6 +55,7 @@ def record(found: HeldOut | None) -> dict[str, Any]:
         "lost": score.lost,
         "bounds": list(score.bounds),
         "by": found.by,
+        "by_tool": found.by_tool,
         "tasks": found.tasks,
     }
     trials = [dataclasses.asdict(trial) for trial in found.trials]

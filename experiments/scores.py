@@ -12,7 +12,8 @@ from cojax.report.console import bar
 from cojax.rollout.chat import Chat, PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.rollout.engine import Sampling
-from cojax.scoring import Score, score, success_by
+from cojax.scoring import Score, score, success_by, success_by_kind
+from cojax.signals.tools import tools_of
 from cojax.types import Group, Task, Trajectory
 from experiments.parts import Parts
 from experiments.reflexion import Trial, retry_failures
@@ -31,9 +32,10 @@ def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task])
 class HeldOut:
     """Success on the evaluation split: overall, for each value of evaluation.by, and of each task, by its id.
 
-    Tasks without a valid episode have no score. `episodes` are those of at most SHOWN tasks, spread evenly over the
-    split. All of this is of the first trial. Where failed tasks are tried again, `trials` holds the result of each
-    trial, and `tasks_at_last` the score of each task's last one.
+    `by_tool` has it for each tool, over the tasks whose solution calls it. Tasks without a valid episode have no score.
+    `episodes` are those of at most SHOWN tasks, spread evenly over the split. All of this is of the first trial. Where
+    failed tasks are tried again, `trials` holds the result of each trial, and `tasks_at_last` the score of each task's
+    last one.
     """
 
     score: Score
@@ -42,6 +44,7 @@ class HeldOut:
     episodes: Sequence[Trajectory] = ()
     trials: Sequence[Trial] = ()
     tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    by_tool: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
 
 
 def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
@@ -66,7 +69,8 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         return groups
 
     groups = play(made.environment, made.evaluation, "eval")
-    first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups))
+    tools = success_by_kind(groups, lambda task: _tools(task, config.explorer.ending))
+    first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups), by_tool=tools)
     if trials == 1:
         return first
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
@@ -87,6 +91,10 @@ def _collector(config: ConfigDict, made: Parts, temperature: float) -> EpisodeCo
 
 def _scores(groups: Sequence[Group]) -> dict[str, float]:
     return {group.task.id: group.score for group in groups if group.valid}
+
+
+def _tools(task: Task, ending: str) -> set[str]:
+    return {tool for action in task.solution for tool in tools_of(action)} - {ending}
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:

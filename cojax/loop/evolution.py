@@ -15,6 +15,7 @@ from cojax.loop.groups import groups_left, probe_tasks
 from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, synthesize
+from cojax.synthesis.beliefs import predictor
 from cojax.synthesis.idle import why_idle
 from cojax.synthesis.selection import visits_of
 
@@ -100,11 +101,12 @@ class Evolution:
             closed=loop.closed,
         )
         # Copies: the next step changes the memories, and may run at the same time.
-        read = [dict(state.memory[name]) for name in loop.reads]
+        read = {name: dict(state.memory[name]) for name in loop.reads}
+        predict = predictor(read["beliefs"], loop.environment, loop.explorer.ending) if "beliefs" in read else None
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                loop.evolve(inputs, *read),
+                loop.evolve(inputs, *read.values()),
                 loop.environment,
                 loop.explorer,
                 loop.validate,
@@ -114,6 +116,7 @@ class Evolution:
                 seed=seed,
                 step=state.step,
                 near_duplicates=loop.near_duplicates,
+                predict=predict or (lambda draft: None),
                 stop=stop,
             )
             if not synthesis.counts["expeditions"]:

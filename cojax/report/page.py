@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from cojax.report import figures, task_set
+from cojax.report import figures, origins, task_set, tools
 from cojax.report.episodes import follow, pairs, pick_within, select
 from cojax.report.exchanges import Exchanges
 from cojax.report.finite import strict_json
@@ -26,8 +26,8 @@ from cojax.report.pieces import TASKS, Pieces, replace_text, stamp_of, tasks_pie
 from cojax.report.run import Json, Run, read_run
 
 SCRIPTS = (
-    "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "exchanges.js", "pieces.js", "tasks.js",
-    "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
+    "elements.js", "charts.js", "table.js", "overview.js", "taskset.js", "origins.js", "exchanges.js", "pieces.js",
+    "tasks.js", "groups.js", "viewer.js", "pairs.js", "live.js", "start.js",
 )  # fmt: skip
 HISTORIES = 1_500_000  # bytes of histories of tasks in the page
 ROWS = 2_000_000  # bytes of the table's rows of tasks whose histories are not in the page
@@ -115,6 +115,8 @@ def _figures(run: Run, histories: Sequence[TaskHistory]) -> Json:
         "lengths": task_set.lengths(run),
         "conversion": task_set.conversion(run),
         "feedback": task_set.feedback(run),
+        "worth": origins.worth(run, histories),
+        "gains": tools.gains(run),
         "drafts": pick_within([_draft(draft, numbers[id(draft)]) for draft in drafts], DRAFT_BYTES),
         "unit": "step",
     }

@@ -1,11 +1,11 @@
 // The task set: how diverse it is, how near it comes to the evaluation tasks, and what feedback brings and costs.
 const SETS = {initial: {name: "initial tasks", color: "var(--unguided)"}, synthesized: {name: "synthesized tasks", color: "var(--accent)"}, pool: {name: "pool", color: "var(--ink)"}};
 
-function taskSet({quality, lengths, conversion, feedback, totals}) {
+function taskSet({quality, lengths, conversion, feedback, totals, worth, gains}) {
   const cards = [...(quality.step ? qualityCards(quality) : []), lengthCard(lengths), conversionCard(conversion), feedbackCard(feedback, totals.seconds)].filter(Boolean);
   const missing = !quality.step && "Diversity and nearness to the evaluation tasks were not measured in this run, or not yet.";
   return section("taskset", "Task set", ["Is the pool diverse, does it stay near what is evaluated without copying it, and what does feedback bring for its time? ", missing],
-    h("div", {class: "grid"}, cards), conversion.funnel.length > 0 && funnel(conversion.funnel));
+    h("div", {class: "grid"}, cards), conversion.funnel.length > 0 && funnel(conversion.funnel), worth.rows.length > 0 && worthCard(worth), gains.rows.length > 0 && gainCard(gains));
 }
 
 function qualityCards(quality) {

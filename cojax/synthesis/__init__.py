@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.synthesis.admission import ADMISSIONS, Admission, admit
-from cojax.synthesis.collector import Collector, Synthesis
+from cojax.synthesis.collector import Collector, Predict, Synthesis
 from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, reads
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, sample_setups
@@ -68,23 +68,24 @@ def synthesize(
     seed: tuple,
     step: int,
     near_duplicates: NearDuplicates | None = None,
+    predict: Predict = lambda draft: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Synthesis:
     """Runs the expeditions in batches of `explorer.width` until `budget` tasks are found, at most `per_context` by each
     expedition.
 
     `known` says whether the pool holds a task with a given id, and `near_duplicates` whether it holds one with similar
-    wording. The expeditions of a batch run in parallel, each with an equal share of a metered explorer's budget. They
-    see the tasks found by earlier batches. After a batch, tasks are taken in the order of the expeditions. Tasks that
-    an earlier expedition also found, and tasks beyond `budget`, are dropped. If an environment or a model fails, its
-    expedition or draft is lost and counted, and the evolution goes on. The same seed gives the same tasks, provided
-    that a model gives the same replies.
+    wording. `predict` gives the success predicted of a draft, for its record. The expeditions of a batch run in
+    parallel, each with an equal share of a metered explorer's budget. They see the tasks found by earlier batches.
+    After a batch, tasks are taken in the order of the expeditions. Tasks that an earlier expedition also found, and
+    tasks beyond `budget`, are dropped. If an environment or a model fails, its expedition or draft is lost and counted,
+    and the evolution goes on. The same seed gives the same tasks, provided that a model gives the same replies.
 
     Raises Interrupted soon after `stop` turns true.
     """
     # A fork: an interrupted evolution must not change the pool's own index of wordings.
     wordings = NearDuplicates(0.0) if near_duplicates is None else near_duplicates.fork()
-    collector = Collector(explorer.name, step, budget, wordings)
+    collector = Collector(explorer.name, step, budget, wordings, predict)
     if isinstance(explorer, Metered):
         explorer.begin(seed)
 

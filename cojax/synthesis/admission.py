@@ -62,7 +62,7 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
     """The synthesis with the tasks `kept` alone; `groups` are the episodes of all its tasks.
 
     Each draft's record and each task's lineage say how often its task was solved. A draft whose task is not kept counts
-    as discarded. `probe` has the cost, and the share of live groups.
+    as discarded. `probe` has the cost, in all and by origin, and the share of live groups.
     """
     tried = {group.task.id: group for group in groups}
     ids = {task.id for task in kept}
@@ -100,7 +100,8 @@ def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[s
     verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
     if group.valid:
         verdict["difficulty"] = 1.0 - _success(group)
-    return {**record, "verdict": verdict, "task": record["task"] if kept else ""}
+    predicted = {**record["predicted"], "probe": _success(group) if group.valid else None}
+    return {**record, "verdict": verdict, "task": record["task"] if kept else "", "predicted": predicted}
 
 
 def _with_evidence(task: Task, group: Group) -> Task:
@@ -112,11 +113,24 @@ def _with_evidence(task: Task, group: Group) -> Task:
 def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     chosen = [group for group in groups if group.task.id in kept]
+    origins = {
+        origin: _played([group for group in groups if group.task.origin == origin])
+        for origin in sorted({group.task.origin for group in groups})
+    }
+    return {
+        **_played(groups),
+        "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
+        "live": sum(0.0 < _success(group) < 1.0 for group in groups) / max(1, len(groups)),
+        "live_kept": sum(0.0 < _success(group) < 1.0 for group in chosen) / max(1, len(chosen)),
+        "origins": origins,
+    }
+
+
+def _played(groups: Sequence[Group]) -> dict[str, int]:
+    """The number of candidates, of their episodes, and of the environment steps of these."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     return {
         "candidates": len(groups),
         "episodes": len(trajectories),
         "turns": sum(len(trajectory.turns) for trajectory in trajectories),
-        "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
-        "live": sum(0.0 < _success(group) < 1.0 for group in groups) / max(1, len(groups)),
-        "live_kept": sum(0.0 < _success(group) < 1.0 for group in chosen) / max(1, len(chosen)),
     }

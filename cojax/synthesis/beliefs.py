@@ -10,20 +10,23 @@ the policy changes:
     p ~ Beta(s·m + solved, s·(1 − m) + failed),    m = p_a · p_b,
 
 where p_t is the mean of the belief about one tool alone. A tool without evidence borrows: its prior mean is the success
-of its neighbours, or 1/2 without any.
+of its neighbours, or 1/2 without any. What they predict of a task is the mean over the pairs of its tools.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
+from cojax.environment import Charted, Environment, EnvironmentFailure
 from cojax.prefixes import replayed
 from cojax.registry.annotations import Range
 from cojax.signals.tools import tools_of
-from cojax.types import Action, Group, Signal, Task
+from cojax.types import Action, Group, Signal, Task, TaskDraft
+from cojax.validation.query import oversize
 
 # The number of steps seen, and γ; all other keys begin with "tool:" or "pair:".
 _STEPS, _DISCOUNT = "steps", "discount"
@@ -132,6 +135,18 @@ class Posterior:
         mean = self.tool(one) * self.tool(other)
         return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
+    def task(self, solution: Sequence[Action], ending: str = "") -> float | None:
+        """The success believed of a task with this solution, in (0, 1); None if it calls no tool but `ending`.
+
+        That is the mean, over the pairs of its tools without `ending`, of the means of their beliefs at its length. For
+        a single tool it is the mean of the belief about the tool.
+        """
+        tools = [tool for tool in _tools(solution) if tool != ending]
+        if len(tools) < 2:
+            return self.tool(tools[0]) if tools else None
+        beliefs = [self.pair(one, other, len(solution)) for one, other in itertools.combinations(tools, 2)]
+        return sum(solved / (solved + failed) for solved, failed in beliefs) / len(beliefs)
+
     def known(self, tool: str) -> float:
         """How many episodes the belief about the tool rests on, discounted."""
         return sum(evidence(self.memory, tool_key(tool)))
@@ -145,3 +160,30 @@ class Posterior:
         found = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
         solved, failed = (sum(one[i] for one in found) for i in (0, 1))
         return (1.0 + solved) / (2.0 + solved + failed)
+
+
+def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) -> Callable[[TaskDraft], float | None]:
+    """A function from a draft to the success that the beliefs in this memory predict of it.
+
+    A prior counts as two episodes. None for a draft that is too large to play, and where the environment fails.
+    """
+
+    @functools.cache
+    def known() -> frozenset[str]:
+        return frozenset(environment.popularity()) if isinstance(environment, Charted) else frozenset()
+
+    def neighbours(tool: str) -> Iterable[str]:
+        # A draft may call a tool that is not there, for which an environment has no neighbours to tell.
+        return environment.neighbours(tool) if isinstance(environment, Charted) and tool in known() else ()
+
+    posterior = Posterior(memory, neighbours)
+
+    def predict(draft: TaskDraft) -> float | None:
+        if oversize(draft.solution):
+            return None
+        try:
+            return posterior.task(draft.solution, ending)
+        except EnvironmentFailure:
+            return None
+
+    return predict

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cojax.environment import EngineError, EnvironmentFailure
 from cojax.synthesis.expedition_batch import ExpeditionResult
 from cojax.synthesis.records import draft_record, expedition_record, lineage
-from cojax.types import Task
+from cojax.types import Task, TaskDraft
 from cojax.validation.similarity import NearDuplicates
+
+# A draft → the success that is predicted of it, in [0, 1]; None if nothing predicts it.
+Predict = Callable[[TaskDraft], float | None]
 
 _COUNTS = (
     "expeditions", "runs_failed", "triplets", "drafts", "accepted", "retained", "discarded", "quarantined", "failures",
@@ -70,14 +73,15 @@ class Synthesis:
 class Collector:
     """The tasks found so far, at most `budget`, with the records and counts behind them.
 
-    The wording of each task is added to `near_duplicates`. A collector changes only between batches, while no
-    expedition runs.
+    The wording of each task is added to `near_duplicates`. `predict` gives the success predicted of a draft. A
+    collector changes only between batches, while no expedition runs.
     """
 
     explorer: str
     step: int
     budget: int
     near_duplicates: NearDuplicates
+    predict: Predict
     tasks: dict[str, Task] = dataclasses.field(default_factory=dict)
     drafts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     expeditions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -107,7 +111,8 @@ class Collector:
                 task = dataclasses.replace(task, origin=expedition.origin, lineage=descent)
                 self.tasks[task.id] = task
                 self.near_duplicates.add(task)
-            self.drafts.append(draft_record(expedition, draft, verdict, task, self.step, result.number))
+            believed = self.predict(draft)
+            self.drafts.append(draft_record(expedition, draft, verdict, task, self.step, result.number, believed))
         counts["failures"] += sum(isinstance(error, EnvironmentFailure) for error in result.errors)
         counts["explorer_failures"] += sum(isinstance(error, EngineError) for error in result.errors)
         self.expeditions.append(expedition_record(expedition, exploration, result.errors, self.step, result.number))

@@ -25,12 +25,19 @@ def lineage(expedition: Expedition, draft: TaskDraft, verdict: Verdict, explorer
 
 
 def draft_record(
-    expedition: Expedition, draft: TaskDraft, verdict: Verdict, task: Task | None, step: int, number: int
+    expedition: Expedition,
+    draft: TaskDraft,
+    verdict: Verdict,
+    task: Task | None,
+    step: int,
+    number: int,
+    believed: float | None,
 ) -> dict[str, Any]:
     """One line of drafts.jsonl.
 
     `number` is the expedition's number within the evolution, and `task` the task that the draft became, None if it was
-    refused.
+    refused. `predicted` has the success that was predicted of the draft before any training on it, in [0, 1]:
+    `believed` is that of beliefs, None if the evolution reads none. That of a probe is added by the admission.
     """
     return {
         "step": step,
@@ -42,6 +49,7 @@ def draft_record(
         "draft": to_json(draft),
         "verdict": to_json(verdict),
         "task": task.id if task else "",
+        "predicted": {"beliefs": believed, "probe": None},
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from cojax.report.origins import explored_by_origin, groups_by_origin
 
 # Of an origin: groups played of its tasks, those of them that were live, and actions of the explorer to find them.
 COUNTS = ("groups", "live", "actions")
@@ -14,13 +15,10 @@ def worth_of(
     metrics: Iterable[Mapping[str, Any]], expeditions: Iterable[Mapping[str, Any]]
 ) -> dict[str, dict[str, int]]:
     """The counts of a run by origin, from the lines of metrics.jsonl and expeditions.jsonl, D_0's included."""
-    found: dict[str, Counter[str]] = {}
-    for row in metrics:
-        for origin, counts in row.get("origins", {}).items():
-            found.setdefault(origin, Counter()).update(counts)
-    for one in expeditions:
-        found.setdefault(one["origin"], Counter())["actions"] += sum(run["actions"] for run in one["runs"])
-    return {origin: {name: found[origin][name] for name in COUNTS} for origin in sorted(found)}
+    parts = groups_by_origin(metrics), explored_by_origin(expeditions)
+    names = sorted({origin for part in parts for origin in part})
+    return {origin: {name: sum(part[origin][name] for part in parts if origin in part) for name in COUNTS}
+            for origin in names}  # fmt: skip
 
 
 def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

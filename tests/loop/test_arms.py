@@ -26,9 +26,9 @@ from cojax.rollout.vocabulary import word_tokenizer
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import EVOLUTIONS, initial_tasks, reads
 from cojax.synthesis.admission import Probe
-from cojax.synthesis.beliefs import Beliefs
+from cojax.synthesis.beliefs import Beliefs, predictor
 from cojax.synthesis.credits import Credits
-from cojax.types import Action, Call
+from cojax.types import Action, Call, TaskDraft, from_json
 from cojax.validation import Validation
 
 GROWN = environments.load("desk", suites=2, applications=3)
@@ -147,6 +147,35 @@ def test_a_probe_tries_every_candidate_and_keeps_as_many_as_the_budget(probed):
     refused = [draft for draft in probed.left("drafts") if draft["verdict"]["evidence"][-1].startswith("not admitted")]
     assert len(refused) == sum(one["probe"]["candidates"] for one in found) - 8
     assert not any(draft["task"] for draft in refused)
+
+
+def test_a_draft_tells_the_success_that_beliefs_and_the_probe_predicted(probed):
+    drafts = probed.left("drafts")
+    believed = [draft["predicted"]["beliefs"] for draft in drafts]
+    assert all(0.0 < p < 1.0 for p in believed)
+    # Nothing but the evidence of earlier steps decides it.
+    memory = Beliefs().init()
+    for line in probed.left("memory"):
+        memory |= line["changes"].get("beliefs", {}) if line["step"] <= 2 else {}
+    predict = predictor(memory, probed.loop.environment, EXPLORER.ending)
+    first = [draft for draft in drafts if draft["step"] == 2]
+    assert [draft["predicted"]["beliefs"] for draft in first] == [
+        predict(from_json(TaskDraft, draft["draft"])) for draft in first
+    ]
+    tried = [draft for draft in drafts if any(line.startswith("probed") for line in draft["verdict"]["evidence"])]
+    assert len(tried) > 8
+    for draft in drafts:
+        p = draft["predicted"]["probe"]
+        assert p in (0.0, 0.25, 0.5, 0.75, 1.0) if draft in tried else p is None
+
+
+def test_without_beliefs_or_a_probe_nothing_is_predicted(tmp_path):
+    run = Run(tmp_path, EVOLUTIONS["uniform"], None, steps=2)
+    run.go()
+    assert [draft["predicted"] for draft in run.left("drafts")] == [{"beliefs": None, "probe": None}] * len(
+        run.left("drafts")
+    )
+    assert run.left("drafts")
 
 
 def test_probes_are_no_evidence_and_no_episode_of_a_step(probed):

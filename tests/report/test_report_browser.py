@@ -41,9 +41,12 @@ def write(folder: Path, seed: int = 0, **settings: Any) -> Path:
     parts = ("generation", "environment", "update", "sync", "feedback", "evaluation", "checkpoint")
     seconds = {**{name: 60.0 + 7 * place for place, name in enumerate(parts)}, "total": 700.0}
     verdicts = {"accepted": 13, "retained": 1, "discarded": 7, "added": {"boundary": 12, "rare": 1}}
+    probe = {"origins": {"boundary": {"candidates": 160, "episodes": 1_280, "turns": 123_456}}}
+    origins = {"boundary": {"groups": 16, "live": 9}, LONG[:90]: {"groups": 16, "live": 0}}
     Log(folder / "metrics.jsonl").append(
         metrics(step, tasks=100 + step, seconds=seconds, live_groups=0.4, partial=0.6, logprob_mismatch=1e-6)
-        | ({"evolution": verdicts, "dev": {"success": 0.4}} if step % 5 == 0 else {})
+        | {"origins": origins, "grad_norm": 0.123456}
+        | ({"evolution": {**verdicts, "probe": probe}, "dev": {"success": 0.4}} if step % 5 == 0 else {})
         for step in range(1, 41)
     )
     Log(folder / "tasks.jsonl").append(task_record(task) for task in (SEED, CHILD, GRANDCHILD))
@@ -51,6 +54,10 @@ def write(folder: Path, seed: int = 0, **settings: Any) -> Path:
     verdict = {"status": "discarded", "evidence": ["new, and no evaluation task", f"does not run: {ATTACK}{LONG}"]}
     drafts = [{"step": step, "origin": "rare", "draft": {"query": LONG}, "verdict": verdict} for step in (0, 0, 0, 5)]
     Log(folder / "drafts.jsonl").append(drafts)
+    ran = {"status": "accepted", "evidence": ["solved without hints: 1 of 3 attempts on the query alone"]}
+    guess = {"predicted": {"beliefs": 0.25, "probe": 0.5}}
+    accepted = {"step": 2, "origin": "boundary", "draft": {"query": CHILD.query}, "verdict": ran, "task": CHILD.id}
+    Log(folder / "drafts.jsonl").append([accepted | guess])
     for step in range(1, 4):
         group = [
             episode(step, SEED, sample, float(sample < 3), ["boundary"] if sample == 1 else []) for sample in range(8)
@@ -61,7 +68,8 @@ def write(folder: Path, seed: int = 0, **settings: Any) -> Path:
     rng = random.Random(seed)
     for name, beside, chance in (("zero_shot", ZERO_SHOT_EPISODES, 0.3), ("final", FINAL_EPISODES, 0.6)):
         scores = {f"{number:016x}": float(rng.random() < chance) for number in range(200)}
-        write_json(folder / f"{name}.json", {"success": sum(scores.values()) / 200, "tasks": scores})
+        tools = {tool: {"success": chance, "tasks": 90} for tool in ("mail", LONG[:90], ATTACK)}
+        write_json(folder / f"{name}.json", {"success": sum(scores.values()) / 200, "tasks": scores, "by_tool": tools})
         (folder / beside).write_bytes((folder / "episodes/000001.jsonl.gz").read_bytes())
     totals = {"total": 402.0, "warm_start": 143.0, **{name: 50.0 for name in parts}}
     summary = {
@@ -118,6 +126,28 @@ def test_the_page_runs_nothing_of_its_data(run: Path, tmp_path: Path) -> None:
     body = shown.partition("</head>")[2].partition('id="data"')[0]
     assert "<img" not in body
     assert "&lt;/script&gt;&lt;script&gt;" in body
+
+
+def test_what_tasks_were_worth_is_shown_by_origin_and_the_gain_by_tool(run: Path, tmp_path: Path) -> None:
+    script = """
+      const read = (id) => [...document.querySelectorAll(`#${id} tr`)].map((row) => [...row.children].map((cell) => cell.textContent));
+      return {worth: read("worth"), gains: read("gains"), text: document.querySelector("#worth").textContent};
+    """  # noqa: E501
+    seen = found(run / "report.html", script, tmp_path)
+    head, *rows = seen["worth"]
+    assert head == [
+        "origin", "tasks", "groups", "live groups", "tools first solved", "explored: episodes", "explored: actions",
+        "probed: episodes", "probed: actions", "attempts", "rank correlation, beliefs", "rank correlation, probe",
+        "gradient norm",
+    ]  # fmt: skip
+    # Eight evolutions probed 1,280 episodes each; one task has a prediction, too few for a correlation.
+    (row,) = [row for row in rows if row[0] == "boundary"]
+    assert row[1:] == ["1", "640", "360 (56 %)", "0", "0", "0", "10,240", "987,648", "3", "– (1)", "– (1)", "0.123"]
+    why = "No rank correlation for beliefs: 1 task with a prediction and a known first visit; 5 are needed."
+    assert why in seen["text"]
+    assert seen["gains"][0] == ["tool", "evaluation tasks", "first", "last", "gain ↓", "tasks added"]
+    assert ["mail", "90", "30 %", "60 %", "+30.0 points", "1"] in seen["gains"]
+    assert ATTACK in [row[0] for row in seen["gains"]]
 
 
 @pytest.mark.parametrize("width", [400, 1_600])

@@ -1,6 +1,7 @@
 """Which candidates a probe keeps, and what the records say of the others."""
 
 import collections
+import dataclasses
 
 import pytest
 from records import call
@@ -61,9 +62,13 @@ def test_episodes_that_were_lost_do_not_count() -> None:
 
 def test_records_say_what_was_tried_and_what_it_cost() -> None:
     tasks = tuple(one.task for one in GROUPS[:3])
+    predicted = {"predicted": {"beliefs": 0.4, "probe": None}}
     drafts = (
-        {"task": "", "verdict": {"status": "discarded", "evidence": ["a duplicate"], "difficulty": None}},
-        *({"task": t.id, "verdict": {"status": "accepted", "evidence": ["runs"], "difficulty": None}} for t in tasks),
+        {"task": "", "verdict": {"status": "discarded", "evidence": ["a duplicate"], "difficulty": None}, **predicted},
+        *(
+            {"task": t.id, "verdict": {"status": "accepted", "evidence": ["runs"], "difficulty": None}, **predicted}
+            for t in tasks
+        ),
     )
     found = Synthesis(tasks, drafts, {"drafts": 4, "accepted": 3, "discarded": 1})
     made = admit(found, GROUPS[:3], [tasks[2]])
@@ -84,12 +89,36 @@ def test_records_say_what_was_tried_and_what_it_cost() -> None:
             ],
             "difficulty": 1.0,
         },
+        "predicted": {"beliefs": 0.4, "probe": 0.0},
     }
     assert made.drafts[3]["task"] == tasks[2].id
+    assert made.drafts[3]["predicted"] == {"beliefs": 0.4, "probe": 0.5}
     assert made.drafts[3]["verdict"] == {"status": "accepted", "evidence": ["runs", line], "difficulty": 0.5}
     assert made.probe == {
         "candidates": 3, "episodes": 24, "turns": 48, "tokens": 144, "live": pytest.approx(1 / 3), "live_kept": 1.0,
+        "origins": {"seed": {"candidates": 3, "episodes": 24, "turns": 48}},
     }  # fmt: skip
+
+
+def test_what_a_probe_cost_is_told_by_origin_and_a_candidate_that_was_lost_has_no_success() -> None:
+    lost = group(0, 0, lost=8)
+    other = dataclasses.replace(group(1, 8).task, origin="rare")
+    groups = [lost, Group(other, tuple(dataclasses.replace(t, task=other) for t in group(1, 8).trajectories[:6]))]
+    drafts = tuple(
+        {
+            "task": one.task.id,
+            "verdict": {"status": "accepted", "evidence": ["runs"], "difficulty": None},
+            "predicted": {"beliefs": None, "probe": None},
+        }
+        for one in groups
+    )
+    found = Synthesis(tuple(one.task for one in groups), drafts, {"drafts": 2, "accepted": 2, "discarded": 0})
+    made = admit(found, groups, [other])
+    assert made.probe["origins"] == {
+        "rare": {"candidates": 1, "episodes": 6, "turns": 12},
+        "seed": {"candidates": 1, "episodes": 8, "turns": 0},
+    }
+    assert [draft["predicted"]["probe"] for draft in made.drafts] == [None, 1.0]
 
 
 def test_without_a_probe_everything_is_admitted() -> None:

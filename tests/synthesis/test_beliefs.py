@@ -2,9 +2,13 @@
 
 import pytest
 
+import environments
 from cojax import signals
-from cojax.synthesis.beliefs import Beliefs, Posterior, pair_key, tool_key
-from cojax.types import Action, Call, Group, Task, Trajectory
+from cojax.environment import EnvironmentFailure
+from cojax.synthesis.beliefs import Beliefs, Posterior, pair_key, predictor, tool_key
+from cojax.types import Action, Call, Group, Task, TaskDraft, Trajectory
+
+DESK = environments.load("desk")
 
 
 def group(tools, rewards, lost=0):
@@ -71,3 +75,49 @@ def test_a_tool_without_evidence_borrows_from_its_neighbours():
     posterior = Posterior(memory, lambda tool: near.get(tool, ()))
     assert [posterior.tool(tool) for tool in "bdef"] == pytest.approx([9 / 10, 1 / 10, 1 / 2, 1 / 2])
     assert tool_key("a") in memory
+
+
+def steps(*tools):
+    return tuple(Action(calls=(Call(tool),)) for tool in tools)
+
+
+def test_what_beliefs_predict_of_a_task_is_the_mean_over_the_pairs_of_its_tools():
+    memory = after([group(("a", "b"), (1.0,) * 6), group(("c",), (0.0,) * 2)], discount=1.0)
+    posterior = Posterior(memory)
+    # a and b: Beta(2 · 49/64 + 6, 2 · 15/64); a or b with c: the priors alone, 7/8 · 1/4.
+    known, prior = (2 * 49 / 64 + 6) / 8, 7 / 8 * 1 / 4
+    assert posterior.task(steps("a", "b", "finish"), "finish") == pytest.approx(known)
+    assert posterior.task(steps("a", "b", "c"), "finish") == pytest.approx((known + 2 * prior) / 3)
+    # No evidence at this length.
+    assert posterior.task(steps("a", "b", "c", "finish"), "finish") == pytest.approx((49 / 64 + 2 * prior) / 3)
+    assert posterior.task(steps("a", "a", "finish"), "finish") == pytest.approx(7 / 8)
+    assert posterior.task(steps("finish"), "finish") is None
+    assert posterior.task((), "finish") is None
+
+
+def draft(*tools):
+    return TaskDraft("desk", {}, "", "do it", steps(*tools), "")
+
+
+def test_predictions_of_drafts_borrow_from_neighbours_and_survive_what_a_draft_may_call():
+    predict = predictor(after([group(("mail_send",), (1.0,) * 6)], discount=1.0), DESK, "finish")
+    assert predict(draft("mail_send", "finish")) == pytest.approx((2 * 1 / 2 + 6) / 8)
+    assert predict(draft("mail_forward")) == pytest.approx(7 / 8)
+    # A tool that is not there has no neighbours.
+    assert predict(draft("nowhere", "finish")) == pytest.approx(1 / 2)
+    # Too large to play.
+    assert predict(draft(*(f"tool {number}" for number in range(5_000)))) is None
+
+
+def test_where_the_environment_fails_nothing_is_predicted():
+    class Failing:
+        def __getattr__(self, name):
+            return getattr(DESK, name)
+
+        def neighbours(self, tool):
+            raise EnvironmentFailure("the worker is gone")
+
+        def popularity(self):
+            return DESK.popularity()
+
+    assert predictor(Beliefs().init(), Failing(), "finish")(draft("mail_send")) is None

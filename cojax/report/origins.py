@@ -1,0 +1,253 @@
+"""What the tasks of each origin were worth: groups, live groups, tools first solved, costs, and what was predicted.
+
+An origin is what a task came from: a kind of signal, `uniform`, `unguided`, … The tasks of D_0 are among them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from cojax.report.lineage import TaskHistory, TaskVisit
+from cojax.report.run import Json, Run
+from cojax.signals.tools import tools_of
+from cojax.types import Action, Call
+
+Record = Mapping[str, Any]
+Counts = dict[str, Counter[str]]  # by origin
+Pair = tuple[float, float]  # predicted and realised success, in [0, 1]
+
+# Pairs below which a rank correlation is not given.
+LEAST = 5
+# What predicts the success of a draft.
+PREDICTORS = ("beliefs", "probe")
+_ATTEMPTS = re.compile(r"solved without hints: \d+ of (\d+) attempts")
+
+
+@dataclasses.dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's ρ of `pairs` pairs, in [−1, 1]; None where it is not given, and then `why` says the reason."""
+
+    rho: float | None
+    pairs: int
+    why: str = ""
+
+
+def groups_by_origin(metrics: Iterable[Record]) -> Counts:
+    """`groups` of the origin's tasks with two valid episodes, and `live` ones among them: rewards differ."""
+    found: Counts = {}
+    for row in metrics:
+        for origin, counts in row.get("origins", {}).items():
+            found.setdefault(origin, Counter()).update(counts)
+    return found
+
+
+def explored_by_origin(expeditions: Iterable[Record]) -> Counts:
+    """The explorer's `episodes` (runs of its expeditions) and `actions` (their environment steps)."""
+    found: Counts = {}
+    for one in expeditions:
+        counts = found.setdefault(one["origin"], Counter())
+        runs = one.get("runs", ())
+        counts["episodes"] += len(runs)
+        counts["actions"] += sum(run["actions"] for run in runs)
+    return found
+
+
+def probed_by_origin(metrics: Iterable[Record]) -> Counts | None:
+    """`episodes` of probes before admission, and `actions` (their environment steps).
+
+    None where a probe was made by a version that did not count by origin.
+    """
+    found: Counts = {}
+    for row in metrics:
+        probe = row.get("evolution", {}).get("probe")
+        if not probe:
+            continue
+        if "origins" not in probe:
+            return None
+        for origin, counts in probe["origins"].items():
+            found.setdefault(origin, Counter()).update(episodes=counts["episodes"], actions=counts["turns"])
+    return found
+
+
+def attempted_by_origin(drafts: Iterable[Record]) -> Counts:
+    """`episodes` of validation's attempts on the query alone that came to an end, as the evidence tells them."""
+    found: Counts = {}
+    for draft in drafts:
+        made = [int(match[1]) for line in draft["verdict"]["evidence"] if (match := _ATTEMPTS.match(line))]
+        if made:
+            found.setdefault(draft.get("origin", ""), Counter())["episodes"] += sum(made)
+    return found
+
+
+def gradient_norms(metrics: Iterable[Record]) -> dict[str, float]:
+    """Origin → mean `grad_norm` of steps, weighted by the origin's live groups in each.
+
+    A step's norm is that of its whole update, in which the groups of all origins are. Steps without a norm are left
+    out, and origins without a live group in the others.
+    """
+    total: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    for row in metrics:
+        norm = row.get("grad_norm")
+        for origin, counts in row.get("origins", {}).items():
+            if isinstance(norm, (int, float)) and counts["live"]:
+                total[origin] += norm * counts["live"]
+                weights[origin] += counts["live"]
+    return {origin: total[origin] / weights[origin] for origin in weights}
+
+
+def first_solved(
+    visits: Iterable[tuple[str, Iterable[str], Sequence[TaskVisit]]],
+) -> dict[str, list[str]]:
+    """Origin → the tools that its tasks were the first to solve, sorted.
+
+    `visits` has (origin, tools of the solution, visits) of each task. A tool is solved by the first episode with full
+    reward of a task whose solution calls it. In one step there is no order: a tool that tasks of several origins solve
+    first in the same step counts for each of them.
+    """
+    first: dict[str, tuple[int, set[str]]] = {}
+    for origin, tools, of_task in visits:
+        step = min((visit.step for visit in of_task if visit.successes), default=None)
+        if step is None:
+            continue
+        for tool in tools:
+            best, origins = first.get(tool, (step, set()))
+            if step < best:
+                first[tool] = step, {origin}
+            elif step == best:
+                first[tool] = best, {*origins, origin}
+    found: dict[str, list[str]] = {}
+    for tool in sorted(first):
+        for origin in first[tool][1]:
+            found.setdefault(origin, []).append(tool)
+    return found
+
+
+def rank_correlation(pairs: Sequence[Pair]) -> RankCorrelation:
+    """Spearman's ρ: Pearson's correlation of the ranks, equal values having the mean of their ranks."""
+    if len(pairs) < LEAST:
+        found = f"{len(pairs)} task{'' if len(pairs) == 1 else 's'}"
+        why = f"{found} with a prediction and a known first visit; {LEAST} are needed"
+        return RankCorrelation(None, len(pairs), why)
+    for name, values in zip(("predicted", "realised"), zip(*pairs, strict=True), strict=True):
+        if len(set(values)) == 1:
+            return RankCorrelation(None, len(pairs), f"the {name} success of all {len(pairs)} tasks is {values[0]:.2f}")
+    # Ranks from −(n − 1)/2 to (n − 1)/2 have the mean 0.
+    one, other = (_ranks(values) for values in zip(*pairs, strict=True))
+    rho = sum(a * b for a, b in zip(one, other, strict=True)) / math.sqrt(_squares(one) * _squares(other))
+    return RankCorrelation(max(-1.0, min(1.0, rho)), len(pairs))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """The rank of each value among them, less the mean rank; equal values have the mean of their ranks."""
+    order = sorted(values)
+    below = {value: bisect.bisect_left(order, value) for value in order}
+    return [below[value] + (bisect.bisect_right(order, value) - below[value] - len(order)) / 2 for value in values]
+
+
+def _squares(values: Iterable[float]) -> float:
+    return sum(value * value for value in values)
+
+
+def predictions(
+    drafts: Iterable[Record], predictor: str, realised: Callable[[str], float | None]
+) -> dict[str, list[Pair]]:
+    """Origin → (predicted, realised) of the drafts that became tasks, for one of PREDICTORS.
+
+    `realised` gives the success of a task, by its id, at its first visit; None if it is not known. A record of an older
+    version, without `predicted`, has no pair.
+    """
+    found: dict[str, list[Pair]] = {}
+    for draft in drafts:
+        guess = draft.get("predicted", {}).get(predictor)
+        if guess is not None and draft.get("task") and (seen := realised(draft["task"])) is not None:
+            found.setdefault(draft.get("origin", ""), []).append((guess, seen))
+    return found
+
+
+def worth(run: Run, histories: Sequence[TaskHistory]) -> Json:
+    """The data of the card: a row for each origin, the rank correlations over all origins, and what is not known.
+
+    `histories` are those of all tasks. A count of None is not known; `notes` says why.
+    """
+    groups, explored = groups_by_origin(run.metrics), explored_by_origin(run.expeditions.values())
+    probed, attempted = probed_by_origin(run.metrics), attempted_by_origin(run.drafts)
+    norms, tasks = gradient_norms(run.metrics), Counter(task.origin for task in histories)
+    kept = _first_kept(run)
+    solved = None if kept > 1 else first_solved((t.origin, tools_in(run, run.tasks[t.id]), t.visits) for t in histories)
+    pairs = {name: predictions(run.drafts, name, _realised(histories, kept)) for name in PREDICTORS}
+    names = sorted({*groups, *explored, *(probed or ()), *attempted, *tasks})
+    rows = [
+        {
+            "origin": origin,
+            "tasks": tasks[origin],
+            "groups": groups[origin]["groups"] if origin in groups else None,
+            "live": groups[origin]["live"] if origin in groups else None,
+            "solved": None if solved is None else solved.get(origin, []),
+            "explored": _cost(explored, origin),
+            "probed": _cost(probed, origin),
+            "attempted": attempted[origin]["episodes"] if origin in attempted else 0,
+            "norm": norms.get(origin),
+            "ranks": {name: dataclasses.asdict(rank_correlation(pairs[name].get(origin, []))) for name in PREDICTORS},
+        }
+        for origin in names
+    ]
+    every = {name: rank_correlation([pair for some in pairs[name].values() for pair in some]) for name in PREDICTORS}
+    return {
+        "rows": rows,
+        "ranks": {name: dataclasses.asdict(found) for name, found in every.items()},
+        "notes": _notes(run, kept, probed is None, every),
+    }
+
+
+def tools_in(run: Run, task: Record) -> set[str]:
+    """The tools that the solution of a task's record calls, without the one that ends an episode."""
+    ending = run.config.get("config", {}).get("explorer", {}).get("ending", "")
+    called = ((action.get("text", ""), action.get("calls", ())) for action in task.get("solution", ()))
+    actions = [Action(text=text, calls=tuple(Call(call["name"], {}) for call in calls)) for text, calls in called]
+    return {tool for action in actions for tool in tools_of(action)} - {ending}
+
+
+def _first_kept(run: Run) -> int:
+    """The first step whose episodes are stored; that after the last one if none are."""
+    return min(run.episodes.steps(), default=max((row["step"] for row in run.metrics), default=0) + 1)
+
+
+def _realised(histories: Iterable[TaskHistory], first_kept: int) -> Callable[[str], float | None]:
+    """The success at a task's first visit, where the episodes of all steps since it joined are stored."""
+    known = {task.id: task.visits[0].success for task in histories if task.visits and task.step + 1 >= first_kept}
+    return known.get
+
+
+def _cost(found: Counts | None, origin: str) -> list[int] | None:
+    """Episodes and environment steps; None where they are not known."""
+    return None if found is None else [found.get(origin, Counter())[name] for name in ("episodes", "actions")]
+
+
+def _notes(run: Run, kept: int, unknown_probe: bool, ranks: Mapping[str, RankCorrelation]) -> list[str]:
+    notes = []
+    if run.metrics and not any("origins" in row for row in run.metrics):
+        notes.append("Groups by origin are not known: an older version made this run.")
+    if kept > 1 and run.metrics:
+        notes.append(
+            f"Tools first solved are not known: the episodes of steps before {kept} are not stored (episodes_kept)."
+        )
+    if unknown_probe:
+        notes.append("What probes cost is not known by origin: an older version made them.")
+    drafts = [draft for draft in run.drafts if draft["step"]]
+    for name, found in ranks.items():
+        if not any(draft.get("predicted", {}).get(name) is not None for draft in drafts):
+            if drafts:
+                notes.append(f"No draft has a success predicted by {_PREDICTED_BY[name]}.")
+        elif found.rho is None:
+            notes.append(f"No rank correlation for {_PREDICTED_BY[name]}: {found.why}.")
+    return notes
+
+
+_PREDICTED_BY = {"beliefs": "beliefs", "probe": "a probe"}
