@@ -22,7 +22,8 @@ from experiments.presets import PRESETS
 
 _HEAD = """# Settings
 
-Written by `python -m experiments.reference > docs/settings.md`; do not edit.
+Written by `python -m experiments.reference > docs/settings.md`; do not edit. `cojax settings` prints the same, and
+`cojax settings WORD` the settings with that word in their names.
 
 Set a setting by `--config.NAME=VALUE`. An experiment (for example `experiments/desk.py`) overrides some defaults, and a
 preset (`--config.policy=NAME`) overrides others; a flag overrides both. If a range ends in `package.module:name`, you
