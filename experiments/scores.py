@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -44,7 +45,7 @@ class HeldOut:
     episodes: Sequence[Trajectory] = ()
     trials: Sequence[Trial] = ()
     tasks_at_last: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    by_tool: Mapping[str, Mapping[str, float]] = dataclasses.field(default_factory=dict)
+    by_tool: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
 
 def held_out_score(config: ConfigDict, made: Parts, description: str, trials: int = 1) -> HeldOut:
@@ -69,7 +70,7 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         return groups
 
     groups = play(made.environment, made.evaluation, "eval")
-    tools = success_by_kind(groups, lambda task: _tools(task, config.explorer.ending))
+    tools = success_by_tool(groups, config.explorer.ending)
     first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups), by_tool=tools)
     if trials == 1:
         return first
@@ -93,8 +94,13 @@ def _scores(groups: Sequence[Group]) -> dict[str, float]:
     return {group.task.id: group.score for group in groups if group.valid}
 
 
-def _tools(task: Task, ending: str) -> set[str]:
-    return {tool for action in task.solution for tool in tools_of(action)} - {ending}
+def success_by_tool(groups: Sequence[Group], ending: str) -> dict[str, dict[str, Any]]:
+    """For each tool but `ending`, `success` on the tasks whose solution calls it, and the number of these `tasks`."""
+
+    def tools(task: Task) -> set[str]:
+        return {tool for action in task.solution for tool in tools_of(action)} - {ending}
+
+    return success_by_kind(groups, tools)
 
 
 def sampling(config: ConfigDict, chat: Chat, temperature: float) -> Sampling:

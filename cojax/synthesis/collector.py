@@ -81,7 +81,7 @@ class Collector:
     step: int
     budget: int
     near_duplicates: NearDuplicates
-    predict: Predict
+    predict: Predict = lambda draft: None
     tasks: dict[str, Task] = dataclasses.field(default_factory=dict)
     drafts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     expeditions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
