@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from pathlib import Path
 
 import pytest
+from absl.testing import flagsaver
 
+from cojax.storage.files import write_json
+from experiments import desk, flags
 from experiments.config_file import FlagError, load, source
 
 
@@ -104,3 +108,22 @@ def test_a_file_is_described_by_its_content(tmp_path: Path) -> None:
     assert told == {
         "path": str(path), "hash": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": "unknown",
     }  # fmt: skip
+
+
+def test_a_run_notes_its_file_and_one_that_goes_on_by_its_folder_keeps_the_note(tmp_path: Path) -> None:
+    path, workdir = Path(written(tmp_path, "pass")), tmp_path / "run"
+    plain = json.loads(json.dumps(desk.get_config().to_dict()))
+    with flagsaver.flagsaver():
+        flags.parse(["run", f"--config={path}"])
+        noted = flags.file_given()
+    assert noted == {"file": source(path)}
+    path.unlink()  # a run goes on without it
+    for before in (noted, {}):
+        write_json(workdir / "config.json", {"config": plain, **before})
+        with flagsaver.flagsaver():
+            flags.parse(["run", f"--config=experiments/continued.py:{workdir}"])
+            assert flags.file_given() == before
+    write_json(tmp_path / "given.json", {"steps": 3})
+    with flagsaver.flagsaver():
+        flags.parse(["run", f"--config=experiments/given.py:{tmp_path / 'given.json'}"])
+        assert flags.file_given() == {}
