@@ -8,6 +8,8 @@ schedule.py    runs in order, several at a time; two of them never train the sam
 record.py      a finished run → its record, which holds all that tables and figures need
 stored.py      records in OUT/runs, one compressed file an arm
 tasks.py       a run's tasks as numbers: position in a plane, similarity to evaluation tasks, length, tool
+failures.py    what the agents of preference methods failed at, and which pairs they learned from
+origins.py     what the tasks of each origin were worth
 breakdown.py   held-out success and task sets by kind of task
 statistics.py  means, intervals, paired differences
 summary.py     records → NAME.json

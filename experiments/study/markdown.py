@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
 from experiments.study.origins import WORTH_HEAD, worth_rows
 
 # Budgets in the order of the table, with their titles.
@@ -39,6 +40,7 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         _quality(summary),
         *_by_tool(summary),
         *_worth(summary),
+        *_failures(summary),
         *_refused(summary),
         _made_with(summary["made_with"]),
         *(f"![{name.replace('-', ' ')}]({summary['name']}/{name}.png)" for name in figures),
@@ -208,6 +210,21 @@ def _worth(summary: Mapping[str, Any]) -> list[str]:
         "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions."
     )
     return [head, _table(WORTH_HEAD, rows)] if rows else []
+
+
+def _failures(summary: Mapping[str, Any]) -> list[str]:
+    """What the agents' failures were like, where arms learn from preferences."""
+    arms = summary["arms"]
+    if not (rows := failure_rows(arms)):
+        return []
+    most = max(arm["failures"]["records"] for arm in arms if "failures" in arm)
+    among = "" if most == len(summary["seeds"]) else f" that have it in their records, {most} of {len(summary['seeds'])}"
+    head = (
+        f"## What failures were like\n\nMeans over seeds{among}. A hard negative is a failure with a partial reward of "
+        "0.6 or more; distance is that of the second agent to the target at the end, in nats a token."
+    )
+    return [head, _table(FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
+            _table(EXAMPLES_HEAD, example_rows(arms))]  # fmt: skip
 
 
 def _refused(summary: Mapping[str, Any]) -> list[str]:

@@ -19,6 +19,7 @@ from cojax.types import INFRASTRUCTURE, content_hash
 from experiments import held_out
 from experiments.leaf import defaults
 from experiments.study import schedule
+from experiments.study.failures import failures_of
 from experiments.study.launch import THREADS
 from experiments.study.origins import worth_of
 from experiments.study.runs import StudyRun, plain_configuration
@@ -105,6 +106,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
         "evolutions": evolutions(Log(workdir / "expeditions.jsonl").read(), Log(workdir / "drafts.jsonl").read()),
         "origins": worth_of(metrics, Log(workdir / "expeditions.jsonl").read()),
+        **({"failures": failures} if (failures := failures_of(metrics)) else {}),
         "refused": refusal_counts(Log(workdir / "drafts.jsonl").read()),
         "tasks": describe_tasks(
             tasks,

@@ -8,6 +8,7 @@ from environments import load
 from experiments.study import figures
 from experiments.study.arms import COMMON
 from experiments.study.breakdown import breakdowns, prior_mastery
+from experiments.study.failures import failures_of
 from experiments.study.markdown import render_page
 from experiments.study.origins import worth_of
 from experiments.study.record import check_record
@@ -57,6 +58,41 @@ def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it():
     found = summarise("one", table, (1, 2), records)
     assert "origins" not in found["arms"][0]
     assert "by origin" not in render_page(found)
+
+
+def test_what_failures_were_like_is_told_over_the_seeds_whose_records_know_it():
+    target = {"episodes": 10, "failures": 2, "hard": 1, "distinct": 1.0, "ends": 0.5}
+    second = {"episodes": 10, "failures": 8, "hard": 0, "distinct": 0.25, "ends": 0.25}
+    metrics = [
+        {"preference": {"examples": {"own": 2, "failures": 3}, "target": target,
+                        "second": {**second, "distance": 0.0}}},
+        {},
+        {"preference": {"examples": {"own": 1, "other": 4}, "target": {"episodes": 10, "failures": 0, "hard": 0},
+                        "second": {**second, "distinct": 0.75, "distance": 0.5}}},
+        {"preference": {"examples": {}, "target": {"episodes": 0, "failures": 0, "hard": 0}}},
+    ]  # fmt: skip
+    found = failures_of(metrics)
+    assert found == {
+        "examples": {"own": 3, "failures": 3, "other": 4},
+        "agents": {
+            "target": {"failures": 0.1, "hard": 0.5, "distinct": 1.0, "ends": 0.5},
+            "second": {"failures": 0.8, "hard": 0.0, "distinct": 0.5, "ends": 0.25, "distance": 0.5},
+        },
+    }
+    assert failures_of([{"updates": 1.0}]) == {}
+    idle = {"examples": {"experts": 9}, "target": {"episodes": 0, "failures": 0, "hard": 0}}
+    assert failures_of([{"preference": idle}])["agents"]["target"]["failures"] is None
+    table = Table("A table", ("coevolving", "feedback"), ())
+    known_by = {**record("coevolving", 1, 0.5), "failures": found}
+    records = known(known_by, record("coevolving", 2, 0.5), *(record("feedback", seed, 0.5) for seed in (1, 2)))
+    page = render_page(summarise("one", table, (1, 2), records))
+    assert "Means over seeds that have it in their records, 1 of 2." in page
+    assert "| co-evolving agents | target | 10 % | 50 % | 100 % | 50 % | – |" in page
+    assert "| co-evolving agents | second | 80 % | 0 % | 50 % | 25 % | 0.50 |" in page
+    assert "| co-evolving agents | 3 | 4 | 3 | – | – |" in page
+    assert "| feedback (CoEvolve) | target" not in page
+    records = known(*(record(arm, seed, 0.5) for arm in table.arms for seed in (1, 2)))
+    assert "What failures were like" not in render_page(summarise("one", table, (1, 2), records))
 
 
 def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
