@@ -50,7 +50,7 @@ def failures_of(metrics: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         }
         for agent, total in totals.items()
     }
-    return {"examples": dict(examples), "agents": agents} if agents else {}
+    return {"examples": dict(examples), "agents": agents} if agents or examples else {}
 
 
 def mean_failures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

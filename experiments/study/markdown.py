@@ -218,7 +218,8 @@ def _failures(summary: Mapping[str, Any]) -> list[str]:
     if not (rows := failure_rows(arms)):
         return []
     most = max(arm["failures"]["records"] for arm in arms if "failures" in arm)
-    among = "" if most == len(summary["seeds"]) else f" that have it in their records, {most} of {len(summary['seeds'])}"
+    seeds = len(summary["seeds"])
+    among = "" if most == seeds else f" that have it in their records, {most} of {seeds}"
     head = (
         f"## What failures were like\n\nMeans over seeds{among}. A hard negative is a failure with a partial reward of "
         "0.6 or more; distance is that of the second agent to the target at the end, in nats a token."
