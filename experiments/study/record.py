@@ -30,8 +30,8 @@ Record = dict[str, Any]
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
 _DEADLINE = "limits.environment_deadline"
-# The part of a line of evidence that is about a single draft: an id, or everything after a colon.
-_DETAIL = re.compile(r"(:| [0-9a-f]{12,}).*", re.DOTALL)
+# The part of a line of evidence that is about a single draft: from an id, a colon or a quoted text on.
+_DETAIL = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
 # Keys that are equal to the last bit in two runs with the same settings, machine type and versions.
 RESULT = (
     "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "refused", "tasks",
