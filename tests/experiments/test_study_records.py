@@ -78,9 +78,11 @@ def test_refusals_are_counted_by_what_their_reason_begins_with():
         draft("no effect: ends as it began", step=0),
         draft("run fails: action 1, files_move(file=a): no such file", "the environment returned 1.00"),
         draft("an evaluation task has the same query"), draft("runs: 2 actions, full reward", task="t"),
+        draft("the query holds the answer 'wednesday'"), draft("the query holds the answer 'box 7: a'"),
     ]  # fmt: skip
     assert refusal_counts(drafts) == {
-        "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1
+        "duplicate of task": 2, "negative control": 1, "run fails": 1, "an evaluation task has the same query": 1,
+        "the query holds the answer": 2,
     }  # fmt: skip
 
 
