@@ -14,7 +14,6 @@ from same_runs import assert_same_run, episodes, lines
 
 from cojax.storage.checkpoint import Checkpointer
 
-NIGHTLY = pytest.mark.nightly
 # A policy that solves some tasks and parts of others, so that failures differ in partial reward.
 SETTINGS = (
     "steps=4", "checkpoint_every=1", "initial_tasks=12", "batch_size=6", "evaluation.every=0", "evaluation.tasks=8",
@@ -108,8 +107,8 @@ def test_a_checkpoint_holds_both_agents(reference):
     assert not np.array_equal(jax.tree.leaves(target)[0], jax.tree.leaves(second)[0])
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("method", [pytest.param("eto", marks=NIGHTLY), pytest.param("rft", marks=NIGHTLY), "sft"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("method", ["eto", "rft", "sft"])
 def test_every_baseline_runs_and_resumes_to_the_identical_result(method, runs, tmp_path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     done = runs(straight, *SETTINGS, f"method={method}")

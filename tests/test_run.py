@@ -142,7 +142,7 @@ def test_a_killed_run_goes_on_to_the_identical_result(moment, reference, runs, t
     assert_same_run(workdir, reference)
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_overlapped_steps_resume_with_the_groups_that_waited(overlapped, runs, tmp_path):
     """Data, order, counters, and with the local engine every bit: the groups sampled ahead are in the checkpoint."""
     workdir = tmp_path / "run"
@@ -172,7 +172,7 @@ def test_overlapped_steps_are_one_update_behind(overlapped, reference):
     assert abs(parts - seconds["total"]) <= 0.02 * seconds["total"]
 
 
-@pytest.mark.parametrize("settings", [(), pytest.param(("staleness=1",), marks=pytest.mark.real)])
+@pytest.mark.parametrize("settings", [(), pytest.param(("staleness=1",), marks=pytest.mark.nightly)])
 def test_steps_that_sample_until_a_batch_is_live_resume_to_the_identical_result(settings, runs, tmp_path):
     chosen = ("dynamic_sampling=8", "steps=4", "curriculum=learnability", "evaluation.every=0", *settings)
     straight, killed = tmp_path / "straight", tmp_path / "killed"

@@ -139,7 +139,8 @@ def test_after_a_kill_the_others_end_and_the_same_command_goes_on(killed, moment
     assert_equals(workdir, alone)
 
 
-@pytest.mark.parametrize("signalled", [pytest.param(0, marks=NIGHTLY), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("signalled", [0, 1])
 def test_sigterm_to_one_process_ends_all_with_a_checkpoint(signalled, alone, cache, tmp_path):
     workdir = tmp_path / "run"
     run = Processes(workdir, cache, 2, "checkpoint_every=100")

@@ -22,7 +22,7 @@ def runs(commands, tmp_path_factory) -> Runs:
     return Runs(commands, tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(runs: Runs, tmp_path: Path) -> None:
     done = runs(tmp_path / "whole", *ARM, "steps=4")
     assert done.returncode == 0, done.stdout + done.stderr

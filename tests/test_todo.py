@@ -82,7 +82,7 @@ def test_a_wrong_setting_is_refused_before_anything_is_built(run, folder: Path, 
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_it_trains_evolves_resumes_and_stands_in_the_report(run, folder: Path) -> None:
     train = documented()[1]
     done = run(*train)

@@ -45,7 +45,7 @@ def test_a_run_that_cannot_fit_stops_before_its_first_step(tmp_path):
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_the_preflight_rehearses_too(tmp_path):
     done = run(tmp_path, "learner.micro_rows=8192", "learner.row_length=65536", flags=("--check",))
     assert done.returncode == 1
@@ -55,8 +55,8 @@ def test_the_preflight_rehearses_too(tmp_path):
     assert "ok      memory: an update of 4 × 256 tokens at a time fits, remat none" in done.stdout
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 4])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 4])
 def test_bfloat16_on_eight_devices_goes_on_after_a_stop(tmp_path, rank):
     """With and without adapters, which are all that a checkpoint then holds."""
     settings = (

@@ -214,8 +214,8 @@ def test_a_run_that_goes_on_needs_no_cache(folder, model, tmp_path, monkeypatch,
             kept.initial_policy(given, made, tuple, directory, found=object())
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.nightly), 2])
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 2])
 def test_the_command_goes_on_after_the_cache_is_gone(folder, tmp_path, rank):
     few = [f"warm_start.{name}={value}" for name, value in FEW.items()]
     settings = ("warm_start.check_tasks=2", f"learner.lora.rank={rank}", *few)

@@ -255,6 +255,7 @@ def _seconds_to_open(page: Path, folder: Path) -> float:
     return float(match[1]) / 1_000
 
 
+@pytest.mark.nightly
 def test_a_live_page_draws_what_is_new_and_says_when_it_ends(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,7 +30,7 @@ LOOKUPS = {
 }
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_of_the_database_server_every_walk_replays_and_only_lookups_go_unnoticed(capsys) -> None:
     assert check.main(["mcp", "--set", "server=sqlite", "--count=2"]) == 0
     line = json.loads(capsys.readouterr().out)

@@ -117,6 +117,7 @@ def test_a_run_that_is_killed_in_an_evolution_repeats_no_task_loses_none_and_pay
         assert not path.is_file() or KEY.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.nightly
 def lines_whole(path: Path) -> list[dict[str, Any]]:
     """The lines that were written whole."""
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
