@@ -222,7 +222,8 @@ def _failures(summary: Mapping[str, Any]) -> list[str]:
     among = "" if most == seeds else f" that have it in their records, {most} of {seeds}"
     head = (
         f"## What failures were like\n\nMeans over seeds{among}. A hard negative is a failure with a partial reward of "
-        "0.6 or more; distance is that of the second agent to the target at the end, in nats a token."
+        "`preference.hard` or more; distance is the mean of log π_second − log π_target on the second agent's tokens, "
+        "at the end, in nats."
     )
     return [head, _table(FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
             _table(EXAMPLES_HEAD, example_rows(arms))]  # fmt: skip

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.environment import Environment
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.rollout.collect import Limits
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log
-from cojax.types import INFRASTRUCTURE, content_hash
+from cojax.types import INFRASTRUCTURE, Task, content_hash
 from experiments import held_out
 from experiments.leaf import defaults
 from experiments.study import schedule
@@ -65,18 +66,15 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         raise NotFinished(
             f"{workdir} holds a run with other settings: {different}. Choose another --runs, or delete it"
         )
-    if summary["steps"] != job.config["steps"]:
-        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
-    if any("tasks" not in found for found in evaluations):
-        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
+    _check_whole(summary, evaluations, job, workdir)
     trials = evaluations[1].get("trials", [])
-    metrics = list(Log(workdir / "metrics.jsonl").read())
+    metrics, expeditions, drafts = (
+        list(Log(workdir / f"{name}.jsonl").read()) for name in ("metrics", "expeditions", "drafts")
+    )
     tasks = [task_from_record(record, line) for line, record in enumerate(Log(workdir / "tasks.jsonl").read(), 1)]
     evaluation = config["config"]["evaluation"]
     environment = environment_of(config["config"])
-    targets = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
-    if not targets and (workdir / held_out.FILE).exists():
-        targets = held_out.stored(workdir / held_out.FILE)
+    targets = _evaluated(environment, evaluation, workdir)
     # A run that has used up its budget has steps without episodes, and so without means over them.
     played = [row for row in metrics if "success" in row and sum(row["outcomes"].values())]
     return {
@@ -104,10 +102,10 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "dev": [[row["step"], row["dev"]["success"]] for row in metrics if row.get("dev")],
         "learning": learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
-        "evolutions": evolutions(Log(workdir / "expeditions.jsonl").read(), Log(workdir / "drafts.jsonl").read()),
-        "origins": worth_of(metrics, Log(workdir / "expeditions.jsonl").read()),
+        "evolutions": evolutions(expeditions, drafts),
+        "origins": worth_of(metrics, expeditions),
         **({"failures": failures} if (failures := failures_of(metrics)) else {}),
-        "refused": refusal_counts(Log(workdir / "drafts.jsonl").read()),
+        "refused": refusal_counts(drafts),
         "tasks": describe_tasks(
             tasks,
             targets,
@@ -116,6 +114,24 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         ),
         "quality": describe_pool(tasks, targets, HashedNgrams(), config["config"]["quality"]["k"]),
     }  # fmt: skip
+
+
+def _check_whole(
+    summary: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]], job: StudyRun, workdir: Path
+) -> None:
+    """Raises NotFinished for a run that ended early, or that does not know its evaluation task by task."""
+    if summary["steps"] != job.config["steps"]:
+        raise NotFinished(f"{workdir} ended after {summary['steps']} steps, not {job.config['steps']}; delete it")
+    if any("tasks" not in found for found in evaluations):
+        raise NotFinished(f"{workdir} does not say which held-out tasks were solved; delete it and run the study again")
+
+
+def _evaluated(environment: Environment, evaluation: Mapping[str, Any], workdir: Path) -> Sequence[Task]:
+    """The evaluation tasks: the environment's own, or those that the run held out."""
+    tasks = environment.tasks(evaluation["split"], evaluation["tasks"], evaluation["seed"])
+    if not tasks and (workdir / held_out.FILE).exists():
+        return held_out.stored(workdir / held_out.FILE)
+    return tasks
 
 
 def solved_tasks(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:

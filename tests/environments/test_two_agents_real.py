@@ -48,7 +48,9 @@ def test_two_rounds_of_both_agents(world: str, tmp_path: Path) -> None:
     for record in records:
         assert sum(record["outcomes"].values()) == EPISODES[world]
         assert {"target", "second"} <= set(record["preference"])
-    for path in sorted((workdir / "episodes").glob("*.jsonl.gz")):
+    stored = sorted((workdir / "episodes").glob("*.jsonl.gz"))
+    assert len(stored) == 2
+    for path in stored:
         with gzip.open(path, "rt") as file:
             agents = [json.loads(line).get("agent") for line in file]
         assert agents.count("second") * 2 == len(agents) == EPISODES[world]
