@@ -137,6 +137,10 @@ ARMS: Mapping[str, Arm] = {
     "coevolving-growing": Arm(
         "co-evolving agents and task set", {"method": "coevolving", "preference.tasks": "growing", "evolve": "feedback"}
     ),
+    "one-agent-growing": Arm(
+        "one agent, and a task set that grows",
+        {"method": "coevolving", "preference.agent": "none", "preference.tasks": "growing", "evolve": "feedback"},
+    ),
     **{name: Arm(title, settings) for name, (title, settings) in grounds.ARMS.items()},
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }
