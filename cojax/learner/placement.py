@@ -14,7 +14,7 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.train_state import Params, TrainState
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Parameter
-from cojax.policy.sharding import ROWS, evaluate, place, shard
+from cojax.policy.sharding import ROWS, devices_along, evaluate, place, shard
 
 Shardings = tuple[jax.sharding.Sharding, ...] | None
 
@@ -34,7 +34,7 @@ class Placement:
     @property
     def row_shards(self) -> int:
         """Into how many parts the rows of a micro-batch are split."""
-        return 1 if self.mesh is None else self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        return devices_along(self.mesh, *ROWS)
 
     @property
     def batch(self) -> jax.sharding.Sharding:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy import flash
-from cojax.policy.sharding import ROWS, RULES
+from cojax.policy.sharding import ROWS, RULES, platform_of
 
 # Blocks that a row's queries are cut into; block i of n reads only the first (i + 1)/n of the keys.
 _BLOCKS = 8
@@ -27,7 +27,7 @@ def packed_attention(
     [B, T, H, S] in the dtype of the query; the softmax is in float32. The platform is that of the `mesh`, or of the
     default device; rows shorter than a kernel's block go through `blockwise` everywhere.
     """
-    platform = (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform
+    platform = platform_of(mesh)
     if platform not in flash.KERNELS or query.shape[1] < flash.BLOCK:
         return blockwise(query, key, value, segment_ids)
     length, kernel = query.shape[1], flash.KERNELS[platform]

@@ -24,7 +24,7 @@ def gpu(
 
     heads, size = query.shape[2:]
     key, value = (jnp.repeat(x, heads // x.shape[2], axis=2) for x in (key, value))
-    blocks = BlockSizes(BLOCK, BLOCK, block_q_dkv=32, block_kv_dkv=32, block_q_dq=32, block_kv_dq=32)
+    blocks = BlockSizes(BLOCK, BLOCK, block_q_dkv=64, block_kv_dkv=64, block_q_dq=64, block_kv_dq=64)
     return mha(query, key, value, segment_ids, size**-0.5, True, block_sizes=blocks, interpret=interpret)
 
 

@@ -6,7 +6,6 @@ Logits are made in chunks. The chunks are kept for the backward pass only where 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, RULES
+from cojax.policy.sharding import ROWS, RULES, devices_along
 from cojax.policy.transformer import hidden_states, routed_hidden_states, score_tokens, scoring_matrix
-from cojax.policy.wanted_tokens import chunks_needed, gather, piece, ungather, wanted_first, with_piece
+from cojax.policy.wanted_tokens import chunk_size, chunks_needed, gather, piece, ungather, wanted_first, with_piece
 
 KEPT_BYTES = 256 * 2**20  # of logits that a device keeps for the backward pass; more are computed again there
 
@@ -60,7 +59,7 @@ def token_scores(
     *,
     wanted: jax.Array | None = None,
     temperature: float = 1.0,
-    chunk: int = 128,
+    chunk: int | None = None,
     remat: str = "none",
     mesh: Mesh | None = None,
     entropy: str = "value",
@@ -73,13 +72,13 @@ def token_scores(
     of a segment, which nothing predicts, and where `wanted` bool[B, T] is false. `entropy` is "none" (all 0), "value"
     (no gradient) or "gradient".
 
-    Logits are computed for `chunk` wanted tokens of every row at a time, until the row with most of them is done. So
-    the memory is B · chunk · V, and tokens that are not wanted cost nothing here. A backward pass computes them again,
-    unless B · N · V float32 fit into `KEPT_BYTES`, N being T − 1 rounded up to whole chunks: then the forward pass of a
-    gradient keeps them. On a `mesh`, each device works on its own rows, and its own rows and part of the vocabulary are
-    the B and V of this; the matrix is gathered once, and its gradient is reduced once. `remat` and `mesh` are as in
-    `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless temperature > 0, and
-    for another `entropy`.
+    Logits are computed for `chunk` wanted tokens of every row at a time (None: `chunk_size`), until the row with most
+    of them is done. So the memory is B · chunk · V, and tokens that are not wanted cost nothing here. A backward pass
+    computes them again, unless B · N · V float32 fit into `KEPT_BYTES`, N being T − 1 rounded up to whole chunks: then
+    the forward pass of a gradient keeps them. On a `mesh`, each device works on its own rows, and its own rows and part
+    of the vocabulary are the B and V of this; the matrix is gathered once, and its gradient is reduced once. `remat`
+    and `mesh` are as in `hidden_states`, `routes` and `replay` as in `routed_hidden_states`. Raises ValueError unless
+    temperature > 0, and for another `entropy`.
     """
     if temperature <= 0:
         raise ValueError(
@@ -99,7 +98,8 @@ def token_scores(
     predicted = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] != 0)
     if wanted is not None:
         predicted &= wanted[:, 1:]
-    matrix, chunk = scoring_matrix(config, params), min(chunk, tokens.shape[1] - 1)
+    matrix = scoring_matrix(config, params)
+    chunk = min(chunk_size(tokens.shape[0], mesh) if chunk is None else chunk, tokens.shape[1] - 1)
     fixed = _Settings(config, temperature, chunk, entropy, mesh, _all_fit(config, tokens.shape, chunk, mesh))
     # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
@@ -124,8 +124,7 @@ class _Settings(NamedTuple):
 def _all_fit(config: ModelConfig, shape: tuple[int, ...], chunk: int, mesh: Mesh | None) -> bool:
     """Whether a device's part of the logits of all rows, in whole chunks, fits into KEPT_BYTES."""
     rows, length = shape[0], -(-(shape[1] - 1) // chunk) * chunk
-    devices = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in (*ROWS, "tensor"))
-    return 4 * rows * length * config.vocab_size <= KEPT_BYTES * devices
+    return 4 * rows * length * config.vocab_size <= KEPT_BYTES * devices_along(mesh, *ROWS, "tensor")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -254,16 +253,12 @@ def _matrix_axes(fixed: _Settings) -> tuple[str, str]:
     return ("vocabulary", "embed") if fixed.config.tie_word_embeddings else ("embed", "vocabulary")
 
 
-def _parts(fixed: _Settings, axis: str) -> int:
-    return 1 if fixed.mesh is None else fixed.mesh.shape[axis]
-
-
 def _reduce_gradient(fixed: _Settings, gradient: jax.Array) -> jax.Array:
     """The matrix's gradient summed over all rows; each device keeps its part."""
-    if _parts(fixed, "fsdp") > 1:
+    if devices_along(fixed.mesh, "fsdp") > 1:
         embed = _matrix_axes(fixed).index("embed")
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=embed, tiled=True)
-    gradient = jax.lax.psum(gradient, "data") if _parts(fixed, "data") > 1 else gradient
+    gradient = jax.lax.psum(gradient, "data") if devices_along(fixed.mesh, "data") > 1 else gradient
     # The barrier keeps the reduction in its micro-batch: libtpu 0.0.42 fails when it tries to move it out of that loop.
     return gradient if fixed.mesh is None else jax.lax.optimization_barrier(gradient)
 
@@ -275,13 +270,13 @@ def _scaled(fixed: _Settings, matrix: jax.Array, states: jax.Array) -> jax.Array
 
 def _sum_vocabulary(fixed: _Settings, x: jax.Array) -> jax.Array:
     """Sums over parts of the vocabulary → sums over all of it."""
-    return jax.lax.psum(x, "tensor") if _parts(fixed, "tensor") > 1 else x
+    return jax.lax.psum(x, "tensor") if devices_along(fixed.mesh, "tensor") > 1 else x
 
 
 def _log_sum(fixed: _Settings, scaled: jax.Array) -> jax.Array:
     """log Σ_v exp(scaled[..., v]) over the whole vocabulary."""
     own = jax.nn.logsumexp(scaled, axis=-1)
-    if _parts(fixed, "tensor") == 1:
+    if devices_along(fixed.mesh, "tensor") == 1:
         return own
     largest = jax.lax.pmax(own, "tensor")
     return largest + jnp.log(jax.lax.psum(jnp.exp(own - largest), "tensor"))
@@ -295,5 +290,5 @@ def _outer(left: jax.Array, right: jax.Array) -> jax.Array:
 
 def _is_target(fixed: _Settings, targets: jax.Array, scores: jax.Array) -> jax.Array:
     """bool[..., V]: true at the target, over the part of the vocabulary that this device scores."""
-    first = jax.lax.axis_index("tensor") * scores.shape[-1] if _parts(fixed, "tensor") > 1 else 0
+    first = jax.lax.axis_index("tensor") * scores.shape[-1] if devices_along(fixed.mesh, "tensor") > 1 else 0
     return targets[..., None] == first + jax.lax.broadcasted_iota(jnp.int32, scores.shape, scores.ndim - 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from jax.typing import ArrayLike
 from cojax.policy import logprobs, model_folder, transformer
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import Params
-from cojax.policy.sharding import ROWS, batch_sharding
+from cojax.policy.sharding import ROWS, batch_sharding, devices_along
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,7 +53,7 @@ class Policy:
             )
         rows, length = given.shape
         # Devices get equally many rows, so padding rows may be needed.
-        parts = 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in ROWS)
+        parts = devices_along(self.mesh, *ROWS)
         padded = np.pad(given.astype(np.int32), ((0, -rows % parts), (0, 0)))
         positions = np.broadcast_to(np.arange(length, dtype=np.int32), padded.shape)
         batch = (padded, positions, np.ones_like(padded))

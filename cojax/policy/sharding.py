@@ -50,6 +50,16 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """The platform ("cpu", "gpu", "tpu") of the mesh's devices; without a mesh, of the default device."""
+    return (jax.devices()[0] if mesh is None else mesh.devices.flat[0]).platform
+
+
+def devices_along(mesh: Mesh | None, *axes: str) -> int:
+    """The product of the mesh's sizes along these axes; 1 without a mesh."""
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in axes)
+
+
 def partition(row: Parameter) -> PartitionSpec:
     """The mesh axis of each of a parameter's axes."""
     return PartitionSpec(*(RULES.get(axis) for axis in row.axes))

@@ -1,5 +1,9 @@
 """Token log-probabilities against transformers' own, and what must be zero."""
 
+import math
+import types
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +11,8 @@ import pytest
 from references import one_segment, reference
 
 from cojax.policy import logprobs, transformer
+from cojax.policy.sharding import AXES
+from cojax.policy.wanted_tokens import chunk_size
 
 _SETTINGS = ("temperature", "chunk", "remat", "entropy")
 token_logprobs = jax.jit(logprobs.token_logprobs, static_argnums=0, static_argnames=_SETTINGS[:3])
@@ -227,3 +233,25 @@ def test_refuses_temperature_zero() -> None:
     config, params, values = reference("qwen3")
     with pytest.raises(ValueError, match="temperature is 0"):
         token_logprobs(config, params, values["tokens"], *one_segment(values["tokens"]), temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("platform", "rows", "sizes", "expected"),
+    [
+        ("cpu", 1, {}, 128),
+        ("tpu", 1, {}, 128),
+        ("gpu", 1, {}, 1024),
+        ("gpu", 4, {}, 256),
+        ("gpu", 16, {}, 128),
+        # Eight rows on four devices: two on each.
+        ("gpu", 8, {"data": 2, "fsdp": 2, "tensor": 2}, 512),
+    ],
+)
+def test_a_gpu_makes_more_logits_at_a_time_and_never_more_than_a_few_rows_need(
+    platform: str, rows: int, sizes: dict[str, int], expected: int
+) -> None:
+    count = math.prod(sizes.values())
+    devices = np.array([types.SimpleNamespace(platform=platform)] * count).reshape([sizes.get(x, 1) for x in AXES])
+    mesh: Any = types.SimpleNamespace(devices=devices, shape={axis: sizes.get(axis, 1) for axis in AXES})
+    assert chunk_size(rows, mesh) == expected
+    assert chunk_size(rows, None) == 128
