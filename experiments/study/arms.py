@@ -141,6 +141,9 @@ ARMS: Mapping[str, Arm] = {
         "one agent, and a task set that grows",
         {"method": "coevolving", "preference.agent": "none", "preference.tasks": "growing", "evolve": "feedback"},
     ),
+    "rft-growing": Arm(
+        "RFT on a task set that grows", {"method": "rft", "preference.tasks": "growing", "evolve": "feedback"}
+    ),
     **{name: Arm(title, settings) for name, (title, settings) in grounds.ARMS.items()},
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }

@@ -154,11 +154,12 @@ TABLES: Mapping[str, Table] = {
     **{name: Table(*table, seeds=grounds.SEEDS) for name, table in grounds.TABLES.items()},
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
-        ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "feedback"),
+        ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "rft-growing", "feedback"),
         (
             ("coevolving", "positive-agent"),
             ("coevolving-growing", "coevolving"),
             ("coevolving-growing", "one-agent-growing"),
+            ("coevolving-growing", "rft-growing"),
             ("coevolving-growing", "feedback"),
         ),
         _PREFERENCES,
