@@ -116,31 +116,31 @@ $(SGLANG)/.installed: $(SHIMS)/requirements.txt $(SHIMS)/sglang.txt
 	  f"SGLang needs Python 3.11 or 3.12, found {sys.version.split()[0]}; run: make sglang PYTHON=python3.11")'
 	mkdir -p $(@D)
 	$(SGLANG)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(SGLANG)
-	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check -r $(SHIMS)/requirements.txt
-	$(SGLANG)/bin/pip install --quiet --disable-pip-version-check --no-deps -r $(SHIMS)/sglang.txt
+	$(SGLANG)/bin/pip install --disable-pip-version-check -r $(SHIMS)/requirements.txt
+	$(SGLANG)/bin/pip install --disable-pip-version-check --no-deps -r $(SHIMS)/sglang.txt
 	PYTHONPATH=$(SHIMS) SGLANG_USE_CPU_ENGINE=1 $(SGLANG)/bin/python -c 'import sglang.launch_server'
 	@touch $@
 
 $(COMPILERS)/.installed: setup.py | $(BIN)/python
 	mkdir -p $(@D)
 	$(COMPILERS)/bin/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m venv --clear $(COMPILERS)
-	$(COMPILERS)/bin/pip install --quiet --disable-pip-version-check --editable '.[compilers]'
+	$(COMPILERS)/bin/pip install --disable-pip-version-check --editable '.[compilers]'
 	@touch $@
 
 $(VENV)/.base: setup.py | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/pip install --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.real: setup.py environments/bfcl/__init__.py | $(VENV)/.test
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,real,docs,notebook]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+	$(BIN)/pip install --disable-pip-version-check --editable '.[test,real,docs,notebook]'
+	$(BIN)/pip install --disable-pip-version-check --no-deps \
 	  $$($(BIN)/python -c 'from environments.bfcl import RECIPE; print(*RECIPE.requirements)')
 	@touch $@
 
 $(VENV)/.docs: setup.py | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/pip install --disable-pip-version-check --editable '.[docs]'
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.test: setup.py | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/pip install --disable-pip-version-check --editable '.[test]'
 	@touch $@ $(VENV)/.base

@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "evaluate": ("experiments.evaluate", "success of a checkpoint, a model folder or an endpoint"),
     "report": ("experiments.report", "the page of a run, or why one of its tasks exists"),
     "settings": ("experiments.reference", "every setting with its default, range and meaning"),
-    "compare": ("experiments.compare", "the results of two runs side by side, paired by evaluation task"),
+    "compare": ("experiments.compare", "the results of runs side by side, paired by evaluation task"),
     "check": ("environments.check", "prove an environment sound"),
     "install": ("environments.install", "install an environment's packages and data"),
     "convert": ("experiments.convert", "a GGUF file as a model folder"),

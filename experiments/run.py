@@ -224,7 +224,12 @@ def _train(config: ConfigDict, loop: Loop, state: State, directory: RunDirectory
 
 def _stopped(stop: Stop, config: ConfigDict, state: State) -> int:
     where = "at" if state.record is None else "in the evolution of"
-    CONSOLE.print(f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on")
+    CONSOLE.print(
+        f"stopped {where} step {state.step} of {config.steps}; run the same command again to go on, "
+        f"or look at it by: cojax report {config.workdir}",
+        markup=False,
+        soft_wrap=True,
+    )
     return 128 + stop.number
 
 

@@ -220,7 +220,9 @@ def test_a_signal_finishes_the_step_and_says_how_to_go_on(number, reference, run
     workdir = tmp_path / "run"
     status, output = runs.signalled(workdir, lambda: in_rollout(workdir), number)
     assert status == 128 + number
-    assert "run the same command again to go on" in output
+    assert f"run the same command again to go on, or look at it by: cojax report {workdir}" in output
+    log = (workdir / "run.log").read_text()
+    assert all(line in log for line in output.splitlines() if line.startswith(("step ", "D_0: ", "stopped ")))
     done = runs.continued(workdir)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_same_run(workdir, reference)

@@ -6,6 +6,8 @@ A terminal shows colours and live bars; a pipe or a log file gets the same words
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +22,24 @@ from cojax.report.run import origin_line
 from cojax.types import Status
 
 _T = TypeVar("_T")
+_LOG = logging.getLogger(__name__)
+
+
+class _LoggedConsole(Console):
+    """A console whose lines the log of the process gets too, where it takes what is INFO."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*objects, **options)
+        if _LOG.isEnabledFor(logging.INFO):
+            plain = Console(file=io.StringIO(), width=self.width, highlight=False, emoji=False, color_system=None)
+            plain.print(*objects, **options)
+            for line in plain.file.getvalue().splitlines():  # type: ignore[attr-defined]
+                if line.strip():
+                    _LOG.info("%s", line.rstrip())
+
+
 # Without emoji, as rich would turn "module:fire:" into a flame.
-CONSOLE = Console(highlight=False, emoji=False)
+CONSOLE: Console = _LoggedConsole(highlight=False, emoji=False)
 _COUNTED = {"signals": "signals", "verdicts": "verdicts", "tasks added": "added", "outcomes": "outcomes"}
 _KIND_STYLES = {"forgetting": "red", "boundary": "blue", "rare": "yellow"}
 _KINDS = 60  # kinds of task that a table lists

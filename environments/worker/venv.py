@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # Seconds that a whole installation may take.
 _DEADLINE = 1_800
+_REPORT_EVERY = 15.0  # seconds between the lines of an installation that goes on
 _MARK = "installed.json"
 
 
@@ -93,7 +95,7 @@ def install(name: str, recipe: Recipe, python: str | None, say: Callable[[str], 
             shutil.rmtree(folder, ignore_errors=True)
             _run([base, "-m", "venv", str(folder)], f"cannot make a virtual environment with {base}")
         say(f"{name}: installing {', '.join(recipe.requirements)}")
-        _pip(folder, recipe)
+        _pip(folder, recipe, lambda seconds: say(f"{name}: still installing, {seconds} s"))
         with tempfile.TemporaryDirectory() as scratch:
             for statement in filter(None, (recipe.prepare, recipe.proof)):
                 _run([str(folder / "bin" / "python"), "-c", statement], f"{name} does not work", {"TMPDIR": scratch})
@@ -119,24 +121,53 @@ def _marked(folder: Path, recipe: Recipe) -> bool:
         return False
 
 
-def _pip(folder: Path, recipe: Recipe) -> None:
+def _pip(folder: Path, recipe: Recipe, waits: Callable[[int], None]) -> None:
     command = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     _run(
         [*command, *([] if recipe.dependencies else ["--no-deps"]), *recipe.requirements],
         f"cannot install {', '.join(recipe.requirements)}. Without a network, put the wheels into a folder and set "
         "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER; then run the same command again",
+        waits=waits,
     )
 
 
-def _run(command: list[str], complaint: str, more: dict[str, str] | None = None) -> None:
+def _run(
+    command: list[str],
+    complaint: str,
+    more: dict[str, str] | None = None,
+    waits: Callable[[int], None] = lambda seconds: None,
+) -> None:
+    """Runs the command, whose failure raises InstallError: the complaint, and the end of what the command said.
+
+    `waits` is told every `_REPORT_EVERY` seconds for how long it has been running.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        try:
+            with subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(more or {})}
+            ) as process:
+                status = _ended(process, waits)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InstallError(f"{complaint}: {error}") from error
+        if status:
+            output.seek(0)
+            raise InstallError(f"{complaint}:\n{output.read().strip()[-1_500:]}")
+
+
+def _ended(process: subprocess.Popen[bytes], waits: Callable[[int], None]) -> int:
+    """The exit status. Raises TimeoutExpired, after it killed the process, at the deadline."""
+    began = time.monotonic()
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_DEADLINE, env={**os.environ, **(more or {})}
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{complaint}: {error}") from error
-    if done.returncode:
-        raise InstallError(f"{complaint}:\n{(done.stderr or done.stdout).strip()[-1_500:]}")
+        while True:
+            left = began + _DEADLINE - time.monotonic()
+            try:
+                return process.wait(min(left, _REPORT_EVERY))
+            except subprocess.TimeoutExpired:
+                if time.monotonic() - began >= _DEADLINE:
+                    raise subprocess.TimeoutExpired(process.args, _DEADLINE) from None
+                waits(round(time.monotonic() - began))
+    finally:
+        process.kill()
 
 
 def _tested(recipe: Recipe) -> str:

@@ -95,3 +95,15 @@ def test_the_command(capsys):
     with pytest.raises(SystemExit) as exit_:
         command.main(["nowhere"])
     assert exit_.value.code == 2
+
+
+def test_an_installation_says_that_it_goes_on_and_ends_at_its_deadline(monkeypatch):
+    monkeypatch.setattr(venv, "_REPORT_EVERY", 0.05)
+    said: list[int] = []
+    venv._run([sys.executable, "-c", "import time; time.sleep(0.3)"], "it fails", waits=said.append)
+    assert len(said) >= 2
+    monkeypatch.setattr(venv, "_DEADLINE", 0.2)
+    with pytest.raises(InstallError, match=r"it fails: .* timed out after 0\.2 seconds"):
+        venv._run([sys.executable, "-c", "import time; time.sleep(60)"], "it fails")
+    with pytest.raises(InstallError, match="it fails:\nwhy"):
+        venv._run([sys.executable, "-c", "import sys; sys.exit('why')"], "it fails")

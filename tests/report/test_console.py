@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import logging
 
+import pytest
 from rich.console import Console
+from rich.control import Control
 
 from cojax.report.console import CONSOLE, bar, duration, seconds_left, show_step, show_summary, step_line
 
@@ -152,3 +155,18 @@ def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:
 def test_dynamic_sampling_shows_how_many_groups_it_sampled() -> None:
     record = {**RECORD, "groups_live": 4.0, "groups_sampled": 9}
     assert "reward 0.50  live 4 of 9  signals" in step_line(record, steps=80).plain
+
+
+def test_the_log_gets_what_the_console_says_as_plain_lines(caplog: pytest.LogCaptureFixture) -> None:
+    with CONSOLE.capture():
+        CONSOLE.print("before")
+        with caplog.at_level(logging.INFO, "cojax.report.console"):
+            CONSOLE.print("[bold]plain[/bold] :fire:", Control())
+            CONSOLE.print("as [it] is", markup=False)
+            CONSOLE.print(Control.bell())
+            show_step(RECORD, 120, console=CONSOLE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "plain :fire:",
+        "as [it] is",
+        step_line(RECORD, 120).plain,
+    ]
