@@ -101,7 +101,7 @@ def check(config: ConfigDict) -> None:
         if unread := sorted(named - _OF_THE_POLICY):
             raise ValueError(
                 f"preference.{unread[0]} is {config.preference[unread[0]]!r}, but method is {config.method!r}, which "
-                f"does not learn in rounds; set --config.method to one of {', '.join(METHODS)}, or take it back"
+                f"does not learn in rounds; set --config.method to {_readers(unread[0])}, or take it back"
             )
         return
     method, settings = found
@@ -119,15 +119,27 @@ def check(config: ConfigDict) -> None:
                 f"{name} is {value!r}, but method {config.method!r} learns in rounds, which do not have it; set "
                 f"--config.{name}={default}, or --config.method=coevolve"
             )
-    if method.loss == "dpo" and not any(settings.kinds.values()):
+    alone = settings.agent == "none" and not method.fixed.get("agent")
+    if alone and (idle := sorted(named & {"share", "other"})):
         raise ValueError(
-            "preference.own, other and failures are all 0, so there is nothing to learn from; set one of them above 0"
+            f"preference.{idle[0]} is {config.preference[idle[0]]!r}, but it concerns the second agent, and "
+            "preference.agent is 'none'; take it back, or set --config.preference.agent=failure"
+        )
+    kinds = {kind: weight for kind, weight in settings.kinds.items() if kind != "other" or settings.agent != "none"}
+    if method.loss == "dpo" and not any(kinds.values()):
+        raise ValueError(
+            f"preference.{' and '.join(kinds)} are 0, so there is nothing to learn from; set one of them above 0"
         )
     if config.preference.tasks == "growing" and not method.plays:
         raise ValueError(
             f"preference.tasks is 'growing', but method {config.method!r} plays no episodes around which tasks could "
             "be found; set --config.preference.tasks=static"
         )
+
+
+def _readers(name: str) -> str:
+    """The methods that read a setting of section `preference`, in words."""
+    return "coevolve" if name == "hard_negatives" else f"one of {', '.join(METHODS)}"
 
 
 def _is_default(name: str, value: Any) -> bool:

@@ -24,7 +24,6 @@ from cojax.explorer.llm.explorer import LLMExplorer
 from cojax.explorer.llm.journal import Journal
 from cojax.learner.advantages import token_advantages
 from cojax.learner.placement import Placement
-from cojax.learner.rehearsal import rehearse
 from cojax.report.console import CONSOLE
 from cojax.rollout.chat import PolicyActor
 from cojax.rollout.engine import Weights
@@ -39,6 +38,7 @@ from experiments.compile.targets import attached
 from experiments.loading import begun
 from experiments.parts import Parts
 from experiments.processes import ALONE, Together
+from experiments.states import rehearse_agents
 
 _VERSIONS_ON_DISK = 3  # versions of the weights on disk while a server takes a new one
 _LOG_BYTES = 200 * 2**20
@@ -246,8 +246,8 @@ def _memory(config: ConfigDict, state: dict[str, Any]) -> str:
     if "learned" not in state:
         raise ValueError("not tried, as there is no policy")
     learner, learned = state["learner"], state.pop("learned")
-    state["saved"] = _bytes(learned)
-    rehearse(learner, learned, methods.update_sizes(config))
+    state["saved"] = _bytes(learned) * methods.agents(config)
+    rehearse_agents(config, learner, learned)
     return f"an update of {learner.micro_rows} × {learner.row_length} tokens at a time fits, remat {learner.remat}"
 
 

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from cojax import signals
 from cojax.environment import traits_of
 from cojax.learner.hosts import copied
+from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import rehearse
 from cojax.learner.train_state import TrainState
 from cojax.loop import Loop, State
@@ -66,7 +67,15 @@ def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState
         if not loop.staleness:
             loop.engine.rest()
     with loop.clock("update"):
-        return rehearse(loop.learner, learned, methods.update_sizes(config))
+        return rehearse_agents(config, loop.learner, learned)
+
+
+def rehearse_agents(config: ConfigDict, learner: Learner, learned: TrainState) -> TrainState:
+    """`rehearse` for the updates of the configuration; a second agent, where there is one, lies in memory meanwhile."""
+    second = learner.hosts.run("copy", copied, learned) if methods.has_second_agent(config) else None
+    learned = rehearse(learner, learned, methods.update_sizes(config))
+    del second
+    return learned
 
 
 def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDirectory) -> State | None:

@@ -65,8 +65,9 @@ def summarise(
 def _hard_negatives(records: Sequence[Mapping[str, Any]]) -> float | None:
     """Share of the failures of all agents that are hard negatives; None where no failure was compared with anything."""
     if grpo := [record for record in records if "hard_negatives" in record]:
-        failures = sum(record["failures"] for record in grpo)
-        return sum(record["hard_negatives"] for record in grpo) / failures if failures else None
+        if not any(record["hard_pairs"] for record in grpo):
+            return None
+        return sum(record["hard_negatives"] for record in grpo) / sum(record["failures"] for record in grpo)
     rounds = [record["preference"] for record in records if "preference" in record]
     if not any(one["examples"].get(kind) for one in rounds for kind in KINDS):
         return None

@@ -124,6 +124,22 @@ def test_every_baseline_runs_and_resumes_to_the_identical_result(method, runs, t
     assert all("second" not in record["preference"] for record in lines(straight / "metrics.jsonl"))
 
 
+@pytest.mark.nightly
+def test_hard_negatives_beside_the_groups_resume_to_the_identical_result(runs, tmp_path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    settings = (*SETTINGS, "preference.hard_negatives=0.5", "preference.hard=0.3")
+    done = runs(straight, *settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    moment = killed / "episodes/000002.jsonl.gz"
+    runs.signalled(killed, moment.exists, signal.SIGKILL, *settings)
+    assert runs.continued(killed).returncode == 0
+    assert_same_run(killed, straight)
+    records = lines(straight / "metrics.jsonl")
+    assert sum(record["hard_pairs"] for record in records) > 0
+    share = sum(record["hard_negatives"] for record in records) / sum(record["failures"] for record in records)
+    assert summary(straight)["hard_negatives"] == share
+
+
 @pytest.mark.real
 def test_best_of_n_trains_nothing_and_reports_its_trials(runs, tmp_path):
     done = runs(tmp_path / "run", *SETTINGS, "method=best_of_n", "evaluation.trials=3")

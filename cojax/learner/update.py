@@ -40,7 +40,8 @@ class NonFiniteUpdate(RuntimeError):
             f"step {step}, update {made + 1}: loss {metrics['loss']}, gradient norm {metrics['grad_norm']}; expected "
             f"finite numbers. The update was not made: the parameters {kept}. Look at the saved batch. The same "
             f"command fails at this step again, so add --config.learner.skip_steps=({step},), which makes no update in "
-            "that step, or lower optimizer.learning_rate or a cap of the loss."
+            "that step, or lower optimizer.learning_rate (of a method of rounds, preference.learning_rate) or a cap of "
+            "the loss."
         )
 
     def save(self, path: Path) -> None:

@@ -10,6 +10,7 @@ LEARNING_SETTINGS = frozenset(
     {
         "learner.skip_steps", "learner.loss_settings.importance_cap", "learner.loss_settings.clip_low",
         "learner.loss_settings.clip_high", "optimizer.learning_rate", "optimizer.clip_norm",
+        "preference.learning_rate",
     }
 )  # fmt: skip
 # Settings that may differ between two starts of one run; a larger `steps` extends a finished run. config.json notes

@@ -34,6 +34,7 @@ def examine(config: ConfigDict, target: Target) -> dict[str, Any]:
     Raises ValueError for a configuration that cannot be run, also for a mesh that does not fit the target or the model,
     and ModuleNotFoundError where the target's compiler is missing.
     """
+    config = methods.settled(config)
     checks.check(config)
     model = shape(config)
     mesh = make_mesh(**settings(config.mesh), devices=targets.devices(target))

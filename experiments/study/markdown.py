@@ -130,7 +130,27 @@ def _budgets(summary: Mapping[str, Any]) -> str:
         rows.append((title, *cells))
     rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))
     rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
+    if any(arm.get("failures") for arm in arms.values()):
+        rows += _gains_by_cost(list(arms.values()))
     return _table(("", *(arm["title"] for arm in arms.values())), rows)
+
+
+def _gains_by_cost(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """The mean gain of each arm over its mean cost, in episodes and in time."""
+    points = [100 * arm["gain"]["mean"] for arm in arms]
+    return [
+        (
+            "points gained per 1,000 episodes",
+            *(
+                f"{1000 * gain / played:.2f}" if (played := arm["budget"]["episodes"]) else "–"
+                for gain, arm in zip(points, arms, strict=True)
+            ),
+        ),
+        (
+            "points gained per minute on one core",
+            *(f"{60 * gain / arm['seconds']:.2f}" for gain, arm in zip(points, arms, strict=True)),
+        ),
+    ]
 
 
 def _learning(summary: Mapping[str, Any]) -> list[str]:

@@ -219,6 +219,14 @@ def test_a_mesh_that_does_not_divide_target_or_model_is_refused(config, monkeypa
         examine(config, targets.find("v5e-4"))
 
 
+def test_a_method_is_settled_before_it_is_checked(config, monkeypatch):
+    """With rows one by one, a method that learns from pairs takes two at a time, here as in a run."""
+    monkeypatch.setattr(targets, "devices", lambda target: [jax.devices()[0]] * target.count)
+    config.method, config.learner.micro_rows = "eto", 1
+    with pytest.raises(ValueError, match="makes 1 devices, but there are 4"):
+        examine(config, targets.find("v5e-4"))
+
+
 def test_what_would_make_it_fit_is_estimated_from_exact_sizes(config):
     mesh = make_mesh(devices=jax.devices()[:1])
 

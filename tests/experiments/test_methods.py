@@ -9,9 +9,10 @@ from ml_collections import ConfigDict
 
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.preference import Preference
-from experiments import desk, methods
+from experiments import alfworld, appworld, bfcl, desk, methods, presets, scienceworld, tau2
 from experiments.checks import check
 from experiments.entries import learned_by, reads_initial
+from experiments.summary import _hard_negatives
 
 
 def config(**settings: object) -> ConfigDict:
@@ -52,6 +53,14 @@ def test_the_initial_policy_is_kept_only_where_it_is_the_reference():
     assert reads_initial(config(method="sft", learner__lora__rank=4))
 
 
+def test_the_share_of_hard_negatives_is_none_where_none_was_compared():
+    compared = {"failures": 4.0, "hard_negatives": 3.0, "hard_pairs": 2.0}
+    alone = {**compared, "hard_pairs": 0.0}
+    assert _hard_negatives([compared, alone]) == 0.75
+    assert _hard_negatives([alone, {}]) is None
+    assert _hard_negatives([{}]) is None
+
+
 def test_the_task_set_grows_where_the_method_lets_it():
     assert methods.evolves(config())
     assert not methods.evolves(config(method="eto"))
@@ -82,9 +91,12 @@ def test_hard_negatives_go_with_grpo():
     assert methods.hard_negatives(config()) is None
 
 
+@pytest.mark.parametrize("world", [desk, bfcl, appworld, alfworld, scienceworld, tau2])
 @pytest.mark.parametrize("method", ["coevolve", "coevolving", "eto", "rft", "sft", "best_of_n"])
-def test_every_method_runs_in_the_desk(method):
-    check(config(method=method))
+def test_every_method_runs_in_every_experiment(method, world):
+    made = presets.resolve(world.get_config(), ["policy"])
+    made.method = method
+    check(methods.settled(made))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +128,25 @@ def test_every_method_runs_in_the_desk(method):
         ({"method": "eto", "learner__loss": "cispo"}, "learner.loss is 'cispo', but method 'eto' learns in rounds"),
         (
             {"method": "coevolving", "preference__own": 0.0, "preference__other": 0.0, "preference__failures": 0.0},
-            "preference.own, other and failures are all 0, so there is nothing to learn from",
+            "preference.own and other and failures are 0, so there is nothing to learn from",
+        ),
+        (
+            {
+                "method": "coevolving",
+                "preference__agent": "none",
+                "preference__own": 0.0,
+                "preference__failures": 0.0,
+            },
+            "preference.own and failures are 0, so there is nothing to learn from",
+        ),
+        (
+            {"method": "coevolving", "preference__agent": "none", "preference__share": 0.25},
+            "preference.share is 0.25, but it concerns the second agent, and preference.agent is 'none'; take it back",
+        ),
+        (
+            {"method": "best_of_n", "preference__hard_negatives": 0.5},
+            "preference.hard_negatives is 0.5, but method is 'best_of_n', which does not learn in rounds; set "
+            "--config.method to coevolve, or take it back",
         ),
         (
             {"method": "sft", "preference__tasks": "growing"},

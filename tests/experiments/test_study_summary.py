@@ -91,8 +91,12 @@ def test_what_failures_were_like_is_told_over_the_seeds_whose_records_know_it():
     assert "| co-evolving agents | second | 80 % | 0 % | 50 % | 25 % | 0.50 |" in page
     assert "| co-evolving agents | 3 | 4 | 3 | – | – |" in page
     assert "| feedback (CoEvolve) | target" not in page
+    assert "| points gained per 1,000 episodes | 245.10 | 245.10 |" in page
+    assert "| points gained per minute on one core | 150.00 | 150.00 |" in page
     records = known(*(record(arm, seed, 0.5) for arm in table.arms for seed in (1, 2)))
-    assert "What failures were like" not in render_page(summarise("one", table, (1, 2), records))
+    page = render_page(summarise("one", table, (1, 2), records))
+    assert "What failures were like" not in page
+    assert "points gained" not in page
 
 
 def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
