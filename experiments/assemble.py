@@ -33,6 +33,7 @@ from cojax.policy.transformer import Params
 from cojax.preference.rounds import Rounds
 from cojax.prefixes import PrefixLengths
 from cojax.registry import find
+from cojax.report.console import bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
 from cojax.synthesis import EVOLUTIONS, MEMORIES, Synthesis, initial_tasks, reads
 from cojax.types import Task
@@ -179,28 +180,25 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
     """
     if traits_of(made.environment).incomparable:
         return traits.own_tasks(config, made.environment, reserved(config, made))
-    explores = explorer(config, made, initial_explorer(config))
+    explores = explorer(config, made, explorers.initial(config))
     try:
-        return initial_tasks(
-            made.environment,
-            explores,
-            validation(config, made, explores),
-            config.initial_tasks,
-            seed=(config.seed, "initial"),
-            weights=popularity(made.environment),
-            per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
-            near_duplicates=NearDuplicates(config.validation.pool_similarity),
-        )
+        with bar("D_0: drafts examined") as advance:
+            return initial_tasks(
+                made.environment,
+                explores,
+                validation(config, made, explores),
+                config.initial_tasks,
+                seed=(config.seed, "initial"),
+                weights=popularity(made.environment),
+                per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
+                near_duplicates=NearDuplicates(config.validation.pool_similarity),
+                examined=advance,
+            )
     except ValueError:
         # The same command then makes the failed calls again: the endpoint may work by that time.
         if isinstance(explores, LLMExplorer):
             explores.chat_model.reopen()
         raise
-
-
-def initial_explorer(config: ConfigDict) -> str:
-    """Which explorer finds D_0."""
-    return config.initial_explorer or config.explorer.name
 
 
 def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal | None = None) -> Explorer:

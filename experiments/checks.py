@@ -14,7 +14,7 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import assemble, engines, entries, explorers, methods, placement, policies, processes
+from experiments import engines, entries, explorers, methods, placement, policies, processes
 from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
@@ -40,7 +40,7 @@ def check_run(config: ConfigDict) -> None:
     engines.check_servers(config)
     policies.check_folder(config)
     _check_pretrained(config)
-    explorers.check(config, {config.explorer.name, assemble.initial_explorer(config)})
+    explorers.check(config, {config.explorer.name, explorers.initial(config)})
     check_mesh(config)
 
 
@@ -250,7 +250,7 @@ def _check_validation(config: ConfigDict) -> None:
     asked = [f"validation.judge is {section.judge!r}"] * (section.judge != "off")
     asked += [f"validation.attempts is {section.attempts}"] * bool(section.attempts)
     asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
-    if asked and not any(map(_words_by_model, (config.explorer.name, assemble.initial_explorer(config)))):
+    if asked and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
         raise ValueError(
             f"{asked[0]}, but that is for queries that a model words, and both D_0 and what follows are of the "
             f"explorer {config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
@@ -270,7 +270,7 @@ def _words_by_model(explorer: str) -> bool:
 
 def _check_explorers(config: ConfigDict) -> None:
     """Raises ValueError for explorers that cannot find anything, or that need the policy before it has learned."""
-    section, first = config.explorer, assemble.initial_explorer(config)
+    section, first = config.explorer, explorers.initial(config)
     if section.separator and not section.separator.strip():
         raise ValueError(
             f"explorer.separator is {section.separator!r}, which any query may hold; expected text that stands between "

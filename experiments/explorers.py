@@ -35,6 +35,11 @@ from experiments.settings import JUDGES, attempts, choose, settings
 _WIDTH = 2
 
 
+def initial(config: ConfigDict) -> str:
+    """The name of the explorer that finds D_0."""
+    return config.initial_explorer or config.explorer.name
+
+
 def check(config: ConfigDict, names: Collection[str]) -> None:
     """Raises ValueError if the explorers of these names cannot work with their settings."""
     if "llm" in names:

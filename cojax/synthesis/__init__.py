@@ -26,7 +26,7 @@ from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, sample_setups
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.selection import SELECTIONS
-from cojax.types import Task
+from cojax.types import Task, TaskDraft, Verdict
 from cojax.validation.similarity import NearDuplicates
 
 __all__ = [
@@ -112,18 +112,25 @@ def initial_tasks(
     attempts: int = 10,
     per_context: int = 1,
     near_duplicates: NearDuplicates | None = None,
+    examined: Callable[[], object] = lambda: None,
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
 
-    Where there are fewer setups than that, expeditions go to them in turn. Raises ValueError, which names the commonest
-    reasons and what may help, if fewer tasks are found.
+    `examined` is called after each draft that was examined. Where there are fewer setups than that, expeditions go to
+    them in turn. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
     """
+
+    def validated(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
+        found = validate(draft, known, by)
+        examined()
+        return found
+
     setups = _setups(environment, split, count, seed, attempts * count)
     result = synthesize(
         (Expedition(setup, "unguided", weights=weights) for setup in setups),
         environment,
         explorer,
-        validate,
+        validated,
         lambda id: False,
         budget=count,
         per_context=per_context,

@@ -175,8 +175,12 @@ class FewSetups(BrokenDesk):
 
 
 def test_initial_tasks_are_found_on_few_setups_as_well() -> None:
-    result = initial_tasks(FewSetups(2), EXPLORER, Validation(DESK), 30, seed=(0,), weights=None)
+    examined: list[str] = []
+    result = initial_tasks(
+        FewSetups(2), EXPLORER, Validation(DESK), 30, seed=(0,), weights=None, examined=lambda: examined.append("draft")
+    )
     assert len(result.tasks) == 30
+    assert len(examined) >= result.counts["drafts"] >= 30
     assert len({str(task.setup) for task in result.tasks}) == 2
     assert 30 <= result.counts["expeditions"] <= 300
 
