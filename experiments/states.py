@@ -20,6 +20,7 @@ from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
 from cojax.loop.records import save
 from cojax.pool import TaskPool
+from cojax.preference.rounds import version
 from cojax.report.console import CONSOLE, explorer_line
 from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
@@ -63,7 +64,8 @@ def _origin(loop: Loop) -> str:
 def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
     """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine."""
     with loop.clock("sync"):
-        loop.engine.load(loop.learner.weights(learned, int(learned.step)))
+        step = int(learned.step)
+        loop.engine.load(loop.learner.weights(learned, version(step) if methods.rounds_of(config) else step))
         if not loop.staleness:
             loop.engine.rest()
     with loop.clock("update"):

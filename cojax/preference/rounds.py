@@ -34,6 +34,11 @@ class Played:
     distance: float | None = None
 
 
+def version(step: int, *, second: bool = False) -> int:
+    """The version of an agent's weights after so many steps: even for the target, odd for the second agent."""
+    return 2 * step + second
+
+
 @dataclasses.dataclass(frozen=True)
 class Rounds:
     """The rounds of a run by `method`. An expert has at most `longest` tokens."""
@@ -44,9 +49,9 @@ class Rounds:
     longest: int
 
     def load(self, agent: TrainState, step: int, *, second: bool = False) -> None:
-        """Puts an agent's weights on the engine. Versions are even for the target and odd for the second agent."""
+        """Puts an agent's weights on the engine."""
         with self.loop.clock("sync"):
-            self.loop.engine.load(self.loop.learner.weights(agent, 2 * step + second))
+            self.loop.engine.load(self.loop.learner.weights(agent, version(step, second=second)))
 
     def solutions(self, tasks: Sequence[Task]) -> dict[str, Trajectory]:
         """Task id → the trajectory of its solution, where experts are solutions."""
