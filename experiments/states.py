@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +25,6 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Synthesis
 from experiments import held_out, methods
-
-_LOG = logging.getLogger("cojax")
 
 
 def begin(
@@ -61,20 +58,29 @@ def _origin(loop: Loop) -> str:
     return f"of the environment's own, and nothing is synthesized: {reason}" if reason else "by unguided exploration"
 
 
-def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState) -> TrainState:
-    """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine."""
+def rehearsed(config: ConfigDict, loop: Loop, learned: TrainState, second: TrainState | None = None) -> TrainState:
+    """The same state, after a rehearsal: a step's largest batch fits into memory, together with the loaded engine.
+
+    `second` is as in `rehearse_agents`.
+    """
     with loop.clock("sync"):
         step = int(learned.step)
         loop.engine.load(loop.learner.weights(learned, version(step) if methods.rounds_of(config) else step))
         if not loop.staleness:
             loop.engine.rest()
     with loop.clock("update"):
-        return rehearse_agents(config, loop.learner, learned)
+        return rehearse_agents(config, loop.learner, learned, second)
 
 
-def rehearse_agents(config: ConfigDict, learner: Learner, learned: TrainState) -> TrainState:
-    """`rehearse` for the updates of the configuration; a second agent, where there is one, lies in memory meanwhile."""
-    second = learner.hosts.run("copy", copied, learned) if methods.has_second_agent(config) else None
+def rehearse_agents(
+    config: ConfigDict, learner: Learner, learned: TrainState, second: TrainState | None = None
+) -> TrainState:
+    """`rehearse` for the updates of the configuration; a second agent, where there is one, lies in memory meanwhile.
+
+    That is `second`, which a run that goes on has restored; where none is given, a copy of the policy.
+    """
+    if second is None and methods.has_second_agent(config):
+        second = learner.hosts.run("copy", copied, learned)
     learned = rehearse(learner, learned, methods.update_sizes(config))
     del second
     return learned
@@ -89,8 +95,7 @@ def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDi
     if found is None:
         return None
     loop.clock.restore(found.host["clock"])
-    _LOG.info(message := f"resumed at step {found.step}")
-    CONSOLE.print(message)
+    CONSOLE.print(f"resumed at step {found.step}")
     host, arrays, second = found.host, found.arrays, None
     if with_second:
         second = arrays.pop("second")
@@ -106,4 +111,4 @@ def resume(config: ConfigDict, loop: Loop, learned: TrainState, directory: RunDi
         host.get("record"),
         second,
     )
-    return dataclasses.replace(state, learner=rehearsed(config, loop, state.learner))
+    return dataclasses.replace(state, learner=rehearsed(config, loop, state.learner, second))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import types
+from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
 from cojax.learner.hard_negatives import HardNegatives
 from cojax.preference import Preference
-from experiments import alfworld, appworld, bfcl, desk, methods, presets, scienceworld, tau2
+from experiments import alfworld, appworld, bfcl, desk, methods, presets, scienceworld, states, tau2
 from experiments.checks import check
 from experiments.entries import learned_by, reads_initial
 from experiments.summary import _hard_negatives
@@ -59,6 +61,19 @@ def test_the_share_of_hard_negatives_is_none_where_none_was_compared():
     assert _hard_negatives([compared, alone]) == 0.75
     assert _hard_negatives([alone, {}]) is None
     assert _hard_negatives([{}]) is None
+
+
+@pytest.mark.parametrize(("restored", "copies"), [(None, 1), ("second", 0)])
+def test_a_restored_second_agent_is_not_copied_for_the_rehearsal(restored, copies, monkeypatch):
+    """A third agent in memory would refuse to go on with a run that fits."""
+    asked: list[str] = []
+    hosts = types.SimpleNamespace(run=lambda operation, compute, state: asked.append(operation))
+    monkeypatch.setattr(states, "rehearse", lambda learner, learned, sizes: learned)
+    learner: Any = types.SimpleNamespace(hosts=hosts)
+    second: Any = restored
+    learned: Any = "policy"
+    assert states.rehearse_agents(config(method="coevolving"), learner, learned, second) == "policy"
+    assert asked == ["copy"] * copies
 
 
 def test_the_task_set_grows_where_the_method_lets_it():
