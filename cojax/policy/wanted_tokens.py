@@ -9,14 +9,16 @@ from jax.sharding import Mesh
 from cojax.policy.sharding import ROWS, devices_along, platform_of
 
 
-def chunk_size(rows: int, mesh: Mesh | None) -> int:
+def chunk_size(rows: int, length: int, mesh: Mesh | None) -> int:
     """How many tokens of each of so many rows, which are spread over the mesh, have their logits made at a time.
 
-    128; on a GPU as many as make 1,024 tokens of a device's rows, where that is more. There, a chunk's products take
-    less time than reading and writing the whole float32 gradient of the matrix, which each chunk does.
+    128; on a GPU as many as make 1,024 tokens of a device's rows, where that is more; never more than the length − 1
+    tokens of a row that are scored. On a GPU, a chunk's products take less time than reading and writing the whole
+    float32 gradient of the matrix, which each chunk does.
     """
     few, many = 128, 1024
-    return few if platform_of(mesh) != "gpu" else max(few, many * devices_along(mesh, *ROWS) // rows)
+    size = few if platform_of(mesh) != "gpu" else max(few, many * devices_along(mesh, *ROWS) // rows)
+    return min(size, length - 1)
 
 
 def chunks_needed(wanted: jax.Array, chunk: int) -> jax.Array:

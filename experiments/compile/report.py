@@ -14,12 +14,12 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.learner import Learner
 from cojax.learner.rehearsal import full_batches
 from cojax.learner.train_state import TrainState
+from cojax.policy.wanted_tokens import chunk_size
 from experiments.bench.arithmetic import forward_flops, parameter_count
 from experiments.compile import program_text
 from experiments.compile.program_text import Collective, Program
 from experiments.compile.targets import Chip
 
-_CHUNK = 128  # tokens of a row that `token_scores` scores at a time
 # What names of kernels begin with → what they are.
 _FAMILIES = {
     "splash_mha": "splash attention",
@@ -122,7 +122,7 @@ def _compiled(
     assert analysis is not None
     program = program_text.parse(compiled.as_text() or "")
     rows, length = full.tokens.shape
-    rounds = (rows // learner.micro_rows, -(-(length - 1) // _CHUNK))
+    rounds = (rows // learner.micro_rows, -(-(length - 1) // _chunk(learner, length)))
     crossing = program_text.collectives(program, devices, rounds)
     fresh = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     return {
@@ -192,12 +192,17 @@ def vocabulary_moves(crossing: Sequence[Collective], learner: Learner) -> list[C
     ]  # fmt: skip
 
 
+def _chunk(learner: Learner, length: int) -> int:
+    """The tokens of a row that `token_scores` scores at a time."""
+    return chunk_size(learner.micro_rows, length, learner.placement.mesh)
+
+
 def logits_arrays(program: Program, learner: Learner, length: int) -> list[tuple[int, ...]]:
     """Arrays of whole rows of logits: those with an axis of (a part of) the vocabulary and one of a row's tokens."""
     config, shape = learner.config, learner.placement.mesh.shape if learner.placement.mesh else {}
     vocabulary = {config.vocab_size, config.vocab_size // shape.get("tensor", 1)}
-    rows = learner.micro_rows // learner.placement.row_shards
-    lengths = {length, length - 1, -(-(length - 1) // _CHUNK) * _CHUNK}
+    rows, chunk = learner.micro_rows // learner.placement.row_shards, _chunk(learner, length)
+    lengths = {length, length - 1, -(-(length - 1) // chunk) * chunk}
     tokens = lengths | {rows * n for n in lengths}
     width = {config.hidden_size, config.hidden_size // shape.get("fsdp", 1)}
     return [

@@ -11,8 +11,9 @@ from cojax.policy.config import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 PYTHON = warm_start.cache() / "compilers/bin/python"
-# The logits of one row of 512 tokens exceed what an update keeps of them.
-VOCABULARY = 2**19
+# More than the tokens that a GPU scores at a time; one row's logits exceed what an update keeps of them.
+LENGTH = 2048
+VOCABULARY = 2**17
 DENSE = ModelConfig(VOCABULARY, 256, 768, 4, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16")
 SPARSE = ModelConfig(
     VOCABULARY, 256, 768, 2, 8, 4, 32, tie_word_embeddings=False, param_dtype="bfloat16", num_experts=8,
@@ -21,10 +22,11 @@ SPARSE = ModelConfig(
 
 
 def compiled(folder: Path, model: ModelConfig, target: str, **mesh: int) -> dict:
-    """The report of a small model in rows of 512 tokens."""
+    """The report of a small model in rows of LENGTH tokens."""
     (folder / "config.json").write_text(json.dumps(model.to_hf()))
     settings = {
-        "model.path": folder, "learner.row_length": 512, "engine.max_length": 512, "learner.micro_rows": mesh["fsdp"],
+        "model.path": folder, "learner.row_length": LENGTH, "engine.max_length": LENGTH,
+        "learner.micro_rows": mesh["fsdp"],
         **{f"mesh.{name}": size for name, size in mesh.items()},
     }  # fmt: skip
     flags = [f"--config.{name}={value}" for name, value in settings.items()]

@@ -253,5 +253,6 @@ def test_a_gpu_makes_more_logits_at_a_time_and_never_more_than_a_few_rows_need(
     count = math.prod(sizes.values())
     devices = np.array([types.SimpleNamespace(platform=platform)] * count).reshape([sizes.get(x, 1) for x in AXES])
     mesh: Any = types.SimpleNamespace(devices=devices, shape={axis: sizes.get(axis, 1) for axis in AXES})
-    assert chunk_size(rows, mesh) == expected
-    assert chunk_size(rows, None) == 128
+    assert chunk_size(rows, 4096, mesh) == expected
+    assert chunk_size(rows, 4096, None) == 128
+    assert chunk_size(rows, 100, mesh) == chunk_size(rows, 100, None) == 99
