@@ -99,7 +99,7 @@ def token_scores(
     if wanted is not None:
         predicted &= wanted[:, 1:]
     matrix = scoring_matrix(config, params)
-    chunk = chunk_size(*tokens.shape, mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
+    chunk = chunk_size(tokens.shape[0], tokens.shape[1], mesh) if chunk is None else min(chunk, tokens.shape[1] - 1)
     fixed = _Settings(config, temperature, chunk, entropy, mesh, _all_fit(config, tokens.shape, chunk, mesh))
     # Cast before it is gathered: devices then send each other only the bits that the product reads.
     matrix = matrix if mesh is None else matrix.astype(config.dtype)
