@@ -42,6 +42,7 @@ _LEARNERS: Settings = {
 # experiments/desk_smollm2.py, on one core and on the evaluation tasks of the other tables.
 _PRETRAINED: Settings = {
     **changes(desk_smollm2.get_config(), desk.get_config()),
+    "batch_size": desk_smollm2.get_config().batch_size,  # the desk's own, and not the other tables'
     "optimizer.decay_steps": 0,
     "engine.lanes": 1,
     "engine.slots": 16,
@@ -49,7 +50,7 @@ _PRETRAINED: Settings = {
     "evaluation.tasks": 300,
     "evaluation.dev_tasks": 24,
     "evaluation.every": 0,
-    "checkpoint_every": 6,
+    "checkpoint_every": 4,
 }
 
 
@@ -121,10 +122,10 @@ ARMS: Mapping[str, Arm] = {
         "GRPO, Dr. GRPO's weighting",
         {**_LEARNERS, "learner.weighting": "constant_length", "learner.weighting_settings.length": 256},
     ),
-    # A pretrained language model that was shown 272 demonstrations.
-    "pretrained-static": Arm("static D_0", {**_PRETRAINED, "evolve": "none"}),
-    "pretrained-uniform": Arm("uniform exploration", {**_PRETRAINED, "evolve": "uniform"}),
-    "pretrained-feedback": Arm("feedback (CoEvolve)", {**_PRETRAINED, "evolve": "feedback"}),
+    # A pretrained language model that was shown 136 demonstrations and imitates its tasks' solutions and its successes.
+    "pretrained-static": Arm("RFT on D_0", {**_PRETRAINED, "preference.tasks": "static"}),
+    "pretrained-uniform": Arm("RFT, uniform exploration", {**_PRETRAINED, "evolve": "uniform"}),
+    "pretrained-feedback": Arm("RFT, feedback (CoEvolve)", {**_PRETRAINED, "evolve": "feedback"}),
     # Each step plays until 8 groups are live. So the episodes of the other arms, 60 · 16 · 8, make fewer steps.
     "dynamic": Arm("GRPO, dynamic sampling", {**_LEARNERS, "batch_size": 8, "dynamic_sampling": 64, "episodes": 7680}),
     # Their tables give every arm as many environment steps, those of both agents together; SFT plays none.

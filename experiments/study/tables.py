@@ -131,7 +131,7 @@ TABLES: Mapping[str, Table] = {
         4,
     ),
     "pretrained": Table(
-        "A pretrained language model (SmolLM2-135M-Instruct), shown 272 demonstrations, then co-evolved",
+        "A pretrained language model (SmolLM2-135M-Instruct), shown 136 demonstrations, then co-evolved by imitation",
         ("pretrained-static", "pretrained-feedback"),
         (("pretrained-feedback", "pretrained-static"),),
         seeds=PRETRAINED_SEEDS,

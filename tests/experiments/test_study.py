@@ -132,7 +132,7 @@ def test_the_former_selection_differs_from_feedback_in_its_rule_alone():
 def test_a_pretrained_model_runs_as_its_preset_says_but_on_one_core():
     table = TABLES["pretrained"]
     static, feedback = (configuration_of(job.settings) for job in jobs(table.arms, PRETRAINED_SEEDS[:1]))
-    assert changes(static, feedback) == {"evolve": "none"}
+    assert changes(static, feedback) == {"preference.tasks": "static"}
     # What all tables share and the preset does not say.
     assert changes(feedback, desk_smollm2.get_config()) == {
         "seed": 301, "engine.lanes": 1, "engine.slots": 16, "limits.concurrency": 16, "explorer.width": 1,

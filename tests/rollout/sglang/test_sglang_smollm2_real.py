@@ -28,6 +28,7 @@ LENGTH = 128
 QUESTIONS = ("What is the capital of France?", "Count from 1 to 12.", "Write one line of Python that adds 2 and 3.")
 # So few demonstrations teach no success: the penalty on length alone makes groups live.
 SMALL = (
+    "method=coevolve", "preference.tasks=static",
     "steps=2", "batch_size=2", "group_size=4", "initial_tasks=4", "evolve_every=2", "checkpoint_every=2",
     "warm_start.steps=2", "warm_start.batch_size=4", "warm_start.demonstrations=12", "warm_start.check_every=2",
     "warm_start.check_tasks=1", "learner.advantage=overlong_penalty", "learner.advantage_settings.longest=32",
