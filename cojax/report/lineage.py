@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 from cojax.report.run import Json, Run, expedition_of, joined_at, read_run
@@ -147,12 +148,23 @@ def lineage(folder: str | Path, task_id: str) -> TaskHistory:
         raise KeyError(f"task {task_id!r} {found}; give an id, or a longer prefix, from {run.folder / 'tasks.jsonl'}")
     task = run.tasks[matches[0]]
     wanted = {task["id"], (task.get("lineage") or {}).get("parent", "")}
+    return Lineages(run, _visits(run, wanted)).history(task["id"])
+
+
+def histories(run: Run) -> list[TaskHistory]:
+    """The histories of all tasks, in the order of the pool; every stored episode is read for them."""
+    lineages = Lineages(run, _visits(run, run.tasks.keys()))
+    return [lineages.history(task) for task in run.tasks]
+
+
+def _visits(run: Run, wanted: Collection[str]) -> VisitIndex:
+    """The visits of these tasks in the stored episodes."""
     visits = VisitIndex()
     for step in run.episodes.steps():
         for episode in run.episodes.read(step):
             if (visited := task_id_of(episode)) in wanted:
                 visits.add(visited, step, episode)
-    return Lineages(run, visits).history(task["id"])
+    return visits
 
 
 def task_id_of(episode: Json) -> str:

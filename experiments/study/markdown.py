@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
-from experiments.study.origins import WORTH_HEAD, worth_rows
+from experiments.study.origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
 
 # Budgets in the order of the table, with their titles.
 _BUDGETS: Mapping[str, str] = {
@@ -227,9 +227,15 @@ def _worth(summary: Mapping[str, Any]) -> list[str]:
     rows = worth_rows(summary["arms"])
     head = (
         "## What tasks were worth, by origin\n\nMeans over seeds. A group is live if its episodes differ in reward: "
-        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions."
+        "only then has it a policy gradient. Groups are those of training, and actions those of its expeditions. A "
+        "tool is first solved by the origin whose task was the first one solved that calls it. The norm is that of "
+        "whole updates, weighted by the origin's live groups in each. – is not known."
     )
-    return [head, _table(WORTH_HEAD, rows)] if rows else []
+    if not rows:
+        return []
+    predicted = predicted_rows(summary["arms"])
+    told = "Success at a task's first visit, as it was predicted of its draft and as it came (Spearman, mean of runs):"
+    return [head, _table(WORTH_HEAD, rows), *([told, _table(PREDICTED_HEAD, predicted)] if predicted else [])]
 
 
 def _failures(summary: Mapping[str, Any]) -> list[str]:

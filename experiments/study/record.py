@@ -13,6 +13,7 @@ from typing import Any
 from cojax.environment import Environment
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
+from cojax.report.run import read_run
 from cojax.rollout.collect import Limits
 from cojax.signals import SIGNALS
 from cojax.storage.files import Log
@@ -103,7 +104,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "learning": learning(metrics),
         "signals": {kind: [row["signals"][kind] for row in played] for kind in SIGNALS},
         "evolutions": evolutions(expeditions, drafts),
-        "origins": worth_of(metrics, expeditions),
+        **worth_of(read_run(workdir)),
         **({"failures": failures} if (failures := failures_of(metrics)) else {}),
         "refused": refusal_counts(drafts),
         "tasks": describe_tasks(

@@ -10,7 +10,7 @@ from typing import Any
 from experiments.study.arms import ARMS
 from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, worst_tenth
 from experiments.study.failures import mean_failures
-from experiments.study.origins import mean_worth
+from experiments.study.origins import mean_predicted, mean_worth
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
 from experiments.study.tables import Table
@@ -121,6 +121,7 @@ def _row(
         "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
         "learning": _learning([record.get("learning", {}) for record in records]),
         **({"origins": worth} if (worth := mean_worth(records)) else {}),
+        **({"predicted": predicted} if (predicted := mean_predicted(records)) else {}),
         **({"failures": failures} if (failures := mean_failures(records)) else {}),
         "refused": _means([record["refused"] for record in records]),
         "quality": {name: _mean_if_known([find(one["quality"]) for one in records]) for name, find in QUALITY.items()},

@@ -3,7 +3,11 @@
 import pytest
 from study_records import PAIR, known, record, stepless
 
-from cojax.types import content_hash
+from cojax.pool import task_record
+from cojax.report.run import read_run
+from cojax.storage.episodes import Episodes, record_of
+from cojax.storage.files import Log, write_json
+from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
 from experiments.study import figures
 from experiments.study.arms import COMMON
@@ -29,31 +33,61 @@ def test_what_updates_were_like_is_told_where_all_records_know_it():
     assert "clipped" not in page
 
 
-def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it():
+def test_what_tasks_were_worth_is_told_by_origin_where_all_records_know_it(tmp_path):
+    """Six tasks of origin rare, each predicted to be solved as often as it then was, and one task of D_0."""
+    solves = Action(calls=(Call("read"),))
+    seed = Task("desk", "begin", {}, (solves,), "unguided")
+    tasks = [
+        Task("desk", f"task {i}", {}, (solves, Action(calls=(Call(f"tool_{i % 2}"),))), "rare", Lineage(step=1))
+        for i in range(6)
+    ]
     metrics = [
-        {"origins": {"rare": {"groups": 4, "live": 1}, "unguided": {"groups": 2, "live": 2}}},
-        {},
-        {"origins": {"rare": {"groups": 4, "live": 3}}},
-    ]
+        {"step": 1, "grad_norm": 2.0,
+         "origins": {"rare": {"groups": 4, "live": 1}, "unguided": {"groups": 2, "live": 2}}},
+        {"step": 2, "origins": {}},
+        {"step": 3, "grad_norm": 4.0, "origins": {"rare": {"groups": 4, "live": 3}}},
+    ]  # fmt: skip
     expeditions = [
-        {"origin": "rare", "runs": [{"run": 0, "actions": 9, "ok": 8}, {"run": 1, "actions": 5, "ok": 5}]},
-        {"origin": "boundary", "runs": []},
+        {"step": 1, "expedition": 0, "origin": "rare", "runs": [{"run": 0, "actions": 9}, {"run": 1, "actions": 5}]},
+        {"step": 1, "expedition": 1, "origin": "boundary", "runs": []},
     ]
-    worth = worth_of(metrics, expeditions)
+    drafts = [
+        {"step": 1, "origin": "rare", "draft": {}, "verdict": {"status": "accepted", "evidence": []}, "task": task.id,
+         "predicted": {"beliefs": i / 8, "probe": None}}
+        for i, task in enumerate(tasks)
+    ]  # fmt: skip
+    write_json(tmp_path / "config.json", {"config": {"explorer": {"ending": "finish"}}})
+    for name, lines in (("metrics", metrics), ("expeditions", expeditions), ("drafts", drafts)):
+        Log(tmp_path / f"{name}.jsonl").append(lines)
+    Log(tmp_path / "tasks.jsonl").append([task_record(task) for task in (seed, *tasks)])
+    played = Episodes(tmp_path / "episodes")
+    played.write(1, [record_of(Trajectory(seed, "1-0", (), (), 1.0))])
+    played.write(2, [record_of(Trajectory(task, f"2-{i}-{k}", (), (), float(k < i)))
+                     for i, task in enumerate(tasks) for k in range(6)])  # fmt: skip
+    found = worth_of(read_run(tmp_path))
+    worth = found["origins"]
     assert worth == {
-        "boundary": {"groups": 0, "live": 0, "actions": 0},
-        "rare": {"groups": 8, "live": 4, "actions": 14},
-        "unguided": {"groups": 2, "live": 2, "actions": 0},
+        "boundary": {"groups": 0, "live": 0, "actions": 0, "solved": 0, "norm": None},
+        # Both of its tools are new; what D_0 had solved is not. (2 · 1 + 4 · 3) / 4.
+        "rare": {"groups": 8, "live": 4, "actions": 14, "solved": 2, "norm": 3.5},
+        "unguided": {"groups": 2, "live": 2, "actions": 0, "solved": 1, "norm": 2.0},
     }
+    assert found["predicted"] == {"beliefs": {"rho": 1.0, "tasks": 6}}
     table = Table("A table", ("feedback",), ())
     records = known(
-        {**record("feedback", 1, 0.5), "origins": worth},
+        {**record("feedback", 1, 0.5), **found},
+        # An older record, without measures and predictions.
         {**record("feedback", 2, 0.5), "origins": {"rare": {"groups": 4, "live": 0, "actions": 6}}},
     )
     page = render_page(summarise("one", table, (1, 2), records))
-    assert "| feedback (CoEvolve) | rare | 6 | 2 | 33 % | 10 | 5.0 |" in page
-    assert "| feedback (CoEvolve) | boundary | 0 | 0 | – | 0 | – |" in page
-    assert "| feedback (CoEvolve) | unguided | 1 | 1 | 100 % | 0 | 0.0 |" in page
+    assert "| feedback (CoEvolve) | rare | 6 | 2 | 33 % | 10 | 5.0 | 2.0 | 3.500 |" in page
+    assert "| feedback (CoEvolve) | boundary | 0 | 0 | – | 0 | – | 0.0 | – |" in page
+    assert "| feedback (CoEvolve) | unguided | 1 | 1 | 100 % | 0 | 0.0 | 1.0 | 2.000 |" in page
+    assert "| feedback (CoEvolve) | beliefs | +1.00 | 1 | 6 |" in page
+    unclear = {"predicted": {"beliefs": {"rho": None, "tasks": 2}}}
+    records = known(records["feedback", 1], {**records["feedback", 2], **unclear})
+    page = render_page(summarise("one", table, (1, 2), records))
+    assert "| feedback (CoEvolve) | beliefs | +1.00 | 1 | 4 |" in page
     records = known(records["feedback", 1], record("feedback", 2, 0.5))
     found = summarise("one", table, (1, 2), records)
     assert "origins" not in found["arms"][0]
