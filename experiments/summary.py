@@ -32,7 +32,8 @@ def summarise(
     records = list(directory.metrics.read())
     evolutions = [record["evolution"] for record in records if "evolution" in record]
     trained = sum(record["tokens_trained"] for record in records)
-    mismatch = sum(record.get("logprob_mismatch", 0.0) * record["tokens_trained"] for record in records)
+    compared = [record for record in records if "logprob_mismatch" in record]
+    mismatch = sum(record["logprob_mismatch"] * record["tokens_trained"] for record in compared)
     tasks = sum(1 for _ in directory.tasks.read())
     added = _sum(evolution["added"] for evolution in evolutions)
     return {
@@ -57,7 +58,7 @@ def summarise(
         "outcomes": _sum(record["outcomes"] for record in records),
         "seconds": clock.summary(),
         "tokens": {"sampled": sum(record["tokens_sampled"] for record in records), "trained": int(trained)},
-        "logprob_mismatch": mismatch / trained if trained else 0.0,
+        "logprob_mismatch": mismatch / (sum(record["tokens_trained"] for record in compared) or 1.0),
         "hard_negatives": _hard_negatives(records),
     }
 

@@ -183,9 +183,8 @@ class Learner:
             batch = placed[index]
             if batch is None:
                 continue
-            tokens = float((batches[index].weights > 0).sum())
             state, raw = self.apply(state, batch, counts[index], pairs)
-            updates.append(mean_metrics(jax.device_get(raw), tokens))
+            updates.append(mean_metrics(jax.device_get(raw), batches[index]))
             if not np.isfinite([updates[-1]["loss"], updates[-1]["grad_norm"]]).all():
                 flat = jax.tree.map(lambda array: np.reshape(array, (-1, *array.shape[2:])), fetch(self.hosts, batch))
                 raise NonFiniteUpdate(state, flat, updates[-1], len(updates) - 1)

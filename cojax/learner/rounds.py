@@ -53,7 +53,7 @@ def learn_round(
     for epoch in range(passes.epochs):
         for index in random.Random(repr(("epoch", epoch, seed))).sample(range(len(batches)), len(batches)):
             state, raw = learner.apply(state, placed[index], counts[index])
-            found = mean_metrics(jax.device_get(raw), float((batches[index].weights > 0).sum()))
+            found = mean_metrics(jax.device_get(raw), batches[index])
             if not np.isfinite([found["loss"], found["grad_norm"]]).all():
                 raise NonFiniteUpdate(state, batches[index], found, len(updates))
             updates.append({**found, **describe(batches[index])})

@@ -154,21 +154,29 @@ def micro_batch(batch: TrainBatch, index: jax.Array | int) -> TrainBatch:
 
 
 def combine_updates(updates: Sequence[Metrics]) -> Metrics:
-    """The metrics of a step from those of its updates: their number as `updates`, the largest `…_max`, else means."""
+    """The metrics of a step from those of its updates: their number as `updates`, the largest `…_max`, else means.
+
+    Each is over the updates that have it.
+    """
     metrics: Metrics = {"updates": float(len(updates))}
-    for name in updates[0] if updates else ():
-        values = [update[name] for update in updates]
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
         metrics[name] = max(values) if name.endswith("_max") else sum(values) / len(values)
     return metrics
 
 
-def mean_metrics(raw: Mapping[str, np.ndarray], tokens: float) -> Metrics:
-    """The metrics of `train_step` with means over the learned tokens in place of sums.
+def mean_metrics(raw: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
+    """The metrics of `train_step` on this batch of the host, with means over its learned tokens in place of sums.
 
-    Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known.
+    Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known, that
+    of `logprob_mismatch` over those that a sampler drew; without one, neither it nor its maximum is given.
     """
+    learned = np.asarray(batch.weights) > 0
+    tokens, sampled = float(learned.sum()), float((learned & (np.asarray(batch.versions) >= 0)).sum())
     whole = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
-    counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0)))}
+    counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0))), "logprob_mismatch": sampled}
     return {
-        name: float(value) if name in whole else float(value) / counts.get(name, tokens) for name, value in raw.items()
+        name: float(value) if name in whole else float(value) / counts.get(name, tokens)
+        for name, value in raw.items()
+        if sampled or not name.startswith("logprob_mismatch")
     }

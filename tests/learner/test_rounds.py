@@ -128,12 +128,29 @@ def test_all_batches_have_one_shape():
 
 
 def test_the_mismatch_is_that_of_the_sampling_policy_alone():
-    """Tokens that the policy did not sample have no log-probs to compare."""
-    foreign = dataclasses.replace(WORSE[0].turns[0], weights_version=-1, action_logprobs=(-9.0, -9.0))
-    pair = Pair(BETTER[0], dataclasses.replace(WORSE[0], turns=(foreign,)))
-    start = learner()
-    _, metrics = learn_round(start, start.init(PARAMS), [pair], Passes(2, 1), (0,))
-    assert metrics["logprob_mismatch"] < 1e-5
+    """Tokens that the policy did not sample have no log-probs to compare, and do not make the mean smaller."""
+
+    def foreign(one):
+        logprobs = (-9.0,) * len(one.turns[0].action_tokens)
+        turn = dataclasses.replace(one.turns[0], weights_version=-1, action_logprobs=logprobs)
+        return dataclasses.replace(one, turns=(turn,))
+
+    def shifted(one):
+        turn = one.turns[0]
+        logprobs = tuple(x - 0.25 for x in turn.action_logprobs)
+        return dataclasses.replace(one, turns=(dataclasses.replace(turn, action_logprobs=logprobs),))
+
+    def learned(*pairs):
+        start = learner()
+        return learn_round(start, start.init(PARAMS), pairs, Passes(1, 1), (0,))[1]
+
+    assert learned(Pair(BETTER[0], foreign(WORSE[0])))["logprob_mismatch"] < 1e-5
+    # Of the two sampled actions and the two others of a pair, and of a second update without any.
+    known, unknown = Pair(shifted(BETTER[0]), foreign(WORSE[0])), Pair(foreign(BETTER[1]), foreign(WORSE[1]))
+    for pairs in ([known], [known, unknown]):
+        assert learned(*pairs)["updates"] == len(pairs)
+        assert learned(*pairs)["logprob_mismatch"] == pytest.approx(0.25, abs=1e-2)
+    assert "logprob_mismatch" not in learned(unknown)
 
 
 def test_the_distance_to_a_policy_is_the_mean_log_ratio():
