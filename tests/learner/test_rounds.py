@@ -149,7 +149,7 @@ def test_the_mismatch_is_that_of_the_sampling_policy_alone():
     known, unknown = Pair(shifted(BETTER[0]), foreign(WORSE[0])), Pair(foreign(BETTER[1]), foreign(WORSE[1]))
     for pairs in ([known], [known, unknown]):
         assert learned(*pairs)["updates"] == len(pairs)
-        assert learned(*pairs)["logprob_mismatch"] == pytest.approx(0.25, abs=1e-2)
+        assert learned(*pairs)["logprob_mismatch"] == pytest.approx(0.25, abs=1e-5)
     assert "logprob_mismatch" not in learned(unknown)
 
 
