@@ -231,7 +231,13 @@ def _generate(
 
 def _trajectory(task: Task, question: tuple[int, ...], completion: Completion) -> Trajectory:
     """Rewarded by (number of different tokens mod 7) / 6, which varies within a group."""
-    turn = Turn(Action(), prompt_tokens=question, action_tokens=completion.tokens, action_logprobs=completion.logprobs)
+    turn = Turn(
+        Action(),
+        prompt_tokens=question,
+        action_tokens=completion.tokens,
+        action_logprobs=completion.logprobs,
+        weights_version=completion.weights_version,
+    )
     return Trajectory(task, turns=(turn,), reward=len(set(completion.tokens)) % 7 / 6)
 
 
