@@ -22,7 +22,15 @@ from transformers import PreTrainedTokenizerBase
 from cojax.environment import Actor, Episode, ask
 from cojax.rollout.control_tokens import ControlTokens, Mask
 from cojax.rollout.engine import Engine, Sampling
-from cojax.rollout.templates import MARK, PROBE, TOOLS_SECTION, injected_system_message, rendered, shows_tools
+from cojax.rollout.templates import (
+    MARK,
+    PROBE,
+    TOOLS_SECTION,
+    injected_system_message,
+    rendered,
+    require_tools,
+    shows_tools,
+)
 from cojax.rollout.tool_calls import parse
 from cojax.rollout.vocabulary import CHATML
 from cojax.types import ROLES, Action, Call, Message, Turn
@@ -68,13 +76,18 @@ class Chat:
     template, and which system message it adds by itself. `stops` are the tokens that end an action: `end`, and every
     other end of a text or turn.
 
-    Raises ValueError at construction when the template cannot be extended turn by turn or disagrees with the
-    tokenizer's own rendering.
+    Raises ValueError at construction, with the tokenizer's folder and the fix, where the tokenizer has no template or
+    no token that ends an action, and where the template refuses a user's or a tool's message, shows no tools, cannot be
+    extended turn by turn or disagrees with the tokenizer's own rendering.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, shown: Callable[[Tool], Tool | None] = whole_document):
-        if not tokenizer.chat_template:
-            raise ValueError("the tokenizer has no chat_template; save one in its tokenizer_config.json")
+        for name in ("chat_template", "eos_token"):
+            if not getattr(tokenizer, name):
+                raise ValueError(
+                    f"the tokenizer{_folder(tokenizer)} has no {name}; save that of the model's family in its "
+                    "tokenizer_config.json"
+                )
         self.tokenizer = tokenizer
         self.shown = shown
         self.end: int = tokenizer.eos_token_id
@@ -83,12 +96,15 @@ class Chat:
         # Padding of a policy from scratch is no end of a text: it never learned one.
         ends = () if tokenizer.chat_template == CHATML else _ENDS
         self.stops = (self.end, *(i for text, i in self._controls.ids.items() if text in ends and i != self.end))
-        self.notes = tuple(self._adapt())
         self.extend = functools.lru_cache(maxsize=8_192)(self._extend)
         self._open_cached = functools.lru_cache(maxsize=1_024)(self._open)
-        # Whether an action begins within a thought, as where the generation prompt ends in <think>.
-        self._thinks = "<think>" in self._template(_STUB[:1], generate=True).rpartition("</think>")[2]
-        self._check()
+        try:
+            self.notes = tuple(self._adapt())
+            # Whether an action begins within a thought, as where the generation prompt ends in <think>.
+            self._thinks = "<think>" in self._template(_STUB[:1], generate=True).rpartition("</think>")[2]
+            self._check()
+        except ValueError as error:
+            raise ValueError(f"the tokenizer{_folder(tokenizer)}: {error}") from error
 
     def open(self, messages: tuple[Message, ...], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
         """Tokens of the opening messages, with the tools on offer documented, and of the generation prompt."""
@@ -155,6 +171,8 @@ class Chat:
         if tool and not template.startswith(TOOLS_SECTION) and not shows_tools(self.tokenizer, tool):
             self.tokenizer = copy.copy(self.tokenizer)
             self.tokenizer.chat_template = template = TOOLS_SECTION + template
+        if tool:
+            require_tools(self.tokenizer, tool)
         if tool and template.startswith(TOOLS_SECTION):
             yield "it shows no tools in the form in which calls are read; a section of cojax's own shows them"
         if injected := injected_system_message(self.tokenizer, self._controls.ids):
@@ -164,12 +182,29 @@ class Chat:
         """Raises ValueError unless turns can be appended and harmless text is rendered as by the tokenizer itself."""
         opening, reply = (Message("user", "a b"),), (Message("tool", "c"),)
         heads = {self._cut(messages)[0] for messages in (reply, reply + opening)}
-        if len(heads) > 1 or "" in heads:
-            raise ValueError(f"the template rewrites earlier turns, or eos_token {self._end_text!r} ends none: set it")
+        if "" in heads:
+            raise ValueError(
+                f"the chat template does not show an action that ends in eos_token, {self._end_text!r}; set eos_token "
+                "in tokenizer_config.json to the token by which the template ends a turn"
+            )
+        if len(heads) > 1:
+            raise ValueError(
+                "the chat template rewrites earlier turns when messages are added, so a conversation cannot only grow; "
+                "save a template that leaves them as they are"
+            )
         ours = self.open(opening)
         theirs = self.tokenizer(self._template(opening, generate=True), add_special_tokens=False).input_ids
         if list(ours) != list(theirs):
-            raise ValueError(f"the template renders to {list(ours)} here but to {list(theirs)} by the tokenizer itself")
+            raise ValueError(
+                f"the chat template renders to the tokens {list(ours)} here but to {list(theirs)} by the tokenizer "
+                "itself; a likely cause is its normalizer, or an added token that takes in the spaces around it: "
+                "change it in tokenizer.json"
+            )
+
+
+def _folder(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Where the tokenizer was loaded from, for a message."""
+    return f" of {tokenizer.name_or_path}" if tokenizer.name_or_path else ""
 
 
 def _contents(messages: Iterable[Message]) -> str:

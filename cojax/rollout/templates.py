@@ -29,16 +29,50 @@ _LOOKUP = {"name": "lookup", "description": "looks it up", "parameters": {"type"
 PROBE: Mapping[str, Any] = {"type": "function", "function": _LOOKUP}
 _CALL = {"type": "function", "id": "000000000", "function": {"name": "lookup", "arguments": {"word": MARK}}}
 _USER = {"role": "user", "content": MARK}
+_SYSTEM = {"role": "system", "content": MARK}
+# What a template, which is code of others, may raise.
+_FAILURES = (
+    jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 
 
 def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
-        shown = rendered(tokenizer, [_USER], tools=[dict(tool)]) != rendered(tokenizer, [_USER])
+        shown = _names(tokenizer, tool, [_USER])
         call = rendered(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
-    except (jinja2.TemplateError, TypeError):
+    except ValueError:
         return False
     return shown and ("lookup" not in call or bool(parse(call).calls))
+
+
+def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> None:
+    """Raises ValueError unless this tool is documented with and without a system message before the user's.
+
+    A template that takes no system message at all need not show tools beside one.
+    """
+    openings = [[_USER]]
+    try:
+        rendered(tokenizer, [_SYSTEM, _USER])
+        openings.append([_SYSTEM, _USER])
+    except ValueError:
+        pass
+    for messages in openings:
+        try:
+            shown, why = _names(tokenizer, tool, messages), ""
+        except ValueError as error:
+            shown, why = False, f" ({error})"
+        if not shown:
+            beside = " beside a system message" if len(messages) > 1 else ""
+            raise ValueError(
+                f"the chat template shows no tools{beside}, nor the system message that cojax would show them in{why}; "
+                "choose --config.model.tools=none, or save a template that shows either"
+            )
+
+
+def _names(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
+    """Whether these messages name the tool once it is on offer."""
+    return "lookup" in rendered(tokenizer, messages, tools=[dict(tool)])
 
 
 def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
@@ -52,5 +86,12 @@ def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterab
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **given: Any) -> str:
-    """The text of the messages, by the template."""
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+    """The text of the messages, by the template. Raises ValueError, with their roles, where it refuses them."""
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **given))
+    except _FAILURES as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise ValueError(
+            f"the chat template refuses messages of the roles {roles}: {type(error).__name__}: {error!s:.200}; "
+            "save one that takes them as chat_template of the model's tokenizer"
+        ) from error

@@ -152,13 +152,13 @@ def test_a_call_that_was_only_thought_of_is_not_made():
 
 def test_a_template_that_rewrites_history_is_refused():
     broken = word_tokenizer(["x"], ["ok"], TOOLS)
-    broken.chat_template = "{{ messages | length }}<|im_end|>"
+    broken.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ValueError, match="rewrites earlier turns"):
-        Chat(broken)
+        Chat(broken, no_document)
 
 
 def test_a_tokenizer_without_a_template_is_refused():
     broken = word_tokenizer(["x"], ["ok"], TOOLS)
     broken.chat_template = None
-    with pytest.raises(ValueError, match="no chat_template"):
+    with pytest.raises(ValueError, match="has no chat_template; save"):
         Chat(broken)

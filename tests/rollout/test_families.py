@@ -139,6 +139,61 @@ def test_a_template_that_asks_for_other_calls_gets_the_section_too():
         assert chat.notes[0].startswith("it shows no tools in the form in which calls are read")
 
 
+_TURN = "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}"
+_BEGIN = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+
+
+def plain(before: str = "", condition: str = "true") -> str:
+    """A template that says `before` first, then every message `m` for which the condition holds."""
+    return f"{before}{{%- for m in messages %}}{{%- if {condition} %}}{_TURN}{{%- endif %}}{{%- endfor %}}{_BEGIN}"
+
+
+SYSTEM_FIRST = "messages[0].role == 'system'"
+REFUSES_SYSTEM = f"{{%- if {SYSTEM_FIRST} %}}{{{{ raise_exception('no system message') }}}}{{%- endif %}}"
+REFUSES_TOOL = "{%- if messages[-1].role == 'tool' %}{{ raise_exception('roles alternate') }}{%- endif %}"
+TOOLS_ALONE = f"{{%- if tools and not {SYSTEM_FIRST} %}}{{{{ tools | tojson }}}}{{%- endif %}}"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (plain(condition="m.role != 'system'"), "shows no tools, nor the system message.*--config.model.tools=none"),
+        (plain(REFUSES_SYSTEM), "shows no tools, nor the system message.*no system message.*--config.model.tools=none"),
+        (plain(TOOLS_ALONE), "shows no tools beside a system message"),
+        (plain(REFUSES_TOOL), "refuses messages of the roles user, assistant, tool: .*roles alternate; save one"),
+        (plain("{{ 1 / 0 }}"), "refuses messages of the roles user: ZeroDivisionError"),
+        (plain(condition="m.role != 'assistant'"), "does not show an action that ends in eos_token"),
+    ],
+    ids=["drops system", "refuses system", "tools or system", "refuses tool", "fails", "drops actions"],
+)
+def test_a_template_that_cannot_serve_is_refused_at_once_with_the_fix(template, message):
+    tokenizer = families.tokenizer("qwen3")
+    tokenizer.chat_template, tokenizer.name_or_path = template, "models/mine"
+    with pytest.raises(ValueError, match=f"(?s)^the tokenizer of models/mine: .*{message}"):
+        Chat(tokenizer)
+
+
+def test_without_tools_a_template_may_refuse_system_messages():
+    tokenizer = families.tokenizer("qwen3")
+    tokenizer.chat_template = plain(REFUSES_SYSTEM)
+    chat = Chat(tokenizer, no_document)
+    assert list(chat.open(OPENINGS["user"], [PROBE])) == by_the_tokenizer(tokenizer, OPENINGS["user"])
+
+
+def test_a_template_may_show_tools_and_take_no_system_message():
+    tokenizer = families.tokenizer("qwen3")
+    tokenizer.chat_template = plain(REFUSES_SYSTEM + "{%- if tools %}{{ tools | tojson }}{%- endif %}")
+    chat = Chat(tokenizer)
+    assert tokenizer.decode(chat.open(OPENINGS["user"], [PROBE])).count("looks it up") == 1
+
+
+def test_a_tokenizer_that_ends_no_action_is_refused():
+    tokenizer = families.tokenizer("qwen3")
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="has no eos_token; save that of the model's family"):
+        Chat(tokenizer)
+
+
 def test_the_callers_tokenizer_stays_as_it_is():
     tokenizer = families.tokenizer("smollm2")
     template, prompt = tokenizer.chat_template, by_the_tokenizer(tokenizer, OPENINGS["user"], [PROBE])
