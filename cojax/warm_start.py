@@ -35,7 +35,7 @@ from cojax.policy import adapters, attention, layers, logprobs, moe, rope, trans
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import Params
 from cojax.rollout import chat as rendering
-from cojax.rollout import tool_calls
+from cojax.rollout import control_tokens, templates, tool_calls, vocabulary
 from cojax.rollout.chat import Chat
 from cojax.rollout.engine import Engine
 from cojax.rollout.export import save_model
@@ -44,8 +44,8 @@ from cojax.types import Action, Message, Task, Trajectory, Turn, content_hash
 
 # Modules whose code decides which policy the same settings give.
 _DECIDING = (
-    adapters, attention, batch, layers, logprobs, losses, moe, objective, optimizer, packing, parts, placing, reading,
-    rendering, rope, step, tool_calls, transformer, update,
+    adapters, attention, batch, control_tokens, layers, logprobs, losses, moe, objective, optimizer, packing, parts,
+    placing, reading, rendering, rope, step, templates, tool_calls, transformer, update, vocabulary,
 )  # fmt: skip
 _LOG = logging.getLogger(__name__)
 Demonstration = tuple[Sequence[int], Sequence[bool]]  # tokens, and which of them are learned

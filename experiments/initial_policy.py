@@ -193,8 +193,8 @@ def demonstrations(
     if shared := sum(bool(excluded.why(task)) for task in tasks):
         raise ValueError(
             f"{shared} of the {len(tasks)} tasks of warm_start.split {section.split!r} are also in evaluation.split "
-            f"{config.evaluation.split!r}: what was learned by heart cannot be evaluated. Choose another "
-            "--config.evaluation.split"
+            f"{config.evaluation.split!r}, or hardly differ from a task there: what was learned by heart cannot be "
+            f"evaluated. Choose another --config.evaluation.split, or --config.warm_start.split={INITIAL}"
         )
     return [(task, task.solution) for task in tasks]
 

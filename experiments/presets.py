@@ -46,15 +46,15 @@ _TINY: dict[str, Any] = {
     "optimizer.learning_rate": 1e-4,
 }
 
-# SmolLM2-135M-Instruct, which make smollm2 converts, on two CPU cores. It is shown the solutions of the development
-# part twice, as it would make no calls otherwise, and evaluated on the tasks that are not in it.
+# SmolLM2-135M-Instruct, which `make smollm2` converts, on two CPU cores. It is first shown the solutions of its own
+# initial tasks, as it would make no calls otherwise; on BFCL those of the split `dev`, twice.
 _SMOLLM2: dict[str, Any] = {
     "model.path": "models/SmolLM2-135M-Instruct",
     "model.tools": "brief",
     "model.dtype": "float32",
     "model.param_dtype": "float32",
     "warm_start.steps": 25,
-    "warm_start.split": "dev",
+    "warm_start.split": "initial",
     "warm_start.demonstrations": 100,
     "warm_start.batch_size": 8,
     "warm_start.epochs": True,
@@ -83,7 +83,6 @@ _SMOLLM2: dict[str, Any] = {
     "learner.remat": "layers",
     "optimizer.learning_rate": 2e-5,
     "optimizer.decay_steps": 0,
-    "evaluation.split": "held_out",
     "evaluation.every": 0,
 }
 
@@ -110,6 +109,7 @@ _SMALL = ("smollm2", "tiny", "tiny-warm")
 # (preset, environment) → what the preset sets in that environment besides: without a policy text that is longer than
 # the context of such a policy. In ScienceWorld an episode starts a JVM: one variation of each task is evaluated.
 IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
+    ("smollm2", "bfcl"): {"warm_start.split": "dev", "evaluation.split": "held_out"},
     **{(name, "tau2"): {"environment.instructions": "brief"} for name in _SMALL},
     **{
         (name, "scienceworld"): {

@@ -19,6 +19,8 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from gguf.quants import dequantize
 
+# What to do with a model whose file cannot be converted.
+INSTEAD = "give its folder in Hugging Face format to --config.model.path instead, if it has one"
 _LARGEST_HEADER = 2**25  # bytes; a vocabulary of 256,000 tokens takes about 10 MB
 _LONGEST_NAME = 200  # characters of a key or of a tensor's name
 _LARGEST_RANK = 4  # axes of a tensor in this format
@@ -101,6 +103,11 @@ def read_gguf(path: Path) -> GgufFile:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise header.damaged(f"general.alignment is {alignment!r:.80}, expected a power of 2")
         origin = -(-header.position // alignment) * alignment
+    if (parts := metadata.get("split.count", 1)) not in (0, 1):
+        raise ValueError(
+            f"{path} is one of {parts!r:.80} files of a model; merge them into one by llama.cpp's "
+            "`llama-gguf-split --merge FIRST OUT`"
+        )
     arrays: dict[str, StoredArray] = {}
     for claim in stored:
         if claim.name in arrays:

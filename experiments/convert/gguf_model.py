@@ -10,7 +10,7 @@ from gguf import MODEL_ARCH, get_tensor_name_map
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import parameters
-from experiments.convert.gguf_file import GgufFile
+from experiments.convert.gguf_file import INSTEAD, GgufFile
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 # Keys below "llama." that this module reads; another could change the arithmetic unnoticed.
@@ -34,7 +34,7 @@ def shape_of(file: GgufFile) -> ModelConfig:
     """
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
-        raise ValueError(f"{file.path} has architecture {architecture!r:.80}; only llama can be converted")
+        raise ValueError(f"{file.path} has architecture {architecture!r:.80}; only llama can be converted; {INSTEAD}")
     _refuse_unsupported(file)
     heads = _count(file, "attention.head_count")
     width, layers = _count(file, "embedding_length"), _count(file, "block_count")
@@ -43,7 +43,9 @@ def shape_of(file: GgufFile) -> ModelConfig:
     size = _count(file, "attention.key_length", _count(file, "rope.dimension_count", width // heads))
     for key in ("rope.dimension_count", "attention.value_length"):
         if (found := _count(file, key, size)) != size:
-            raise ValueError(f"{file.path} has llama.{key} {found}; only that of a head, {size}, is supported")
+            raise ValueError(
+                f"{file.path} has llama.{key} {found}; only that of a head, {size}, is supported: {INSTEAD}"
+            )
     if EMBEDDING not in file.arrays:
         raise ValueError(f"{file.path} has no tensor {EMBEDDING}; expected a whole model")
     config = ModelConfig.from_hf(
@@ -100,14 +102,16 @@ def _check_arrays(file: GgufFile, config: ModelConfig) -> None:
     faults = [f"{name} is missing" for name in expected if name not in file.arrays]
     for name, array in file.arrays.items():
         if name == "rope_freqs.weight":
-            raise ValueError(f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported")
+            raise ValueError(
+                f"{file.path} scales rotary frequencies (tensor {name}); only unscaled ones are supported: {INSTEAD}"
+            )
         if name not in expected:
             faults.append(f"{name} is no part of a Llama model without biases and experts")
         elif array.shape != expected[name]:
             faults.append(f"{name} has shape {array.shape}, expected {expected[name]}")
     if faults:
         more = f", and {len(faults) - 3} more" if len(faults) > 3 else ""
-        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}")
+        raise ValueError(f"{file.path} cannot be converted: {'; '.join(faults[:3])}{more}; {INSTEAD}")
 
 
 def _refuse_unsupported(file: GgufFile) -> None:
@@ -115,11 +119,11 @@ def _refuse_unsupported(file: GgufFile) -> None:
     for key, value in file.metadata.items():
         family, _, name = key.partition(".")
         if family == "llama" and name not in _KNOWN:
-            raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported")
+            raise ValueError(f"{file.path} has {key}={value!r:.80}, which is not supported: {INSTEAD}")
     for key, expected in (("rope.scaling.type", "none"), ("expert_count", 0), ("expert_used_count", 0)):
         found = file.metadata.get(f"llama.{key}", expected)
         if found != expected:
-            raise ValueError(f"{file.path} has llama.{key}={found!r:.80}; only {expected!r} is supported")
+            raise ValueError(f"{file.path} has llama.{key}={found!r:.80}; only {expected!r} is supported: {INSTEAD}")
 
 
 def _number(file: GgufFile, key: str, default: float | None = None) -> Any:

@@ -10,7 +10,7 @@ from gguf.constants import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from experiments.convert.gguf_file import GgufFile
+from experiments.convert.gguf_file import INSTEAD, GgufFile
 
 _KEY = "tokenizer.ggml."
 # Name of a way to cut texts before merges → its steps, before the bytes are written as letters by GPT-2's pattern.
@@ -106,7 +106,7 @@ def _refuse_unsupported(file: GgufFile) -> None:
         found = file.metadata.get(_KEY + key, values[0] if key.startswith("add_") else None)
         if found not in values:
             expected = " and ".join(map(repr, values))
-            raise ValueError(f"{file.path} has {_KEY}{key}={found!r:.80}; only {expected} can be converted")
+            raise ValueError(f"{file.path} has {_KEY}{key}={found!r:.80}; only {expected} can be converted: {INSTEAD}")
 
 
 def _list(file: GgufFile, key: str, kind: type) -> list[Any]:
