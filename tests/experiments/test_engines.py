@@ -8,7 +8,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from cojax.policy.config import ModelConfig
-from experiments import appworld, base, bfcl, engines, presets
+from experiments import appworld, base, bfcl, engines, presets, tau2
 from experiments.settings import spelled_out
 
 ROOT = Path(__file__).parents[2]
@@ -89,8 +89,19 @@ def test_servers_are_looked_for_only_where_they_are_launched(config, tmp_path: P
     engines.check_servers(config)
 
 
-@pytest.mark.parametrize("experiment", [bfcl, appworld])
-@pytest.mark.parametrize(("policy", "name"), [("qwen3-4b", "sglang"), ("tiny", "local"), ("tiny-warm", "local")])
+def test_the_engine_in_this_process_samples_on_the_learners_mesh(config, monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh, asked = object(), []
+    monkeypatch.setattr(engines, "mesh_of", lambda config: mesh)
+    monkeypatch.setattr(engines.cache_memory, "slots", lambda config, model: 4)
+    monkeypatch.setattr(engines, "LocalEngine", lambda model, **given: asked.append(given))
+    engines.local(config, MODEL)
+    assert asked[0]["mesh"] is mesh
+
+
+@pytest.mark.parametrize("experiment", [bfcl, appworld, tau2])
+@pytest.mark.parametrize(
+    ("policy", "name"), [("qwen3-4b", "sglang"), ("tiny", "local"), ("tiny-warm", "local"), ("smollm2", "local")]
+)
 def test_small_policies_sample_in_this_process(experiment, policy: str, name: str) -> None:
     config = experiment.get_config()
     config.policy = policy

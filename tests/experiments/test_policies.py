@@ -191,3 +191,18 @@ def test_a_run_goes_on_with_the_tokenizer_it_began_with(tmp_path):
     with pytest.raises(ValueError, match=f"no longer the one in {tmp_path} that this run began with"):
         keep_tokenizer(other, tmp_path, begun=True)
     keep_tokenizer(other, tmp_path, begun=False)
+
+
+def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys):
+    tokenizer = byte_tokenizer([], 300)
+    tokenizer.chat_template = (
+        "{{ '<|im_start|>system\\nYou are Nobody.<|im_end|>\\n' if messages[0].role != 'system' }}"
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+        "{{ '<|im_start|>assistant\\n' if add_generation_prompt }}"
+    )
+    policies.announce(Chat(tokenizer, names_only), "brief")
+    assert capsys.readouterr().out.splitlines() == [
+        "tools: their documentation is cut to names and arguments (model.tools=brief)",
+        "template: it shows no tools in the form in which calls are read; a section of cojax's own shows them",
+        "template: where a conversation begins without a system message, it adds 'You are Nobody.'",
+    ]

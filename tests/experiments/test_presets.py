@@ -3,7 +3,7 @@
 import pytest
 from ml_collections import ConfigDict
 
-from experiments import alfworld, base, bfcl, desk, presets, scienceworld, tau2
+from experiments import alfworld, appworld, base, bfcl, desk, presets, scienceworld, tau2
 from experiments.checks import check
 from experiments.presets import PRESETS, resolve
 
@@ -46,11 +46,23 @@ def test_a_small_policy_is_evaluated_on_one_variation_of_each_task_of_sciencewor
     assert resolve(config, ["evaluation.tasks"]).evaluation.tasks == 90
 
 
+def test_smollm2_learns_its_own_initial_tasks_but_on_bfcl_the_solutions_of_dev():
+    for experiment, learned, evaluated in (
+        (bfcl, "dev", "held_out"),
+        (tau2, "initial", "eval"),
+        (desk, "initial", "eval"),
+    ):
+        config = experiment.get_config()
+        config.policy = "smollm2"
+        resolved = resolve(config)
+        assert (resolved.warm_start.split, resolved.evaluation.split) == (learned, evaluated)
+
+
 def test_no_preset_changes_nothing():
     assert resolve(desk.get_config()).to_dict() == desk.get_config().to_dict()
 
 
-@pytest.mark.parametrize("experiment", [alfworld, base, bfcl, desk, scienceworld, tau2])
+@pytest.mark.parametrize("experiment", [alfworld, appworld, base, bfcl, desk, scienceworld, tau2])
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_fits_every_experiment(name, experiment):
     config = experiment.get_config()

@@ -1,11 +1,13 @@
 """Beginnings that prompts share: computed once, kept, copied; and the same bits as without sharing."""
 
+import dataclasses
 import functools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 
+import families
 import pytest
 from compiling import initialize
 
@@ -17,6 +19,7 @@ from cojax.rollout import batching
 from cojax.rollout.engine import Completion, Sampling, Weights
 from cojax.rollout.local import LocalEngine
 from cojax.rollout.prefixes import Prefixes, chunk_names
+from cojax.types import Message
 
 CONFIG = ModelConfig(101, 32, 48, 1, 4, 2, 16, max_position_embeddings=512)
 SYSTEM = random.Random(7).choices(range(101), k=75)  # chunks of 32, 32 and 8, and 3 tokens that are cut with a query
@@ -98,6 +101,26 @@ def test_sixteen_episodes_compute_a_common_beginning_once_and_to_the_same_bits(m
     alone = make()
     assert found == again == play_all(alone)
     assert (alone.computed_tokens, alone.reused_tokens) == (prompts, 0)
+
+
+def test_a_tool_list_of_hundreds_of_tokens_is_computed_for_the_first_episode_alone() -> None:
+    chat = families.chat("qwen3")
+    function = {"name": "lookup", "description": "looks a word up in a dictionary " * 20, "parameters": {}}
+    prompts = [chat.open((Message("user", query),), [{"type": "function", "function": function}]) for query in "ab"]
+    assert 600 < len(prompts[0]) < 1_200
+    config = dataclasses.replace(CONFIG, vocab_size=len(chat.tokenizer), max_position_embeddings=2_048)
+    engine = LocalEngine(config, slots=2, max_length=1_280, prefill_rows=2, prefill_chunks=(8, 32))
+    try:
+        engine.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
+        computed = []
+        for number, prompt in enumerate(prompts):
+            before = engine.computed_tokens
+            engine.generate(prompt, Sampling(1.0, 1), session=str(number), seed=(number,))
+            computed.append(engine.computed_tokens - before)
+    finally:
+        engine.close()
+    assert computed[0] == len(prompts[0]) - 1
+    assert computed[1] < 64
 
 
 def test_a_beginning_is_kept_from_one_episode_to_the_next_until_every_slot_is_overwritten(make) -> None:
