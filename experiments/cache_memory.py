@@ -142,4 +142,5 @@ def _weight_bytes(config: ConfigDict, model: ModelConfig, mesh: Mesh | None) -> 
     stored, computed = np.dtype(model.param_dtype).itemsize, np.dtype(model.dtype).itemsize
     if config.learner.lora.rank:
         return (learned + sampled) * computed, 0
-    return learned * stored + sampled * computed, 3 * learned * stored
+    # Gradients and two moments; of another agent, which learns in turn, weights and moments.
+    return learned * stored + sampled * computed, 3 * methods.agents(config) * learned * stored

@@ -75,6 +75,7 @@ _SMOLLM2: dict[str, Any] = {
     "engine.slots": 16,
     "engine.lanes": 2,
     "engine.max_length": 2560,
+    "engine.prefill_rows": 2,  # a forward of empty rows takes as long, and few episodes wait for one at a time
     "limits.concurrency": 16,
     "limits.max_turns": 20,
     "sampling.max_tokens": 96,
