@@ -28,6 +28,7 @@ from cojax.report.console import CONSOLE
 from cojax.rollout.local import LocalEngine
 from cojax.storage.checksums import has_valid_checksum, with_checksum
 from cojax.storage.files import write_json
+from experiments import methods
 from experiments.leaf import defaults
 from experiments.mesh import mesh_of
 

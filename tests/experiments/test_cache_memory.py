@@ -65,6 +65,10 @@ def test_slots_follow_free_memory(free, capsys) -> None:
         assert cache_memory.slots(config, QWEN) == expected
     said = capsys.readouterr().out
     assert "engine: 64 slots of 16384 tokens, a KV cache of 144.00 GiB; 600.0 GiB are free" in said
+    config.method = "coevolving"  # 22.5 more for the second agent
+    free(80)
+    assert cache_memory.slots(config, QWEN) == 4
+    config.method = "coevolve"
     config.learner.lora.rank = 16  # the matrices are frozen: nothing is added to them
     free(43)
     assert cache_memory.slots(config, QWEN) == 4
