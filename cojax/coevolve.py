@@ -31,7 +31,7 @@ def coevolve(
     with loop.clock("sync"):
         loop.engine.load(loop.learner.weights(state.learner, state.step))
     if state.record is not None:
-        # The run was stopped during the evolution at the end of this step: it is done again.
+        # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
         state = end_step(evolution, state, state.record, observe)
     while state.step < loop.steps and not stop():
         # Stage 1: train on D_t. An evolution and the next rollouts may run in parallel with the update.
@@ -45,7 +45,7 @@ def coevolve(
                 sample_ahead(loop, state, state.step + 2) as waiting,
                 loop.clock("update"),
             ):
-                learned, figures = loop.learner.update(state.learner, *learnable(loop, groups))
+                learned, metrics = loop.learner.update(state.learner, *learnable(loop, groups))
         except Interrupted:
             # The previous step is already checkpointed.
             return state
@@ -55,17 +55,17 @@ def coevolve(
 
         # Signals: where is the policy weak?
         with loop.clock("feedback"):
-            changes, found = signals.detect(loop.detectors, state.memory, groups)
+            changes, new_signals = signals.detect(loop.detectors, state.memory, groups)
             signals.apply(state.memory, changes)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
-            directory.add_episodes(step, groups, found)
+            directory.add_episodes(step, groups, new_signals)
 
         # Stages 2 and 3: reflect, re-explore, keep validated tasks. Then record and checkpoint.
         for synthesis in evolutions:
             state = evolution.with_evolution(state, synthesis)
-        pending = (*state.pending, *found)
+        pending = (*state.pending, *new_signals)
         state = dataclasses.replace(state, step=step, learner=learned, pending=pending, waiting=tuple(waiting))
-        record = step_record(loop, state, groups, found, figures, evolutions)
+        record = step_record(loop, state, groups, new_signals, metrics, evolutions)
         state = end_step(evolution, state, record, observe)
     return state

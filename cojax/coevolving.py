@@ -31,7 +31,7 @@ def coevolving(
     evolution = Evolution(loop, directory, stop)
     rounds.load(state.learner, state.step)
     if state.record is not None:
-        # The run was stopped during the evolution at the end of this step: it is done again.
+        # The run was stopped during the evolution that ends this step. The evolution starts anew, the step does not.
         state = end_step(evolution, state, state.record, observe)
     while state.step < loop.steps and not stop():
         step = state.step + 1
@@ -41,22 +41,22 @@ def coevolving(
         played = rounds.play(state, tasks, step)
 
         # The target learns from experts and failures, the failure agent from failures alone.
-        learned, figures, examples = rounds.learn_target(state, solutions, played, step)
-        second, second_figures = rounds.learn_second(state, solutions, played, step)
+        learned, metrics, examples = rounds.learn_target(state, solutions, played, step)
+        second, second_metrics = rounds.learn_second(state, solutions, played, step)
         rounds.load(learned, step)
 
         # Signals: where is the target weak?
         with loop.clock("feedback"):
-            changes, found = signals.detect(loop.detectors, state.memory, played.target)
+            changes, new_signals = signals.detect(loop.detectors, state.memory, played.target)
             signals.apply(state.memory, changes)
             changes |= rounds.count_second(state, played)
         with loop.clock("checkpoint"):
             directory.memory.append([{"step": step, "changes": changes}])
-            directory.add_episodes(step, played.target, found, played.second)
+            directory.add_episodes(step, played.target, new_signals, played.second)
 
         # Keep validated tasks, if the task set grows. Then record and checkpoint.
-        pending = (*state.pending, *found)
+        pending = (*state.pending, *new_signals)
         state = dataclasses.replace(state, step=step, learner=learned, second=second, pending=pending)
-        record = rounds.record(state, played, found, figures, examples, second_figures)
+        record = rounds.record(state, played, new_signals, metrics, examples, second_metrics)
         state = end_step(evolution, state, record, observe)
     return state

@@ -24,9 +24,9 @@ Status = Literal["accepted", "retained", "discarded"]
 # for the episode ("cut").
 INFRASTRUCTURE: frozenset[str] = frozenset({"environment_error", "engine_error", "cut"})
 ROLES: frozenset[str] = frozenset({"system", "user", "assistant", "tool"})
-# The error of an action that holds no call, not even a broken one.
+# `Action.error` of a text without a tool call, not even a malformed one.
 NO_CALL = "no tool call found"
-# In place of a partial reward that an environment does not give.
+# Stands for a partial reward where the environment gives none.
 NOT_GIVEN = -1.0
 
 
@@ -283,7 +283,7 @@ def signature(action: Action) -> str:
 
 
 def normalise(text: str) -> str:
-    """The text without its differences of case, width and white space, which make no other query."""
+    """The text with case, width and white space made uniform; queries that differ only in these count as the same."""
     return " ".join(normal_form("NFKC", text).casefold().split())
 
 

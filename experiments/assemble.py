@@ -104,12 +104,13 @@ def learner_on(
 ) -> Learner:
     """The learner of a model on a mesh; `params` may be outlines, as in `Learner.init`."""
     lora = Lora(**settings(config.learner.lora)) if config.learner.lora.rank else None
-    found = methods.rounds_of(config)
+    rounds = methods.rounds_of(config)
     optimizer, loss = settings(config.optimizer), (config.learner.loss, entry(config, "learner.loss").given)
-    if found:
-        # The number of updates of a round is not known before: its rate does not fall.
-        optimizer |= {"learning_rate": found[1].learning_rate, "decay_steps": 0}
-        loss = methods.loss_of_rounds(*found)
+    if rounds:
+        method, preference = rounds
+        # The number of updates of a round is not known in advance, so the learning rate stays constant.
+        optimizer |= {"learning_rate": preference.learning_rate, "decay_steps": 0}
+        loss = methods.loss_of_rounds(method, preference)
     return Learner(
         config=model,
         optimizer=adamw(**optimizer),
@@ -121,7 +122,7 @@ def learner_on(
         seed=config.seed,
         loss=loss[0],
         loss_settings=loss[1],
-        round_reference=found[1].reference if found else "",
+        round_reference=rounds[1].reference if rounds else "",
         hard=methods.hard_negatives(config),
         advantage_settings=entry(config, "learner.advantage").given,
         weighting_settings=entry(config, "learner.weighting").given,
@@ -180,24 +181,24 @@ def initial(config: ConfigDict, made: Parts) -> Synthesis:
     """
     if traits_of(made.environment).incomparable:
         return traits.own_tasks(config, made.environment, reserved(config, made))
-    explores = explorer(config, made, explorers.initial(config))
+    chosen_explorer = explorer(config, made, explorers.initial(config))
     try:
         with bar("D_0: drafts examined") as advance:
             return initial_tasks(
                 made.environment,
-                explores,
-                validation(config, made, explores),
+                chosen_explorer,
+                validation(config, made, chosen_explorer),
                 config.initial_tasks,
                 seed=(config.seed, "initial"),
                 weights=popularity(made.environment),
-                per_context=config.synthesis.per_context if isinstance(explores, Metered) else 1,
+                per_context=config.synthesis.per_context if isinstance(chosen_explorer, Metered) else 1,
                 near_duplicates=NearDuplicates(config.validation.pool_similarity),
                 examined=advance,
             )
     except ValueError:
         # The same command then makes the failed calls again: the endpoint may work by that time.
-        if isinstance(explores, LLMExplorer):
-            explores.chat_model.reopen()
+        if isinstance(chosen_explorer, LLMExplorer):
+            chosen_explorer.chat_model.reopen()
         raise
 
 
@@ -207,9 +208,9 @@ def explorer(config: ConfigDict, made: Parts, name: str = "", journal: Journal |
     return make(config, made, journal or explorers.journal(config))
 
 
-def validation(config: ConfigDict, made: Parts, explores: Explorer) -> Validation:
+def validation(config: ConfigDict, made: Parts, chosen_explorer: Explorer) -> Validation:
     """The validation of this explorer's drafts."""
-    return explorers.validation(config, made, explores, reserved(config, made))
+    return explorers.validation(config, made, chosen_explorer, reserved(config, made))
 
 
 def popularity(environment: Environment) -> Mapping[str, float] | None:
@@ -228,7 +229,7 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         by_kind = {f"success/{name}": success for name, success in by.items()}
         return {"success": result.success, "partial": result.partial, "lost": result.lost, **by_kind}
 
-    explores = explorer(config, made)
+    chosen_explorer = explorer(config, made)
     evolve = entry(config, "evolve").bound() if methods.evolves(config) else EVOLUTIONS["none"]
     curriculum = None if config.curriculum == "uniform" else entry(config, "curriculum").bound()
     return Loop(
@@ -236,8 +237,8 @@ def loop(config: ConfigDict, made: Parts, learns: Learner, clock: Stopwatch) -> 
         engine=made.engine,
         chat=made.chat,
         learner=learns,
-        explorer=explores,
-        validate=validation(config, made, explores),
+        explorer=chosen_explorer,
+        validate=validation(config, made, chosen_explorer),
         detectors={
             **made.signals,
             **({"visits": RecentScores()} if curriculum else {}),

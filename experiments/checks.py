@@ -205,8 +205,8 @@ def _check_dynamic_sampling(config: ConfigDict) -> None:
         )
     if entries.learned_by(config).loss.flat_groups:
         raise ValueError(
-            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set learns from groups whose "
-            "rewards do not differ too, of which it would see more; set what reads them, as kl_coefficient, to 0, or "
+            f"dynamic_sampling is {cap}, but learner.loss={config.learner.loss} as it is set also learns from groups "
+            "whose rewards do not differ, which dynamic sampling leaves out; set kl_coefficient and the like to 0, or "
             "--config.dynamic_sampling=0"
         )
 
@@ -230,8 +230,8 @@ def _check_servers(config: ConfigDict) -> None:
     section = config.sglang
     if config.staleness and section.release_memory:
         raise ValueError(
-            "sglang.release_memory gives memory back while the learner works, when with staleness=1 servers sample; "
-            "set one of the two back"
+            "sglang.release_memory frees the servers' memory while the learner works, but with staleness=1 the servers "
+            "sample at that time; set --config.sglang.release_memory=False or --config.staleness=0"
         )
     if section.port > (last := _LAST_PORT - section.servers + 1):
         raise ValueError(
@@ -252,8 +252,8 @@ def _check_validation(config: ConfigDict) -> None:
     asked += [f"validation.attempter is {section.attempter!r}"] * (section.attempter != "explorer")
     if asked and not any(map(_words_by_model, (config.explorer.name, explorers.initial(config)))):
         raise ValueError(
-            f"{asked[0]}, but that is for queries that a model words, and both D_0 and what follows are of the "
-            f"explorer {config.explorer.name!r}; set --config.explorer or --config.initial_explorer to one of "
+            f"{asked[0]}, but only queries that a model words are judged or attempted, and the explorer "
+            f"{config.explorer.name!r} uses none; set --config.explorer or --config.initial_explorer to one of "
             f"{', '.join(sorted(_MODELS))}, or take it back"
         )
     if section.attempter != "explorer" and not attempts(config):

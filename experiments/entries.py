@@ -50,7 +50,7 @@ def _of(kind: str, table: Mapping[str, Any], section: str = "", takes: tuple[str
     return Choice(kind, functools.partial(registry.find, kind, entries=table), lambda: list(table), section, takes)
 
 
-# By the setting.
+# Setting → what it may name.
 CHOICES: dict[str, Choice] = {
     "learner.loss": _of("loss", LOSSES, "learner.loss_settings"),
     "learner.advantage": _of("advantage", ADVANTAGES, "learner.advantage_settings", ("trajectories",)),
@@ -213,8 +213,11 @@ def declared() -> list[str]:
 
 
 def is_free_form(name: str) -> bool:
-    """Whether `overridden` reads a flag: of an entry with settings, of a setting of an entry, or of a setting that may
-    be None, which ml_collections cannot set."""
+    """Whether `overridden`, and not ml_collections, must set the setting `name`.
+
+    So it is where the setting chooses an entry that has settings, where it is a setting of an entry, and where it may
+    be None.
+    """
     choice = CHOICES.get(name)
     if name in LEAVES and LEAVES[name].default is None:
         return True
@@ -277,7 +280,7 @@ def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[s
 
 
 def _section(config: ConfigDict, leaf: str) -> dict[str, Any]:
-    """The overrides of an entry's settings; what the section holds for every entry, as environment.name, is not one."""
+    """The overrides of an entry's settings, without the section's own leaves such as environment.name."""
     section = CHOICES[leaf].section
     given = at(config, section).to_dict()
     return {name: value for name, value in given.items() if not _is_leaf(section, name)}

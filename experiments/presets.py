@@ -107,8 +107,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 _SMALL = ("smollm2", "tiny", "tiny-warm")
-# (preset, environment) → what the preset sets in that environment besides: without a policy text that is longer than
-# the context of such a policy. In ScienceWorld an episode starts a JVM: one variation of each task is evaluated.
+# (preset, environment) → further settings. A small policy has a short context, so its prompt omits the domain's rules
+# in τ² and the list of commands in ScienceWorld. An episode of ScienceWorld starts a JVM, so one variation of each
+# of its thirty tasks is evaluated.
 IN_ENVIRONMENT: dict[tuple[str, str], dict[str, Any]] = {
     ("smollm2", "bfcl"): {"warm_start.split": "dev", "evaluation.split": "held_out"},
     **{(name, "tau2"): {"environment.instructions": "brief"} for name in _SMALL},

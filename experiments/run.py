@@ -104,6 +104,10 @@ class Stop:
         return bool(self.number)
 
 
+def _outline(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
+
+
 def run(config: ConfigDict, together: Together = ALONE) -> int:
     """Runs the experiment to its end, or to a signal; the exit status."""
     config = methods.settled(config)
@@ -120,31 +124,31 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
     stop, clock = Stop(), Stopwatch()
     together.on_stop = stop.ask
     with clock("warm_start"):
-        made = dataclasses.replace(kept.parts(config, directory, verified), together=together)
-    initial = held_out.InitialTasks(config, made, directory, verified)
+        parts = dataclasses.replace(kept.parts(config, directory, verified), together=together)
+    initial_tasks = held_out.InitialTasks(config, parts, directory, verified)
     try:
         with clock("warm_start"):
-            announce(made.chat, config.model.tools)
-            begun = verified is not None
-            kept.keep_tokenizer(made.chat.tokenizer, directory, verified)
-            begins = kept.initial_policy(config, made, initial.training, directory, verified)
-            kept.keep_model(made, begins, config, directory, verified)
-            learner = assemble.learner(config, made, begins.params)
-            learned = learner.init(begins.params, config.seed)
-            learner = assemble.fitted(config, learner, learned)
-            if not made.evaluation:
+            announce(parts.chat, config.model.tools)
+            resuming = verified is not None
+            kept.keep_tokenizer(parts.chat.tokenizer, directory, verified)
+            policy = kept.initial_policy(config, parts, initial_tasks.training, directory, verified)
+            kept.keep_model(parts, policy, config, directory, verified)
+            learner = assemble.learner(config, parts, policy.params)
+            train_state = learner.init(policy.params, config.seed)
+            learner = assemble.fitted(config, learner, train_state)
+            if not parts.evaluation:
                 # An explorer may sample the policy.
-                made.engine.load(learner.weights(learned, 0))
-                made = initial.evaluated()
-            loop = assemble.loop(config, made, learner, clock)
-            del begins  # the learner has copied what it needs
-        learned = learned if begun else states.rehearsed(config, loop, learned)
-        zero_shot = evaluations.zero_shot(config, made, learner, learned, clock, directory)
-        if begun:
-            # The restored arrays need their memory.
-            learned = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), learned)
-        state = states.resume(config, loop, learned, directory) or states.begin(
-            config, loop, learned, directory, initial.training
+                parts.engine.load(learner.weights(train_state, 0))
+                parts = initial_tasks.evaluated()
+            loop = assemble.loop(config, parts, learner, clock)
+            del policy  # the learner has copied what it needs
+        train_state = train_state if resuming else states.rehearsed(config, loop, train_state)
+        zero_shot = evaluations.zero_shot(config, parts, learner, train_state, clock, directory)
+        if resuming:
+            # Only shapes are kept from here on, so that the restored arrays can take this memory.
+            train_state = jax.tree.map(_outline, train_state)
+        state = states.resume(config, loop, train_state, directory) or states.begin(
+            config, loop, train_state, directory, initial_tasks.training
         )
         state = _train(config, loop, state, directory, stop)
         if state.step < config.steps or stop():
@@ -152,13 +156,13 @@ def run(config: ConfigDict, together: Together = ALONE) -> int:
             settle(config.llm.timeout)
             return _stopped(stop, config, state)
         with clock("evaluation"):
-            final = held_out_score(config, made, "evaluation", config.evaluation.trials) if made.evaluation else None
+            final = held_out_score(config, parts, "evaluation", config.evaluation.trials) if parts.evaluation else None
         directory.files.add_final(evaluations.record(final), final.episodes if final else ())
-        similarities = traits.similarities(config, made.environment, made.evaluation)
+        similarities = traits.similarities(config, parts.environment, parts.evaluation)
         summary = summarise(state.step, directory, zero_shot, final, clock, similarities)
         write_json(directory.folder / "summary.json", with_checksum(summary))
     finally:
-        made.engine.close()
+        parts.engine.close()
     show_summary(summary, write_report(directory.folder))
     return 0
 

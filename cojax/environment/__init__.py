@@ -106,9 +106,10 @@ class Traits:
     """What a run must know of an environment, where the environment says it.
 
     `concurrency` is the most episodes of training and evaluation at a time, and the most expeditions; `deadline` is how
-    many seconds one call may take. None leaves both to the run's limits. With `worded_alike`, different tasks' queries
-    have most of their words in common, so that the similarity from which on a query counts as an evaluation task's is
-    measured. `commands` maps a tool that takes a whole command as text to the parameter that holds it: a pattern of
+    many seconds one call may take. None leaves both to the run's limits. `worded_alike` says that the queries of
+    different tasks share most of their words. The run then measures how similar evaluation queries are to each other,
+    and only a query that is more similar than that counts as a copy of one. `commands` maps a tool that takes a whole
+    command as text to the parameter that holds it: a pattern of
     actions is then the command's first word, the verb. `incomparable` says why the states of two
     episodes cannot be compared, "" where they can. Without it no solution can be proved by execution: a run trains on
     the environment's own split `train`, and synthesizes nothing. `ending` is the tool that ends an episode, "" where an

@@ -36,7 +36,7 @@ class Progress:
         self.phase, self.since = phase, running()
 
 
-# What the deadline of this thread's work is measured by.
+# The progress of the episode that this thread plays; its deadline is measured from `since`.
 PLAYING: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("playing", default=None)
 _EXCUSED: contextvars.ContextVar[float] = contextvars.ContextVar("excused", default=0.0)
 

@@ -11,15 +11,16 @@ from cojax.policy.transformer import REMAT
 if TYPE_CHECKING:
     from cojax.learner.learner import Learner
 
-# Setting → its values; each update of a step learns from all of the step's groups, or from its own part of them.
-_NAMED: Mapping[str, Collection[str]] = {
+# Setting → the values it may have. With each_update="whole" each update of a step learns from all groups of the step,
+# with "part" from a part of its own.
+_ALLOWED: Mapping[str, Collection[str]] = {
     "remat": REMAT, "each_update": ("whole", "part"), "routes": ROUTES, "round_reference": ("", "initial", "round"),
 }  # fmt: skip
 
 
 def check_settings(learner: Learner) -> None:
     """Raises ValueError, with what to set instead."""
-    for kind, known in _NAMED.items():
+    for kind, known in _ALLOWED.items():
         if (name := vars(learner)[kind]) not in known:
             raise ValueError(f"{kind} {name!r} not found; available: {', '.join(sorted(known))}")
     if learner.config.dtype == "float16":

@@ -56,7 +56,7 @@ _Self = TypeVar("_Self", bound=_HasHosts)
 
 
 def together(method: Callable[Concatenate[_Self, _P], _T]) -> Callable[Concatenate[_Self, _P], _T]:
-    """A method that all processes run at the same time, as the operation of its name."""
+    """Decorator: all processes run the method at the same time, as the operation that has its name."""
 
     @functools.wraps(method)
     def run(self: _Self, *arguments: _P.args, **keywords: _P.kwargs) -> _T:

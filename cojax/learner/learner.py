@@ -127,7 +127,7 @@ class Learner:
         """The state before the first update. It holds copies, so that the caller's arrays outlive the donated ones.
 
         With `lora` the state holds fresh adapters, drawn by `seed`; `params` is not read, and the policy begins as the
-        reference. Outlines of parameters on a mesh give the outline of the state.
+        reference. On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
         """
         if self.lora is None:
             params, rows = evaluate(lambda tree: jax.tree.map(jnp.copy, tree), params), parameters(self.config)

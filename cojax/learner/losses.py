@@ -31,13 +31,13 @@ def policy_gradient(term: Term) -> Loss:
 
         loss_t = M_t · min(π_old/π_sampler, importance_cap) · term_t + kl_coefficient · KL_t − entropy_coefficient · H_t
 
-    log_ratio is log π_θ/π_old with `ratio="old"`, log π_θ/π_sampler with "sampler". With one update a step π_old is the
-    policy itself: the "old" ratio is then 1, no clip binds, and at staleness 1 only the cap acts. With "sampler" clips
-    bind, and the factor min(…) is left out (decoupled or not: arXiv 2110.00641). The factor corrects for an engine that
-    computes slightly differently (truncated importance sampling, arXiv 1802.01561, Yao et al. 2025). M_t is 0 where
-    π_old/π_sampler of a token is outside `token_low`, `token_high` (IcePop), or its geometric mean over a sequence
-    outside `sequence_low`, `sequence_high`; else 1. None: no bound. KL is an estimate of `parts.kl_estimate`, H the
-    entropy. A term that is off reads no input.
+    `ratio` chooses log_ratio. "old": log π_θ/π_old. With one update a step π_old is the policy itself, so this ratio is
+    1, no clip binds, and only `importance_cap` acts on stale samples. "sampler": log π_θ/π_sampler. Then clips bind,
+    and the factor min(…) is left out (arXiv 2110.00641 calls the former decoupled). The factor corrects for an engine
+    that computes slightly differently (truncated importance sampling, arXiv 1802.01561, Yao et al. 2025). M_t is 0
+    where π_old/π_sampler of a token is outside `token_low`, `token_high` (IcePop), or its geometric mean over a
+    sequence outside `sequence_low`, `sequence_high`; else 1. None: no bound. KL is an estimate of `parts.kl_estimate`,
+    H the entropy. A term that is off reads no input.
     """
 
     def loss(

@@ -42,7 +42,7 @@ class Objective:
     ) -> tuple[list[TrainBatch], dict[str, float]]:
         """Packs the batches of a step, and counts what went into all of them; `seed` is (seed, step).
 
-        `sizes` are trajectories of each group that a step may have, () those of the given groups; they decide the
+        `sizes` are the group sizes of the largest batch that a step may have; () takes those of `groups`. They fix the
         number of rows. `routes` is as in `pack`. Raises what `pack` raises.
         """
         packed = []

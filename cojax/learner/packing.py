@@ -78,6 +78,8 @@ def _fit_unit(
 
 
 def capacity(units: int, size: int, micro_rows: int) -> int:
-    """Rows that are enough for any `units` units of `size` sequences, where one micro-batch holds a unit: a multiple
-    of `micro_rows`."""
+    """The number of rows, a multiple of `micro_rows`, that suffices for any `units` units of `size` sequences.
+
+    Each unit must fit into one micro-batch.
+    """
     return -(-units // max(1, micro_rows // size)) * micro_rows

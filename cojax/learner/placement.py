@@ -66,7 +66,7 @@ class Placement:
     def state(self, params: Params, rows: Sequence[Parameter], optimizer: optax.GradientTransformation) -> TrainState:
         """The state before the first update; moments are laid out like their parameters.
 
-        On a mesh, outlines of parameters give the outline of the state.
+        On a mesh, `params` may be outlines (ShapeDtypeStruct); the state then consists of outlines too.
         """
         if self.mesh is None:
             # Every leaf is committed to the device, as after an update: a mixture would compile twice.

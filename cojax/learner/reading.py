@@ -1,4 +1,4 @@
-"""Binds a loss to its settings and finds out what it reads: its signature says what it may, a trace what it does."""
+"""Binds a loss to its settings. Its signature lists the inputs that it may read; a trace shows which it uses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def learns_from(*, pairs: bool = False, flat_groups: bool | Callable[..., bool] 
 class BoundLoss:
     """A loss with its settings.
 
-    `reads` are its inputs, in order. Loss and facts together depend on the inputs `uses`, the loss alone on `learns`.
+    `reads` are the inputs that its signature lists, in order. `uses` are those on which the loss or one of its facts
+    depends, and `learns` those on which the loss itself depends.
     """
 
     name: str

@@ -31,9 +31,9 @@ def required_route_shape(routes: str, config: ModelConfig, loss: str, reads: boo
 def decode_routes(trajectory: Trajectory, shape: RouteShape) -> np.ndarray:
     """Decodes the routes of a trajectory's n tokens, [n, L, k]; -1 for tokens whose routes are not known.
 
-    The routes of a turn are of the tokens before its last one. Where a later turn has routes of an earlier token again,
-    the first ones stay: the tokens after it were sampled with those. Raises ValueError for routes of another shape, and
-    for routes of more tokens than were fed to the model.
+    A turn reports routes of the tokens before its last one, which was not fed to the model. If a later turn reports a
+    token again, the earlier routes stay: the tokens that followed were sampled under them. Raises ValueError for routes
+    of another shape, and for routes of more tokens than were fed to the model.
     """
     ends = np.cumsum([len(turn.prompt_tokens) + len(turn.action_tokens) for turn in trajectory.turns])
     found = shape.unknown(int(ends[-1]))

@@ -19,7 +19,7 @@ from cojax.storage.array_files import save_params
 def weights_of(
     config: ModelConfig, policy: Callable[[], Params], hosts: Hosts, version: int, fingerprint: Callable[[], str]
 ) -> Weights:
-    """The policy for an engine. One process of several that computes alone cannot save it: Orbax waits for all."""
+    """The policy for an engine. With several processes, one that computes alone gets no `save`: Orbax waits for all."""
     alone = hosts is ONE_PROCESS and jax.process_count() > 1
     save = None if alone else functools.partial(_save, config, policy, hosts)
     return Weights(version, functools.partial(hf_arrays, config, policy, hosts), None, fingerprint, save)

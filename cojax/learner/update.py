@@ -28,8 +28,8 @@ PEAKS = ("logprob_mismatch", "ratio")
 class NonFiniteUpdate(RuntimeError):
     """The loss or the gradient of an update was not finite, so the update was not made.
 
-    `state` is the state before that update: it holds the `made` earlier updates of the same step. `batch` is the batch
-    of the failed update, and `metrics` holds its loss and gradient norm.
+    `state` is the state before that update: it holds the `made` updates of the same step that came before. `batch` is
+    the batch of the failed update, and `metrics` holds its loss and gradient norm.
     """
 
     def __init__(self, state: TrainState, batch: TrainBatch, metrics: Metrics, made: int):
@@ -169,14 +169,14 @@ def mean_metrics(raw: Mapping[str, np.ndarray], batch: TrainBatch) -> Metrics:
     """The metrics of `train_step` on this batch of the host, with means over its learned tokens in place of sums.
 
     Loss, gradient norm and maxima stay. The mean of `routes_differing` is over the tokens whose routes are known, that
-    of `logprob_mismatch` over those that a sampler drew; without one, neither it nor its maximum is given.
+    of `logprob_mismatch` over the tokens that a sampler drew; if there is none, it and its maximum are left out.
     """
     learned = np.asarray(batch.weights) > 0
     tokens, sampled = float(learned.sum()), float((learned & (np.asarray(batch.versions) >= 0)).sum())
-    whole = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
+    not_averaged = {name for name in raw if name in ("loss", "grad_norm", "hard_loss") or name.endswith("_max")}
     counts = {"routes_differing": max(1.0, float(raw.get("routes_known", 0.0))), "logprob_mismatch": sampled}
     return {
-        name: float(value) if name in whole else float(value) / counts.get(name, tokens)
+        name: float(value) if name in not_averaged else float(value) / counts.get(name, tokens)
         for name, value in raw.items()
         if sampled or not name.startswith("logprob_mismatch")
     }

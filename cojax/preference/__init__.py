@@ -27,8 +27,8 @@ class Preference:
     Loss: `dpo` is λ_DPO, `beta` is DPO's β, and `reference` is the policy at the beginning of the round ("round") or
     the initial policy ("initial"). `sft` is λ_SFT, the weight of imitating the expert of a pair. `own`, `other` and
     `failures` are the weights of the kinds of pairs; 0 leaves a kind out. A failure is preferred over another one whose
-    partial reward is lower by more than `margin`. Of a failure in a pair with an expert, as many turns count as the
-    expert has, and `extra_turns` more.
+    partial reward is lower by more than `margin`. A failure in a pair with an expert is
+    cut to the expert's number of turns and `extra_turns` more.
 
     Agents: `agent` is one of AGENTS. The second agent plays the share `share` of each group's episodes.
 

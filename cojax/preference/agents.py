@@ -33,7 +33,10 @@ def learn_failures(
     """
     theirs = {failure.trajectory.episode for failure in other}
     pairs = failure_pairs(
-        [*other, *own], settings.margin, (*seed, "second"), foreign=lambda trajectory: trajectory.episode in theirs
+        [*other, *own],
+        settings.margin,
+        (*seed, "second"),
+        played_by_other=lambda trajectory: trajectory.episode in theirs,
     )
     state, metrics = learn_round(learner, state, pairs, settings.passes, (*seed, "second"))
     return state, {**metrics, "pairs": float(len(pairs))}
@@ -46,10 +49,10 @@ def agent_pairs(
     other: Sequence[Group],
     seed: Seed,
 ) -> dict[str, list[Pair]]:
-    """The pairs of each kind of KINDS from which an agent learns that played `own`; the other agent played `other`.
+    """Kind (one of KINDS) → the pairs from which one agent learns. It played the groups `own`, the other agent `other`.
 
-    `experts` are by task; which of several an expert pair has depends on `seed` and the failure. An expert that the
-    agent did not play itself is `unsampled`. A kind of weight 0 has no pairs.
+    `experts` maps the id of a task to its experts. Each expert pair takes one of them, drawn by `seed` and the failure.
+    An expert that this agent did not play must be marked by `unsampled`. A kind of weight 0 has no pairs.
     """
     mine, theirs = failures_of(own), failures_of(other)
     names = {failure.trajectory.episode for failure in theirs}
@@ -63,7 +66,7 @@ def agent_pairs(
                 pairs[kind].append(Pair(better, _cut(worse, better, settings.extra_turns), weights[kind]))
     if weights["failures"]:
         pairs["failures"] = failure_pairs(
-            [*mine, *theirs], settings.margin, seed, weights["failures"], foreign=lambda t: t.episode in names
+            [*mine, *theirs], settings.margin, seed, weights["failures"], played_by_other=lambda t: t.episode in names
         )
     return pairs
 

@@ -46,12 +46,12 @@ def failure_pairs(
     seed: tuple[int | str, ...],
     weight: float = 1.0,
     *,
-    foreign: Callable[[Trajectory], bool] = lambda trajectory: False,
+    played_by_other: Callable[[Trajectory], bool] = lambda trajectory: False,
 ) -> list[Pair]:
-    """(better, worse) for each failure than which one of the same task has more than `margin` more partial reward.
+    """A pair (better, worse) for each failure that another one of its task beats by more than `margin` partial reward.
 
-    Which one it is depends on `seed`, the task and the episode. `foreign` says which episodes the learning policy did
-    not sample.
+    `seed`, the task and the worse episode decide which better one is drawn. `played_by_other` says which episodes the
+    learning policy did not sample.
     """
     by_task: dict[str, list[Failure]] = {}
     for failure in failures:
@@ -62,7 +62,7 @@ def failure_pairs(
         better = [one for one in by_task[task] if one.partial > worse.partial + margin]
         if better:
             drawn = random.Random(repr((*seed, task, worse.trajectory.episode))).choice(better)
-            sides = [unsampled(t) if foreign(t) else t for t in (drawn.trajectory, worse.trajectory)]
+            sides = [unsampled(t) if played_by_other(t) else t for t in (drawn.trajectory, worse.trajectory)]
             pairs.append(Pair(sides[0], sides[1], weight))
     return pairs
 

@@ -62,9 +62,9 @@ class Rounds:
             return expert_trajectories(loop.environment, loop.chat, loop.limits, tasks, self.longest)
 
     def play(self, state: State, tasks: Sequence[Task], step: int) -> Played:
-        """The target's groups, whose weights the engine holds, then those of the second agent on the same tasks.
+        """The groups of the target, then those of the second agent on the same tasks.
 
-        The engine then rests until the next `load`.
+        The engine must hold the target's weights when this is called. It rests afterwards until the next `load`.
         """
         loop, size = self.loop, self.loop.group_size
         own = size - self.settings.others(size)
@@ -123,7 +123,7 @@ class Rounds:
             return second, {**metrics, "pairs": float(len(every))}
 
     def count_second(self, state: State, played: Played) -> Memory:
-        """The changes to the memory, already made, by which the second agent's episodes count among those played."""
+        """Adds the second agent's episodes to the detector `played`, in place; returns the changes."""
         counters = {name: one for name, one in self.loop.detectors.items() if name == "played"}
         changes, _ = detect(counters, state.memory, played.second)
         apply(state.memory, changes)

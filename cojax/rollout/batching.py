@@ -51,8 +51,8 @@ class Session:
 class Request:
     """One `generate` call. `uniforms` are its random numbers, one for each token that may be sampled.
 
-    `names` are those of its whole chunks if it is fed from the start; from index `fed` on it is about to compute them.
-    Another thread may set `error` once, to abort it.
+    `names` are the names of the prompt's whole chunks, () where part of the prompt is cached already. The chunks from
+    index `fed` on are still to be computed. Another thread may set `error` once, to abort the request.
     """
 
     session: Session
@@ -95,14 +95,15 @@ class Batcher:
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
         self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
-        self._following: list[Request] = []  # they wait for chunks that a request in _prefilling computes
+        # Requests that need chunks which a request in _prefilling is about to compute.
+        self._waiting_for_chunks: list[Request] = []
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
 
     @property
     def busy(self) -> bool:
-        return bool(self._prefilling or self._decoding or self._following)
+        return bool(self._prefilling or self._decoding or self._waiting_for_chunks)
 
     def use(self, version: int, params: Params) -> None:
         """Takes other weights, between requests. Caches of the old weights are dropped: their tokens are fed again."""
@@ -122,25 +123,25 @@ class Batcher:
             request.fed = len(request.names)
         if session.slot < 0:
             session.slot = self._take_slot(request.names)
-        self._begin(request)
+        self._start(request)
         return True
 
     def _take_slot(self, names: Sequence[bytes]) -> int:
         """A free slot: one that holds the longest beginning of the prompt that any slot does, or the oldest."""
-        held = self._prefixes.held(names)
+        held = self._prefixes.count_held(names)
         holders = self._prefixes.holders[names[held - 1]] if held else {}
         slot = next((slot for slot in self._free if slot in holders), self._free[0])
         self._prefixes.drop(slot, held if slot in holders else 0)
         return self._free.pop(self._free.index(slot))
 
-    def _begin(self, request: Request) -> None:
-        """Begins to prefill or decode the request, after what other slots hold of its prompt is copied.
+    def _start(self, request: Request) -> None:
+        """Starts the request: copies the chunks that some slot has, then prefills the rest.
 
-        It follows a request that is about to compute more of its prompt than any slot holds.
+        If another request is about to compute further chunks of the same prompt, this one waits for them instead.
         """
-        held = self._prefixes.held(request.names)
-        if self._prefixes.awaited(request.names) > held:
-            self._following.append(request)
+        held = self._prefixes.count_held(request.names)
+        if self._prefixes.count_pending(request.names) > held:
+            self._waiting_for_chunks.append(request)
             return
         request.fed = held
         if held:
@@ -160,11 +161,11 @@ class Batcher:
             request.routes.append(holders[name][source])
             self._prefixes.add(session.slot, name, holders[name][source])
 
-    def _begin_following(self) -> None:
-        """Begins those whose awaited chunks are held by now, or will not be computed: the other request was dropped."""
-        following, self._following = self._following, []
-        for request in following:
-            self._begin(request)
+    def _start_waiting(self) -> None:
+        """Starts the waiting requests whose chunks some slot has by now, or never will: the other request is gone."""
+        waiting, self._waiting_for_chunks = self._waiting_for_chunks, []
+        for request in waiting:
+            self._start(request)
 
     def free(self, session: Session) -> None:
         """Frees the session's slot."""
@@ -174,13 +175,13 @@ class Batcher:
 
     def drop_aborted(self) -> None:
         """Drops requests with an error, and frees the slots of their sessions."""
-        for request in (*self._following, *self._prefilling, *self._decoding):
+        for request in (*self._waiting_for_chunks, *self._prefilling, *self._decoding):
             if request.error:
                 self.free(request.session)
                 self._prefixes.pending.difference_update(request.names[request.fed :])
-        for requests in (self._following, self._prefilling, self._decoding):
+        for requests in (self._waiting_for_chunks, self._prefilling, self._decoding):
             requests[:] = [request for request in requests if not request.error]
-        self._begin_following()
+        self._start_waiting()
 
     def wait(self) -> None:
         """Returns once the devices have done all that was asked of them."""
@@ -253,7 +254,7 @@ class Batcher:
                 self._prefixes.add(request.session.slot, request.names[request.fed], own)
                 request.fed += 1
         self._steps_since_prefill = 0
-        self._begin_following()
+        self._start_waiting()
 
     def _decode(self) -> list[Request]:
         fed = np.zeros((2, self._slots), np.int32)

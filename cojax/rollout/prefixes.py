@@ -40,12 +40,15 @@ class Prefixes:
         self.holders: dict[bytes, dict[int, Any]] = {}
         self._chunks: dict[int, list[bytes]] = collections.defaultdict(list)
 
-    def held(self, names: Sequence[bytes]) -> int:
-        """How many of a prompt's chunks, from the first one on, one slot holds."""
+    def count_held(self, names: Sequence[bytes]) -> int:
+        """The number of leading chunks of the prompt that a single slot holds."""
         return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.holders), 0)
 
-    def awaited(self, names: Sequence[bytes]) -> int:
-        """How many of a prompt's chunks one slot will hold once those that are pending are computed; 0 if none is."""
+    def count_pending(self, names: Sequence[bytes]) -> int:
+        """The number of leading chunks that a single slot will hold once all pending ones are computed.
+
+        0 if none of the prompt's chunks is pending.
+        """
         return next((count for count in range(len(names), 0, -1) if names[count - 1] in self.pending), 0)
 
     def add(self, slot: int, name: bytes, routes: Any) -> None:

@@ -1,4 +1,4 @@
-"""Commands as patterns: in a world whose one tool takes a whole command as text, an action is told by its verb."""
+"""Text commands as tools: where one tool takes a whole command as text, signals treat each verb as its own tool."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Forgetting:
         return changes, signals
 
     def confidence(self, signal: Signal, visits: Sequence[Visit]) -> float:
-        """P(p ≥ ½) by the visits before the signal's × P(p < ½) by that one and those after it."""
+        """P(p ≥ ½ | visits before the signal's) · P(p < ½ | the signal's visit and later ones)."""
         at = step_of(signal.episode)
         before = [visit for visit in visits if visit.step < at]
         since = [visit for visit in visits if visit.step >= at]

@@ -1,6 +1,6 @@
 """Guidance for explorers and confidence in signals: what every kind of signal has beside its detector.
 
-A signal of one visit may be chance: of eight attempts at a task that is almost mastered one may fail. Confidence
+A signal from one visit may be chance: even a task that is almost mastered may fail once in eight attempts. Confidence
 follows from the Beta posterior over the task's success rate p after s successes and f failures,
 
     p ~ Beta(1 + s, 1 + f).

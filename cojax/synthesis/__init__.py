@@ -116,8 +116,8 @@ def initial_tasks(
 ) -> Synthesis:
     """D_0: `count` tasks by unguided exploration, at most `per_context` by each of `attempts * count` expeditions.
 
-    `examined` is called after each draft that was examined. Where there are fewer setups than that, expeditions go to
-    them in turn. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
+    `examined` is called after each draft that was examined. If there are fewer setups than expeditions, setups are used
+    again. Raises ValueError, which names the commonest reasons and what may help, if fewer tasks are found.
     """
 
     def validated(draft: TaskDraft, known: Callable[[str], bool], by: Explorer) -> tuple[Verdict, Task | None]:
@@ -144,7 +144,7 @@ def initial_tasks(
 
 
 def _setups(environment: Environment, split: str, count: int, seed: tuple, most: int) -> Iterator[Task]:
-    """At most `most` setups, in rounds of `count`, or of all that there are. None where the split has none."""
+    """Yields up to `most` setups, drawn `count` at a time, or as many as the split has; none if it has none."""
     for round in itertools.count():
         found = sample_setups(environment, split, count, (*seed, round))
         yield from found[:most]

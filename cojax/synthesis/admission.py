@@ -29,11 +29,10 @@ class Admission(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Keeps candidates by p(1 − p), p their success in `attempts` episodes (sampling for learnability, 2408.15099).
+    """Keeps the candidates with the greatest p(1 − p), p the share of `attempts` episodes that solve it (2408.15099).
 
-    Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks kept is drawn from all
-    candidates alike, so that a batch of the newest tasks is never made of measured ones alone. Chance decides between
-    equals.
+    Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks kept is drawn
+    from all candidates alike instead, as half of a batch is in that paper. Chance decides between equals.
     """
 
     candidates: Annotated[int, Range(1)] = 10

@@ -10,7 +10,8 @@ the policy changes:
     p ~ Beta(s·m + solved, s·(1 − m) + failed),    m = p_a · p_b,
 
 where p_t is the mean of the belief about one tool alone. A tool without evidence borrows: its prior mean is the success
-of its neighbours, or 1/2 without any. What they predict of a task is the mean over the pairs of its tools.
+of its neighbours, or 1/2 without any. The success predicted for a task is the mean of
+the beliefs about the pairs of its tools.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Beliefs:
             solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
             failed = len(group.valid) - solved
             if group.valid:
-                # Of a replayed beginning the policy played nothing.
+                # The policy did not play the replayed actions, so they are no evidence.
                 for key in _keys(group.task.solution[replayed(group.valid[0]) :]):
                     before = found.get(key, (0.0, 0.0))
                     found[key] = before[0] + solved, before[1] + failed
@@ -173,7 +174,7 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
         return frozenset(environment.popularity()) if isinstance(environment, Charted) else frozenset()
 
     def neighbours(tool: str) -> Iterable[str]:
-        # A draft may call a tool that is not there, for which an environment has no neighbours to tell.
+        # A draft may name a tool that does not exist, for which `environment.neighbours` may fail.
         return environment.neighbours(tool) if isinstance(environment, Charted) and tool in known() else ()
 
     posterior = Posterior(memory, neighbours)

@@ -16,8 +16,8 @@ from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even,
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
 from cojax.validation.similarity import setup_hash
 
-# So many setups are drawn for each that is explored, where some of them are closed.
-_DRAWN = 4
+# Setups drawn for each that is wanted where some are closed, since those are left out.
+_DRAWS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class EvolutionInputs:
 
     def setups(self) -> tuple[Task, ...]:
         """Setups of the split to explore. There are fewer than `contexts` if too many that are drawn are closed."""
-        drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWN if self.closed else 1), self.seed)
+        drawn = sample_setups(self.environment, self.split, self.contexts * (_DRAWS if self.closed else 1), self.seed)
         return tuple(setup for setup in drawn if setup_hash(setup) not in self.closed)[: self.contexts]
 
     def trajectories(self, rng: random.Random) -> Iterator[Trajectory]:

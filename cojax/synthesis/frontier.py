@@ -1,4 +1,4 @@
-"""Expeditions that join mastered skills: where what one tool tells is what another one takes."""
+"""Expeditions that join two mastered tools, of which one returns a value that the other takes as an argument."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def frontier(
     """Around tasks of mastered tools, towards a pair of mastered tools of which one feeds the other.
 
     A tool is mastered if the mean of its belief is at least `mastered` and rests on `episodes` episodes. A tool feeds
-    another if recent trajectories show a word that the first one told among the arguments of the second. The parent's
+    another if, in recent trajectories, an output of the first was an argument of the second. The parent's
     solution has one of the two, and its episode offers the other. The share `floor` is unguided, as in `uniform`, and
     so is every expedition while no pair is mastered. (RL on compositions of mastered skills: arXiv 2509.25123.)
     """
@@ -58,22 +58,22 @@ def frontier(
                 yield Expedition(setup, "uniform")
             continue
         trajectory, pair = rng.choice(joins)
-        evidence = f"{pair[0]} and {pair[1]} are mastered, and the first tells what the second takes"
+        evidence = f"{pair[0]} and {pair[1]} are mastered, and an output of the first is an argument of the second"
         signal = Signal("trajectory", trajectory.task.id, trajectory.episode, evidence, pair)
         yield Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect_on(trajectory, "trajectory", signal))
 
 
 def feeding(trajectories: Sequence[Trajectory]) -> list[tuple[str, str]]:
-    """Pairs of different tools of which the first told a word that was an argument of the second, in order of names."""
-    told: dict[str, set[str]] = {}
-    taken: dict[str, set[str]] = {}
+    """Pairs of different tools of which an output of the first was an argument of the second, in order of names."""
+    outputs: dict[str, set[str]] = {}
+    inputs: dict[str, set[str]] = {}
     for trajectory in trajectories:
         for turn in trajectory.turns:
             if not turn.observation.ok:
                 continue
             for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
-                told.setdefault(call.name, set()).add(message.content)
-                taken.setdefault(call.name, set()).update(map(str, call.arguments.values()))
+                outputs.setdefault(call.name, set()).add(message.content)
+                inputs.setdefault(call.name, set()).update(map(str, call.arguments.values()))
     return sorted(
-        (one, other) for one in told for other in taken if one != other and told[one] & taken[other]
+        (one, other) for one in outputs for other in inputs if one != other and outputs[one] & inputs[other]
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Selects what an evolution explores if there is more than it has expeditions for: signals, or any trajectories.
 
-One rule holds for both: first one of each task is kept, at random; then what is kept is shuffled. So all tasks have
-equal chances, however many signals or trajectories each has.
+Both follow one rule: pick one item of each task at random, then shuffle the picked ones. So all tasks have equal
+chances, however many signals or trajectories each has.
 """
 
 from __future__ import annotations

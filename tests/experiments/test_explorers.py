@@ -106,9 +106,9 @@ def test_what_an_explorer_lacks_is_named_before_anything_is_built(
         ({"explorer.shortest": 10}, "explorer.shortest is 10, but drafts have at most 9 actions"),
         ({"explorer.shortest": 9, "explorer.ending": ""}, "drafts have at most 8 actions, as explorer.steps is 8"),
         # What would silently not happen.
-        ({"validation.judge": "veto"}, "validation.judge is 'veto', but that is for queries that a model words"),
-        ({"validation.attempts": 3}, "validation.attempts is 3, but that is for queries that a model words"),
-        ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but that is for queries that a model"),
+        ({"validation.judge": "veto"}, "validation.judge is 'veto', but only queries that a model words are"),
+        ({"validation.attempts": 3}, "validation.attempts is 3, but only queries that a model words are"),
+        ({"validation.attempter": "policy"}, "validation.attempter is 'policy', but only queries that a model words"),
         ({"explorer.name": "llm", "validation.attempter": "policy", "validation.attempts": 0},
          "validation.attempter is 'policy', but validation.attempts is 0: none is made"),
         ({"validation.judge": "maybe"}, "validation.judge 'maybe' not found; available: off, note, veto"),

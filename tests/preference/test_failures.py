@@ -88,7 +88,7 @@ def test_a_margin_leaves_out_what_is_too_near():
 
 def test_episodes_of_another_policy_count_as_unsampled():
     found = failures_of([group(episode("a1", 0.5), episode("a2"))])
-    (pair,) = failure_pairs(found, 0.0, (0,), foreign=lambda trajectory: trajectory.episode == "a2")
+    (pair,) = failure_pairs(found, 0.0, (0,), played_by_other=lambda trajectory: trajectory.episode == "a2")
     assert [pair.better.turns[0].weights_version, pair.worse.turns[0].weights_version] == [4, -1]
     assert pair.worse == unsampled(episode("a2"))
 

@@ -83,8 +83,8 @@ def play_all(engine: LocalEngine) -> list[list[Completion]]:
 
 
 def unshared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Prefixes, "held", lambda self, names: 0)
-    monkeypatch.setattr(Prefixes, "awaited", lambda self, names: 0)
+    monkeypatch.setattr(Prefixes, "count_held", lambda self, names: 0)
+    monkeypatch.setattr(Prefixes, "count_pending", lambda self, names: 0)
 
 
 def test_sixteen_episodes_compute_a_common_beginning_once_and_to_the_same_bits(make, monkeypatch) -> None:
@@ -158,7 +158,7 @@ def test_who_waits_for_a_beginning_computes_it_where_the_first_is_released(make,
         if len(calls) == 1:
             queued.wait(30)
         elif len(calls) == 2:
-            assert len(calls[0]._following) == 2
+            assert len(calls[0]._waiting_for_chunks) == 2
             engine.release("0")
         return real(*arguments)  # type: ignore[arg-type]
 
@@ -200,9 +200,9 @@ def test_what_a_slot_holds_ends_where_it_is_overwritten() -> None:
     for slot in (5, 6):
         for name in names[: slot - 2]:
             prefixes.add(slot, name, None)
-    assert prefixes.held(names) == 4
+    assert prefixes.count_held(names) == 4
     prefixes.drop(6, kept=1)
-    assert prefixes.held(names) == 3
+    assert prefixes.count_held(names) == 3
     assert [list(prefixes.holders[name]) for name in names[:2]] == [[5, 6], [5]]
     prefixes.drop(5)
     assert {name: list(slots) for name, slots in prefixes.holders.items()} == {names[0]: [6]}
