@@ -12,9 +12,10 @@ from experiments.convert.__main__ import main
 
 pytestmark = [pytest.mark.real, pytest.mark.nightly]
 ROOT = Path(__file__).parents[1]
+# So few demonstrations teach no success, hence no signal: trajectories guide the explorer.
 SMALL = (
-    "batch_size=4", "initial_tasks=6", "checkpoint_every=1", "warm_start.steps=2", "warm_start.batch_size=4",
-    "warm_start.demonstrations=8", "warm_start.check_every=2", "warm_start.check_tasks=1", "engine.slots=8",
+    "evolve=trajectory", "batch_size=4", "initial_tasks=6", "checkpoint_every=1", "warm_start.steps=2",
+    "warm_start.batch_size=4", "warm_start.demonstrations=8", "warm_start.check_every=2", "warm_start.check_tasks=1", "engine.slots=8",
     "engine.max_length=256", "learner.row_length=256", "limits.concurrency=8", "limits.max_turns=3",
     "sampling.max_tokens=32", "preference.batch_size=4", "evaluation.tasks=4", "evaluation.dev_tasks=1",
     "synthesis.contexts=4", "synthesis.budget=4",
@@ -47,6 +48,6 @@ def test_rounds_of_the_preset_imitate_solutions_of_a_set_that_grows(tmp_path: Pa
     assert all(step["tokens_trained"] > 0 for step in steps)
     assert steps[1]["loss"] != steps[0]["loss"]
     assert summary["tasks_final"] > summary["tasks_initial"] == 6
-    assert summary["origin"]["shown"] == 8
+    assert summary["origin"]["shown"] == 7  # the eighth is longer than a row
     assert {"zero_shot", "final", "hard_negatives"} <= set(summary)
     assert (tmp_path / "run/report.html").exists()
