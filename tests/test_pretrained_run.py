@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 # So few demonstrations teach no success, hence no signal: trajectories guide the explorer.
 SMALL = (
     "evolve=trajectory", "batch_size=4", "initial_tasks=6", "checkpoint_every=1", "warm_start.steps=2",
-    "warm_start.batch_size=4", "warm_start.demonstrations=8", "warm_start.check_every=2", "warm_start.check_tasks=1", "engine.slots=8",
-    "engine.max_length=256", "learner.row_length=256", "limits.concurrency=8", "limits.max_turns=3",
+    "warm_start.batch_size=4", "warm_start.demonstrations=8", "warm_start.check_every=2", "warm_start.check_tasks=1",
+    "engine.slots=8", "engine.max_length=256", "learner.row_length=256", "limits.concurrency=8", "limits.max_turns=3",
     "sampling.max_tokens=32", "preference.batch_size=4", "evaluation.tasks=4", "evaluation.dev_tasks=1",
     "synthesis.contexts=4", "synthesis.budget=4",
 )  # fmt: skip
