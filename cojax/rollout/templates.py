@@ -39,7 +39,7 @@ _FAILURES = (
 def shows_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -> bool:
     """Whether the template documents this tool, and writes a call, if it writes any, in a form that `parse` reads."""
     try:
-        shown = _names(tokenizer, tool, [_USER])
+        shown = _documents(tokenizer, tool, [_USER])
         call = rendered(tokenizer, [_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]}])
     except ValueError:
         return False
@@ -59,7 +59,7 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
         pass
     for messages in openings:
         try:
-            shown, why = _names(tokenizer, tool, messages), ""
+            shown, why = _documents(tokenizer, tool, messages), ""
         except ValueError as error:
             shown, why = False, f" ({error})"
         if not shown:
@@ -70,9 +70,9 @@ def require_tools(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any]) -
             )
 
 
-def _names(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
-    """Whether these messages name the tool once it is on offer."""
-    return "lookup" in rendered(tokenizer, messages, tools=[dict(tool)])
+def _documents(tokenizer: PreTrainedTokenizerBase, tool: Mapping[str, Any], messages: list[dict[str, Any]]) -> bool:
+    """Whether these messages are rendered otherwise where the tool is on offer."""
+    return rendered(tokenizer, messages, tools=[dict(tool)]) != rendered(tokenizer, messages)
 
 
 def injected_system_message(tokenizer: PreTrainedTokenizerBase, literals: Iterable[str]) -> str:
