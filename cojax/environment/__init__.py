@@ -109,10 +109,9 @@ class Traits:
     many seconds one call may take. None leaves both to the run's limits. `worded_alike` says that the queries of
     different tasks share most of their words. The run then measures how similar evaluation queries are to each other,
     and only a query that is more similar than that counts as a copy of one. `commands` maps a tool that takes a whole
-    command as text to the parameter that holds it: a pattern of
-    actions is then the command's first word, the verb. `incomparable` says why the states of two
-    episodes cannot be compared, "" where they can. Without it no solution can be proved by execution: a run trains on
-    the environment's own split `train`, and synthesizes nothing. `ending` is the tool that ends an episode, "" where an
+    command as text to the parameter that holds it: a pattern of actions is then the command's first word, the verb.
+    `incomparable` says why the states of two episodes cannot be compared, "" where they can. Where they cannot, no
+    solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing. `ending` is the tool that ends an episode, "" where an
     action without calls does; None leaves it to the run's explorer.
     """
 

@@ -10,8 +10,8 @@ the policy changes:
     p ~ Beta(s·m + solved, s·(1 − m) + failed),    m = p_a · p_b,
 
 where p_t is the mean of the belief about one tool alone. A tool without evidence borrows: its prior mean is the success
-of its neighbours, or 1/2 without any. The success predicted for a task is the mean of
-the beliefs about the pairs of its tools.
+of its neighbours, or 1/2 without any. The success predicted for a task is the mean
+of the beliefs about the pairs of its tools.
 """
 
 from __future__ import annotations
