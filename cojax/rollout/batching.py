@@ -95,7 +95,7 @@ class Batcher:
         self._prefixes = Prefixes()
         self.computed = self.reused = 0
         self._copies: list[tuple[int, int, int]] = []  # (source, target, span), made in order before the next forward
-        self._waiting_for_chunks: list[Request] = []  # chunks that a request in _prefilling is about to compute
+        self._waiting_for_chunks: list[Request] = []  # for chunks that one in _prefilling computes
         self._prefilling: list[Request] = []
         self._decoding: list[Request] = []
         self._steps_since_prefill = 0
