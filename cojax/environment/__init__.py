@@ -111,8 +111,9 @@ class Traits:
     and only a query that is more similar than that counts as a copy of one. `commands` maps a tool that takes a whole
     command as text to the parameter that holds it: a pattern of actions is then the command's first word, the verb.
     `incomparable` says why the states of two episodes cannot be compared, "" where they can. Where they cannot, no
-    solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing. `ending` is the tool that ends an episode, "" where an
-    action without calls does; None leaves it to the run's explorer.
+    solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing.
+    `ending` is the tool that ends an episode, "" where an action without calls does; None leaves it to the run's
+    explorer.
     """
 
     concurrency: int | None = None
