@@ -183,9 +183,12 @@ def test_what_makes_no_sense_is_refused(settings) -> None:
         ({"quorum": 0.5}, "with quorum=0.5 whether a group is live depends on who is slow"),
         (
             {"learner.loss": "sft", "learner.loss_settings": {}},
-            "learner.loss=sft as it is set learns from groups whose",
+            "learner.loss=sft as it is set also learns from groups whose",
         ),
-        ({"learner.loss_settings": {"kl_coefficient": 0.1}}, "learner.loss=grpo as it is set learns from groups whose"),
+        (
+            {"learner.loss_settings": {"kl_coefficient": 0.1}},
+            "learner.loss=grpo as it is set also learns from groups whose",
+        ),
         ({"dynamic_sampling": -1}, "dynamic_sampling is -1; expected a whole number at least 0"),
     ],
 )
