@@ -23,7 +23,7 @@ PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-un
 def test_every_arm_is_a_run_that_can_be_made(arm):
     (job,) = jobs([arm], [201])
     check(resolve(configuration_of(job.settings), job.settings))
-    assert job.config["environment"]["skew"] == 0.8
+    assert job.config["environment"]["skew"] == 0.4
 
 
 def test_all_arms_play_as_many_episodes_probes_included():
@@ -32,8 +32,9 @@ def test_all_arms_play_as_many_episodes_probes_included():
         settings = {**COMMON, **ARMS[arm].settings}
         episodes = steps * settings["batch_size"] * size
         if settings.get("synthesis.admit") == "probe":
-            # Ten candidates for each task that an evolution may add, tried eight times, every ten steps.
-            episodes += steps // 10 * 10 * settings["synthesis.budget"] * 8
+            # By default ten candidates for each task that an evolution may add, tried eight times, every ten steps.
+            candidates = settings.get("admission_settings.candidates", 10) * settings["synthesis.budget"]
+            episodes += steps // 10 * candidates * settings.get("admission_settings.attempts", 8)
         assert episodes == 25_600, arm
 
 
