@@ -78,7 +78,7 @@ def scripted(config: ConfigDict, made: Parts, journal: Journal) -> ScriptedExplo
         width=traits.width(config, made.environment, 1),
         guidance=guidance(made.signals),
         ending=ending(config, made.environment),
-        **{name: section[name] for name in ("runs", "steps", "stretch", "cut")},
+        **{name: section[name] for name in ("runs", "steps", "stretch", "longest", "cut")},
     )
 
 

@@ -115,6 +115,7 @@ def explorer() -> Section:
             own["stretch"], tuple[int, ...],
             "scripted and careless: numbers of actions by which a draft's length may differ from its parent's",
         ),
+        "longest": Leaf(own["longest"], Count, "scripted and careless: most actions of a draft that nothing guides"),
         "cut": Leaf(
             own["cut"], Share, "scripted and careless: probability that a user turn ends after a step of a draft"
         ),
