@@ -20,20 +20,26 @@ def demonstrations(
     noise: tuple[float, float] = (0.10, 0.85),
     suites: Sequence[Suite] = (DESK,),
     splits: Mapping[str, generator.Split] = generator.SPLITS,
+    steep: float = 1.0,
 ) -> Iterator[tuple[Task, tuple[Action, ...]]]:
     """Tasks of the seed split with the demonstrator's actions.
 
     The skill of popularity rank i of n, within its suite, is bungled with probability
-    noise[0] + (noise[1] − noise[0])·i/(n − 1), each occurrence independently; the demonstrator then goes on with the
-    rest.
+    noise[0] + (noise[1] − noise[0])·(i/(n − 1)) ** steep, each occurrence independently; the demonstrator then goes on
+    with the rest.
     """
     for index, (task, plan) in zip(range(count), generator.stream("seed", seed, suites, splits), strict=False):
         rng = random.Random(f"{generator.NAME}/noise/{seed}/{index}")
-        yield task, demonstrate(task, plan, noise, rng, suite_of(task.setup, suites))
+        yield task, demonstrate(task, plan, noise, rng, suite_of(task.setup, suites), steep)
 
 
 def demonstrate(
-    task: Task, plan: generator.Plan, noise: tuple[float, float], rng: random.Random, suite: Suite = DESK
+    task: Task,
+    plan: generator.Plan,
+    noise: tuple[float, float],
+    rng: random.Random,
+    suite: Suite = DESK,
+    steep: float = 1.0,
 ) -> tuple[Action, ...]:
     """The demonstrator's actions, observing as it goes; they end with finish."""
     state, calls = office.copy(task.setup, suite.shelves), list[Call]()
@@ -51,7 +57,7 @@ def demonstrate(
         return next(iter(call.arguments.values()))
 
     for skill, words in plan:
-        if rng.random() < _chance(suite.skills.index(skill) / (len(suite.skills) - 1), noise):
+        if rng.random() < _chance(suite.skills.index(skill) / (len(suite.skills) - 1), noise, steep):
             bungle(skill, words, act, rng)
         else:
             carry_out(skill, words, act)
@@ -76,7 +82,7 @@ def bungle(skill: Skill, words: Mapping[str, str], act: Callable[[Call], str], r
     follow((*templates[:wrong], confused, *templates[wrong + 1 :]), words, act)
 
 
-def _chance(place: float, noise: tuple[float, float]) -> float:
+def _chance(place: float, noise: tuple[float, float], steep: float) -> float:
     """The chance of a mistake in a skill; `place` is 0 for the most popular one and 1 for the least popular."""
     low, high = noise
-    return low + (high - low) * place
+    return low + (high - low) * place**steep

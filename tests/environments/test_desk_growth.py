@@ -114,7 +114,7 @@ def test_every_word_is_in_the_lexicon(tasks):
 
 
 def test_without_suites_the_other_settings_change_nothing():
-    today = environments.load("desk", applications=2, tables=9, longest=3, more=0.9, skew=1.0)
+    today = environments.load("desk", applications=2, tables=9, longest=3, more=0.9, skew=1.0, steep=5.0)
     assert content_hash([task.id for task in today.tasks("eval", 300)]) == "41f91e8586cd31a2"
     demonstrations = [
         [action.calls[0].name for action in actions] for _, actions in today.demonstrations(50, 21, (0.1, 0.85))
@@ -124,10 +124,24 @@ def test_without_suites_the_other_settings_change_nothing():
     )
 
 
-def test_an_isolated_grown_desk_has_the_same_tasks():
-    world = environments.load("desk", suites=2, applications=3, isolated=True)
-    same = environments.load("desk", suites=2, applications=3)
+def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alone():
+    right: dict[bool, list[bool]] = {True: [], False: []}
+    suites = growth.suites(2, 5, 0)
+    splits = generator.grown_splits(1, 0.0, 0.0)
+    for task, actions in demonstrator.demonstrations(600, 1, (0.0, 1.0), suites, splits, 8.0):
+        ((skill, _),) = grammar.read(task.query, suite := suite_of(task.setup, suites))
+        place = suite.skills.index(skill) / (len(suite.skills) - 1)
+        right[place > 0.5].append(actions == task.solution)
+    # The integral of x ** 8 over each half, divided by its length: .0004 and .222.
+    assert sum(right[False]) >= len(right[False]) - 2
+    assert sum(right[True]) / len(right[True]) == pytest.approx(0.78, abs=0.08)
+
+
+def test_an_isolated_grown_desk_has_the_same_tasks_and_demonstrations():
+    world = environments.load("desk", suites=2, applications=3, steep=3.0, isolated=True)
+    same = environments.load("desk", suites=2, applications=3, steep=3.0)
     assert world.tasks("dev", 20) == same.tasks("dev", 20)
+    assert list(world.demonstrations(20, 1, (0.1, 0.85))) == list(same.demonstrations(20, 1, (0.1, 0.85)))
     assert played(world.tasks("dev", 1)[0], world.tasks("dev", 1)[0].solution, world).reward == 1.0
 
 
