@@ -5,11 +5,17 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from cojax.registry.annotations import Range
 from cojax.synthesis.collector import Synthesis
 from cojax.types import Group, Task
+
+# The worth of a candidate that the policy solves with probability p, by what a probe prefers.
+_WORTH: dict[str, Callable[[float], float]] = {
+    "learnable": lambda p: p * (1.0 - p),
+    "hardest": lambda p: 1.0 - p if p else 0.0,
+}
 
 
 class Admission(Protocol):
@@ -29,23 +35,26 @@ class Admission(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Keeps the candidates with the greatest p(1 − p), p the share of `attempts` episodes that solve it (2408.15099).
+    """Keeps the candidates of the greatest worth, which follows from p, the share of `attempts` episodes that solve one.
 
-    Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks kept is drawn
-    from all candidates alike instead, as half of a batch is in that paper. Chance decides between equals.
+    `prefer` says what is worth most. `learnable`: p(1 − p), tasks solved half of the time (sampling for learnability,
+    2408.15099). `hardest`: 1 − p for p above 0, the least solved of those that were solved at all; a task that is never
+    solved is worth nothing. Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks
+    kept is drawn from all candidates alike instead, as half of a batch is in that paper. Chance decides between equals.
     """
 
     candidates: Annotated[int, Range(1)] = 10
     attempts: Annotated[int, Range(2)] = 8
     unselected: Annotated[float, Range(0.0, 1.0)] = 0.5
+    prefer: Literal["learnable", "hardest"] = "learnable"
 
     def choose(self, groups: Sequence[Group], budget: int, seed: tuple) -> Sequence[Task]:
         rng = random.Random(repr(("admission", seed)))
         order = rng.sample(range(len(groups)), len(groups))
         free = order[: min(round(self.unselected * budget), budget)]
         # The sort is stable: equals stay in random order.
-        learnable = sorted(order[len(free) :], key=lambda place: -_learnability(groups[place]))
-        kept = {*free, *learnable[: budget - len(free)]}
+        best = sorted(order[len(free) :], key=lambda place: -_WORTH[self.prefer](_success(groups[place])))
+        kept = {*free, *best[: budget - len(free)]}
         return [group.task for place, group in enumerate(groups) if place in kept]
 
 
@@ -79,11 +88,6 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
     return dataclasses.replace(synthesis, tasks=tasks, drafts=drafts, counts=counts, probe=_cost(groups, ids))
 
 
-def _learnability(group: Group) -> float:
-    p = _success(group)
-    return p * (1.0 - p)
-
-
 def _success(group: Group) -> float:
     return sum(t.reward >= 1.0 for t in group.valid) / len(group.valid) if group.valid else 0.0
 
@@ -95,7 +99,7 @@ def _line(group: Group) -> str:
 
 def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:
     verdict = record["verdict"]
-    evidence = [*verdict["evidence"], _line(group), *([] if kept else ["not admitted: others are more learnable"])]
+    evidence = [*verdict["evidence"], _line(group), *([] if kept else ["not admitted: others are worth more"])]
     verdict = {**verdict, "evidence": evidence, "status": verdict["status"] if kept else "discarded"}
     if group.valid:
         verdict["difficulty"] = 1.0 - _success(group)

@@ -36,6 +36,14 @@ def test_the_most_learnable_are_kept_in_their_order() -> None:
     assert {place for seed in range(20) for place in chosen(probe, 3, (seed,))} == {2, 3, 4, 7}
 
 
+def test_the_hardest_that_were_solved_at_all_are_kept() -> None:
+    # Solved in 1, 3, 4 and 7 of 8 episodes; then chance decides among those always or never solved.
+    probe = Probe(unselected=0.0, prefer="hardest")
+    assert [chosen(probe, budget) for budget in (1, 2, 3, 4)] == [[3], [3, 7], [2, 3, 7], [2, 3, 4, 7]]
+    fifth = {place for seed in range(60) for place in chosen(probe, 5, (seed,))} - {2, 3, 4, 7}
+    assert fifth == {0, 1, 5, 6, 8, 9, 10, 11}
+
+
 def test_a_budget_is_filled_by_chance_where_nothing_more_can_be_learned() -> None:
     extra = collections.Counter(
         place for seed in range(400) for place in chosen(Probe(unselected=0.0), 5, (seed,)) if RATES[place] in (0, 8)
@@ -85,7 +93,7 @@ def test_records_say_what_was_tried_and_what_it_cost() -> None:
             "evidence": [
                 "runs",
                 "probed: 0 of 8 episodes of the present policy solved it",
-                "not admitted: others are more learnable",
+                "not admitted: others are worth more",
             ],
             "difficulty": 1.0,
         },
