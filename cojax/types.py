@@ -220,7 +220,10 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What reflection on one trajectory gives to the explorer (CoEvolve §3.2). `kind` is the origin of its tasks."""
+    """What reflection on one trajectory gives to the explorer (CoEvolve §3.2). `kind` is the origin of its tasks.
+
+    `plan` names the tools to use, in order; if it is empty, they are those of the task's solution.
+    """
 
     task: Task
     kind: Origin
@@ -231,6 +234,7 @@ class ExplorationContext:
     focus_patterns: tuple[str, ...] = ()
     objectives: tuple[str, ...] = ()
     do_not_repeat: tuple[str, ...] = ()
+    plan: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

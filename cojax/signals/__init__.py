@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from cojax.signals.boundary import Boundary
 from cojax.signals.forgetting import Forgetting
-from cojax.signals.kinds import TRAJECTORY, Guidance, Visit, above
+from cojax.signals.kinds import PLANNED, TRAJECTORY, Guidance, Visit, above
 from cojax.signals.rare import Rare
 from cojax.signals.tools import distinguishing_tools, focus, tools_called, tools_of
 from cojax.types import Group, Signal
@@ -94,8 +94,8 @@ def check(kind: Any) -> SignalKind:
 
 
 def guidance(kinds: Mapping[str, SignalKind]) -> dict[str, Guidance]:
-    """Guidance by kind of context: the kinds of signals, and \"trajectory\" for a trajectory without a signal."""
-    return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY}
+    """Guidance by kind of context: the kinds of signals, and those with a plan; \"trajectory\" is without a signal."""
+    return {**{name: kind.guidance for name, kind in kinds.items()}, "trajectory": TRAJECTORY, **PLANNED}
 
 
 def kind_names(kinds: Iterable[str]) -> list[str]:

@@ -51,6 +51,24 @@ TRAJECTORY = Guidance(
     purpose="Purpose: variation. Make near variations of this task, with the same and with neighbouring operations.",
 )
 
+# The guidance for contexts with a plan, which the explorer follows as it is.
+PLANNED = {
+    "frontier": Guidance(
+        objectives=("do in one task what two tasks ask for, one after the other: {tools}",),
+        reason="The record is of a task that is mastered, as another one is. Both are to become one longer task.",
+        purpose="Purpose: composition. Do what this task asks for and then what the other one does, in one task.",
+        rehearse=1.0,
+        change=0.0,
+    ),
+    "posterior": Guidance(
+        objectives=("find a task that needs {tools}",),
+        reason="The record shows the place. Whether the tools named can be used there is not known well.",
+        purpose="Purpose: evidence. Find a task at this place that needs the tools named, whatever the record did.",
+        rehearse=1.0,
+        change=0.0,
+    ),
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Visit:

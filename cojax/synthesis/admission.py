@@ -35,12 +35,13 @@ class Admission(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Keeps the candidates of the greatest worth, which follows from p, the share of `attempts` episodes that solve one.
+    """Keeps the candidates of the greatest worth. It follows from p, the share of `attempts` episodes that succeed.
 
     `prefer` says what is worth most. `learnable`: p(1 − p), tasks solved half of the time (sampling for learnability,
     2408.15099). `hardest`: 1 − p for p above 0, the least solved of those that were solved at all; a task that is never
-    solved is worth nothing. Candidates that no episode was valid for count as p = 0. The share `unselected` of the tasks
-    kept is drawn from all candidates alike instead, as half of a batch is in that paper. Chance decides between equals.
+    solved is worth nothing. Candidates that no episode was valid for count as p = 0. The share `unselected` of the
+    tasks kept is drawn from all candidates alike instead, as half of a batch is in that paper. Chance decides between
+    equals.
     """
 
     candidates: Annotated[int, Range(1)] = 10

@@ -9,9 +9,9 @@ the policy changes:
 
     p ~ Beta(s·m + solved, s·(1 − m) + failed),    m = p_a · p_b,
 
-where p_t is the mean of the belief about one tool alone. A tool without evidence borrows: its prior mean is the success
-of its neighbours, or 1/2 without any. The success predicted for a task is the mean
-of the beliefs about the pairs of its tools.
+where p_t is the mean of the belief about one tool alone. A tool borrows: its prior mean is half of its neighbours' rate
+of success, plus 1/4; without any it is 1/2. The success predicted for a task is the mean of the beliefs about the pairs
+of its tools.
 """
 
 from __future__ import annotations
@@ -127,8 +127,14 @@ class Posterior:
 
     def tool(self, tool: str) -> float:
         """The mean of the belief about tasks that need the tool."""
+        solved, failed = self.single(tool)
+        return solved / (solved + failed)
+
+    def single(self, tool: str) -> Evidence:
+        """(α, β) of the belief about tasks that need the tool, both above 0."""
         solved, failed = evidence(self.memory, tool_key(tool))
-        return (self.strength * self._borrowed(tool) + solved) / (self.strength + solved + failed)
+        mean = self._borrowed(tool)
+        return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
     def pair(self, one: str, other: str, length: int) -> Evidence:
         """(α, β) of the belief about tasks that need both tools, with solutions of `length` actions, both above 0."""
@@ -157,10 +163,11 @@ class Posterior:
         return self.known(tool) >= episodes and self.tool(tool) >= mean
 
     def _borrowed(self, tool: str) -> float:
-        """The success of the tool's neighbours, shrunk towards 1/2 by one success and one failure."""
+        """The prior mean of a tool, between 1/4 and 3/4: its neighbours' rate of success counts as two episodes beside
+        one success and one failure. So a tool that nobody tried stays open, whatever its neighbours are."""
         found = [evidence(self.memory, tool_key(other)) for other in self.neighbours(tool)]
         solved, failed = (sum(one[i] for one in found) for i in (0, 1))
-        return (1.0 + solved) / (2.0 + solved + failed)
+        return (1.0 + 2.0 * solved / (solved + failed)) / 4.0 if solved + failed else 0.5
 
 
 def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) -> Callable[[TaskDraft], float | None]:

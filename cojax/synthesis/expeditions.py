@@ -142,9 +142,12 @@ def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
-def reflect_on(trajectory: Trajectory, kind: Origin, signal: Signal | None) -> Callable[[Explorer], ExplorationContext]:
-    """Makes the context of an expedition around the trajectory, of that kind, when it starts."""
-    return lambda explorer: explorer.reflect(trajectory, kind, signal)
+def reflect_on(
+    trajectory: Trajectory, kind: Origin, signal: Signal | None, plan: Sequence[str] = ()
+) -> Callable[[Explorer], ExplorationContext]:
+    """Makes the context of an expedition around the trajectory, of that kind, when it starts. `plan` is as in
+    ExplorationContext."""
+    return lambda explorer: dataclasses.replace(explorer.reflect(trajectory, kind, signal), plan=tuple(plan))
 
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:

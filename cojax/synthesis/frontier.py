@@ -1,18 +1,19 @@
-"""Expeditions that join two mastered tools, of which one returns a value that the other takes as an argument."""
+"""Expeditions that join two mastered tasks: the new task asks for both, one after the other."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
-from cojax.environment import Charted
+from cojax.environment import Environment
+from cojax.prefixes import replayed
 from cojax.registry.annotations import Range
-from cojax.synthesis.beliefs import Posterior, solution_tools
+from cojax.signals.tools import tools_of
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
 from cojax.synthesis.posteriors import offered_tools
-from cojax.types import Signal, Trajectory
+from cojax.types import Signal, Task, Trajectory
 
 ORIGIN = "frontier"
 # Trajectories that are read, for each expedition.
@@ -21,50 +22,76 @@ _READ = 8
 
 def frontier(
     inputs: EvolutionInputs,
-    beliefs: Mapping[str, Any],
     *,
-    mastered: Annotated[float, Range(0.0, 1.0)] = 0.75,
-    episodes: Annotated[float, Range(0.0)] = 8.0,
-    floor: Annotated[float, Range(0.0, 1.0)] = 0.2,
+    mastered: Annotated[float, "a share", Range(0.0, 1.0)] = 0.75,
+    longest: Annotated[int, Range(2)] = 6,
+    floor: Annotated[float, "a share", Range(0.0, 1.0)] = 0.2,
 ) -> Iterator[Expedition]:
-    """Around tasks of mastered tools, towards a pair of mastered tools of which one feeds the other.
+    """Around mastered tasks, each joined with another one (RL on compositions of mastered skills: arXiv 2509.25123).
 
-    A tool is mastered if the mean of its belief is at least `mastered` and rests on `episodes` episodes. A tool feeds
-    another if, in recent trajectories, an output of the first was an argument of the second. The parent's
-    solution has one of the two, and its episode offers the other. The share `floor` is unguided, as in `uniform`, and
-    so is every expedition while no pair is mastered. (RL on compositions of mastered skills: arXiv 2509.25123.)
+    A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
+    replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
+    So the first one's episode must offer the tools of the second. Both together have at most `longest` calls, the
+    ending not counted. Of possible second tasks those come first that a tool of the first one feeds (`feeding`). The
+    share `floor` is unguided, as in `uniform`, and so are all expeditions that find no two tasks to join.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
-    environment, ending = inputs.environment, inputs.explorer.ending
-    neighbours = environment.neighbours if isinstance(environment, Charted) else lambda tool: ()
-    posterior = Posterior(beliefs, neighbours)
-
-    def knows(tool: str) -> bool:
-        return posterior.masters(tool, mastered, episodes)
-
     recent = list(itertools.islice(inputs.trajectories(rng), _READ * inputs.contexts))
-    pairs = [pair for pair in feeding(recent) if ending not in pair and all(map(knows, pair))]
-    joins: list[tuple[Trajectory, tuple[str, str]]] = []
-    for trajectory in recent:
-        own = [tool for tool in solution_tools(trajectory.task) if tool != ending]
-        if not pairs or not own or not all(map(knows, own)):
-            continue
-        offered = set(offered_tools(environment, trajectory.task))
-        joins += [(trajectory, pair) for pair in pairs if set(pair) & set(own) and set(pair) <= offered]
+    known = [trajectory for trajectory in recent if _mastered(trajectory, inputs, mastered)]
     setups = iter(inputs.setups())
+    partners = _Partners(inputs.environment, known, inputs.explorer.ending, longest)
     for _ in range(inputs.contexts):
-        if rng.random() < floor or not joins:
+        pair = None if rng.random() < floor or not known else partners.draw(rng)
+        if pair is None:
             if setup := next(setups, None):
                 yield Expedition(setup, "uniform")
             continue
-        trajectory, pair = rng.choice(joins)
-        evidence = f"{pair[0]} and {pair[1]} are mastered, and an output of the first is an argument of the second"
-        signal = Signal("trajectory", trajectory.task.id, trajectory.episode, evidence, pair)
-        yield Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect_on(trajectory, "trajectory", signal))
+        first, second = pair
+        evidence = f"mastered, as is {second.task.query!r}"
+        plan = (*partners.tools(first.task), *partners.tools(second.task))
+        signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
+        yield Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, ORIGIN, signal, plan))
 
 
-def feeding(trajectories: Sequence[Trajectory]) -> list[tuple[str, str]]:
-    """Pairs of different tools of which an output of the first was an argument of the second, in order of names."""
+class _Partners:
+    """The mastered tasks that can be joined."""
+
+    def __init__(self, environment: Environment, known: Sequence[Trajectory], ending: str, longest: int):
+        self._environment, self._known, self._ending, self._longest = environment, known, ending, longest
+        self._feeds = feeding(known)
+        self._offered: dict[str, frozenset[str]] = {}
+
+    def tools(self, task: Task) -> list[str]:
+        """The tools of the solution in order, without the ending."""
+        return [tool for action in task.solution for tool in tools_of(action) if tool != self._ending]
+
+    def draw(self, rng: random.Random) -> tuple[Trajectory, Trajectory] | None:
+        """Two of the tasks; None if the first, which is drawn from all alike, can be joined with no other."""
+        first = rng.choice(self._known)
+        own = self.tools(first.task)
+        if first.task.id not in self._offered:
+            self._offered[first.task.id] = frozenset(offered_tools(self._environment, first.task))
+        others = [
+            other
+            for other in self._known
+            if other is not first
+            and (tools := self.tools(other.task))
+            and self._offered[first.task.id].issuperset(tools)
+            and len(own) + len(tools) <= self._longest
+        ]
+        fed = [other for other in others if self._feeds & {*itertools.product(own, self.tools(other.task))}]
+        return (first, rng.choice(fed or others)) if own and others else None
+
+
+def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
+    if replayed(trajectory) or not (visits := inputs.visits.get(trajectory.task.id)):
+        return False
+    played = visits[-1].solved + visits[-1].failed
+    return played > 0 and visits[-1].solved >= share * played
+
+
+def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
+    """Pairs of different tools of which an output of the first was an argument of the second."""
     outputs: dict[str, set[str]] = {}
     inputs: dict[str, set[str]] = {}
     for trajectory in trajectories:
@@ -74,6 +101,4 @@ def feeding(trajectories: Sequence[Trajectory]) -> list[tuple[str, str]]:
             for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
                 outputs.setdefault(call.name, set()).add(message.content)
                 inputs.setdefault(call.name, set()).update(map(str, call.arguments.values()))
-    return sorted(
-        (one, other) for one in outputs for other in inputs if one != other and outputs[one] & inputs[other]
-    )  # fmt: skip
+    return {(one, other) for one in outputs for other in inputs if one != other and outputs[one] & inputs[other]}

@@ -44,7 +44,7 @@ def test_a_success_has_no_failure_cause() -> None:
 
 
 def test_each_signal_has_guidance_of_its_own_and_other_kinds_have_none() -> None:
-    assert set(GUIDANCE) == {"forgetting", "boundary", "rare", "trajectory"}
-    assert len({guidance.objectives for guidance in GUIDANCE.values()}) == 4
+    assert set(GUIDANCE) == {"forgetting", "boundary", "rare", "trajectory", "frontier", "posterior"}
+    assert len({guidance.objectives for guidance in GUIDANCE.values()}) == 6
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'unguided'"):
         context_of(failing(), "unguided", None, "finish")

@@ -138,7 +138,8 @@ def test_a_probe_tries_every_candidate_and_keeps_as_many_as_the_budget(probed):
         assert 4 < one["probe"]["candidates"] <= 12
         assert one["probe"]["episodes"] == 4 * one["probe"]["candidates"]
         assert one["probe"]["tokens"] > one["probe"]["turns"] >= one["probe"]["episodes"]
-        assert one["probe"]["live_kept"] >= one["probe"]["live"] > 0
+        assert one["probe"]["live"] > 0
+        assert one["probe"]["live_kept"] >= 0.5  # half of the tasks kept are the most learnable
         assert one["accepted"] == sum(one["added"].values()) == 4
         assert set(one["added"]) <= {"posterior", "uniform"}
     tasks = probed.left("tasks")
@@ -208,7 +209,7 @@ def test_a_run_that_is_stopped_while_it_probes_goes_on_to_the_same_end(probed, t
 
 
 def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
-    frontier = functools.partial(EVOLUTIONS["frontier"], mastered=0.0, episodes=1.0, floor=0.0)
+    frontier = functools.partial(EVOLUTIONS["frontier"], mastered=0.0, floor=0.0)
     run = Run(tmp_path, frontier, None, steps=6)
     assert run.go().step == 6
     begun = {"frontier": set(), "": set()}

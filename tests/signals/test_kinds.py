@@ -42,7 +42,7 @@ def test_a_kind_from_outside_is_whole() -> None:
     changes, found = signals.detect({"slow": kind}, {"slow": {}}, [group(A, 1, 0)])
     assert (changes, [signal.kind for signal in found]) == ({"slow": {}}, ["slow", "slow"])
     told = signals.guidance({"slow": kind})
-    assert set(told) == {"slow", "trajectory"}
+    assert set(told) == {"slow", "trajectory", "frontier", "posterior"}
     of_group = group(A, 0).trajectories[0]
     assert context_of(of_group, "slow", found[0], "finish", told).objectives == (
         "do the tools of the task in fewer steps",

@@ -42,8 +42,8 @@ def focus(expedition):
 
 def test_it_reads_beliefs_and_nothing_else():
     assert reads(posteriors) == ("beliefs",)
-    others = EVOLUTIONS.keys() - {"posteriors", "frontier", "credited"}
-    assert [reads(EVOLUTIONS[name]) for name in others] == [()] * 6
+    others = EVOLUTIONS.keys() - {"posteriors", "credited"}
+    assert [reads(EVOLUTIONS[name]) for name in others] == [()] * 7
     with pytest.raises(RegistryError, match="'dreams'; beside its inputs it can read beliefs, credits, and"):
         reads(lambda inputs, dreams: iter(()))
 
@@ -51,19 +51,28 @@ def test_it_reads_beliefs_and_nothing_else():
 def test_a_fifth_is_unguided_and_the_same_seed_gives_the_same_expeditions():
     some = list(posteriors(inputs(200), Beliefs().init()))
     origins = collections.Counter(expedition.origin for expedition in some)
-    assert origins == {"posterior": 152, "uniform": 48}
+    assert origins == {"posterior": 164, "uniform": 36}
     assert [trip.signal for trip in posteriors(inputs(200), Beliefs().init())] == [trip.signal for trip in some]
     assert [trip.signal for trip in posteriors(inputs(200, (1, 10)), Beliefs().init())] != [t.signal for t in some]
     assert {trip.origin for trip in posteriors(inputs(20), Beliefs().init(), floor=1.0)} == {"uniform"}
 
 
-def test_the_focus_is_a_tool_of_the_solution_and_another_one():
+def test_one_or_two_tools_that_the_episode_offers_are_focus_and_plan():
+    numbers = collections.Counter()
     for expedition in posteriors(inputs(), Beliefs().init(), floor=0.0):
-        one, other = focus(expedition)
-        assert one in solution_tools(expedition.task)
-        assert "finish" not in (one, other)
-        assert one != other
-        assert expedition.signal.startswith(f"success with {one} and {other} drawn as 0.")
+        plan = expedition.prepared(EXPLORER).context.plan
+        assert plan == focus(expedition)
+        assert "finish" not in plan
+        numbers[len(set(plan))] += 1
+        assert expedition.signal.startswith(f"success with {' and '.join(plan)} drawn as 0.")
+    assert set(numbers) == {1, 2}
+
+
+def test_a_tool_of_which_nothing_is_known_is_followed_rather_than_mastered_ones():
+    memory = mastered({})
+    del memory[tool_key("notes_write")]
+    trips = list(posteriors(inputs(), memory, floor=0.0, contenders=50))
+    assert sum("notes_write" in focus(trip) for trip in trips) > 30
 
 
 def test_expeditions_go_where_success_is_believed_to_be_near_one_half():
@@ -90,6 +99,8 @@ def test_the_tasks_found_are_valid_and_tell_where_they_come_from():
     assert len(found.tasks) == 6
     own = [task for task in found.tasks if task.origin == "posterior"]
     assert own
+    planned = {trip.signal: set(focus(trip)) for trip in posteriors(inputs(10), Beliefs().init()) if trip.reflect}
+    assert sum(bool(planned[task.lineage.signal] & set(solution_tools(task))) for task in own) >= len(own) - 1
     for task in own:
         assert task.lineage.parent in {trajectory.task.id for trajectory in EPISODES.values()}
         assert task.lineage.signal.startswith("success with ")

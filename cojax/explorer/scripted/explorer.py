@@ -45,8 +45,8 @@ class ScriptedExplorer:
     user's turn.
 
     A guided draft has the length of its parent's solution plus a random entry of `stretch` (in actions, without the
-    ending), so tasks get shorter as well as longer. An unguided draft has 1 to `longest` actions. For each draft wanted,
-    at most `tries` sequences of actions are worded. After each step of a draft except the last, the user's turn ends
+    ending), so tasks get shorter as well as longer. An unguided draft has 1 to `longest` actions. For each draft, at
+    most `tries` sequences of actions are worded. After each step of a draft except the last, the user's turn ends
     with probability `cut`; so drafts can have several user turns. `width` expeditions run in parallel. `guidance` is
     what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the
     episode.
@@ -88,7 +88,7 @@ class ScriptedExplorer:
         start = dataclasses.replace(task, solution=())
         triplets: list[Triplet] = []
         failures: list[str] = []
-        steps = min(self.steps, self._most_actions(task, context) + _BEYOND)
+        steps = min(self.steps, self._most_actions(context) + _BEYOND)
         for run in range(self.runs):
             rng = random.Random(repr(("explore", seed, run)))
             actor = self._guided(environment, task, context, rng) if context else self._unguided(weights, rng)
@@ -103,8 +103,8 @@ class ScriptedExplorer:
         task, context = exploration.task, exploration.context
         rng = random.Random(repr(("abstract", exploration.seed)))
         ending = Ending.of(environment, self.ending)
-        base, stretch = (len(self._tools(task)), self.stretch) if context else (0, range(1, self.longest + 1))
-        wanted = draft_lengths(base, stretch, self._most_actions(task, context), rng)
+        base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
+        wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
         found = windows(exploration.triplets, wanted, context.focus_patterns if context else (), rng)
         # A separate generator, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
@@ -168,18 +168,19 @@ class ScriptedExplorer:
         plan: list[str] = []
         if preferred and rng.random() < guidance.rehearse:
             others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
-            plan = vary(self._tools(task), others, guidance.change, rng)
+            plan = vary(self._planned(context), others, guidance.change, rng)
         return ExplorationRun(
             weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat
         )
 
-    def _most_actions(self, task: Task, context: ExplorationContext | None) -> int:
+    def _most_actions(self, context: ExplorationContext | None) -> int:
         """The actions of the longest draft wanted, the ending not counted."""
-        return min(self.steps, max(1, len(self._tools(task)) + max(self.stretch)) if context else self.longest)
+        return min(self.steps, max(1, len(self._planned(context)) + max(self.stretch)) if context else self.longest)
 
-    def _tools(self, task: Task) -> list[str]:
-        """The tools of the task's solution, without the ending."""
-        return [call.name for action in task.solution for call in action.calls if call.name != self.ending]
+    def _planned(self, context: ExplorationContext) -> list[str]:
+        """The tools of the context's plan, or else of its task's solution, without the ending."""
+        own = (call.name for action in context.task.solution for call in action.calls)
+        return [tool for tool in context.plan or own if tool != self.ending]
 
 
 def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
