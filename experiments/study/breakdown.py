@@ -47,6 +47,22 @@ def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     The least popular tool of a task's solution stands for its skill. Which tenth is the worst is told from the same
     held-out tasks, for each run by itself: so the value is lower than what these skills would reach on other tasks.
     """
+    return _tenth(records, lambda before, after, rank: after)
+
+
+def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
+    """Like `worst_tenth`, over the skills of the lowest success before training; of equal ones, the least popular.
+
+    So all arms of a seed are judged by the same skills, and no result after training decides which.
+    """
+    return _tenth(records, lambda before, after, rank: (before, rank))
+
+
+def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
+    """Seed → mean success after training of the tenth of the skills that comes first by `order`.
+
+    Its arguments are a skill's success before and after training, and the popularity of its tool.
+    """
     environment, tasks = _held_out(records[0])
     if any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
@@ -55,12 +71,18 @@ def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     sizes = Counter(names)
     if len(sizes) < MANY:
         return None
+    popularity = environment.popularity() if isinstance(environment, Charted) else {}
+
+    def shares(record: Record, when: str) -> dict[str, float]:
+        solved = Counter(name for name, bit in zip(names, record["held_out"][when], strict=True) if bit == "1")
+        return {name: solved[name] / size for name, size in sizes.items()}
+
     found = {}
     for record in records:
-        solved = Counter(name for name, bit in zip(names, record["held_out"]["final"], strict=True) if bit == "1")
-        shares = sorted(solved[name] / size for name, size in sizes.items())
-        worst = shares[: max(1, round(len(shares) / 10))]
-        found[record["seed"]] = sum(worst) / len(worst)
+        before, after = shares(record, "zero_shot"), shares(record, "final")
+        ranked = sorted(sizes, key=lambda name: (order(before[name], after[name], popularity.get(name, 0.0)), name))
+        first = ranked[: max(1, round(len(ranked) / 10))]
+        found[record["seed"]] = sum(after[name] for name in first) / len(first)
     return found
 
 

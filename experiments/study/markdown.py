@@ -22,6 +22,12 @@ _BUDGETS: Mapping[str, str] = {
 # Budgets are compared with this arm where a table has it.
 _REFERENCE = "feedback"
 
+_WEAKEST = (
+    "The tenth are those of the lowest success before training, of equal ones the least popular: the same for all arms "
+    "of a seed."
+)
+_WORST = "The tenth is told for each run by itself, after training, from the same held-out tasks."
+
 
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
     """The text of the page; `figures` are names of pictures in the folder NAME/ beside it."""
@@ -31,7 +37,8 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_warnings(summary),
         _success(summary),
         _differences(summary, summary["differences"]),
-        *_worst(summary),
+        *_skills(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
+        *_skills(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         *_learning(summary),
@@ -89,15 +96,14 @@ def _success(summary: Mapping[str, Any]) -> str:
     return _table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 
-def _worst(summary: Mapping[str, Any]) -> list[str]:
-    """The worst tenth of the skills, where there are many skills."""
-    if not (found := summary.get("worst_tenth")):
+def _skills(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
+    """A tenth of the skills, where there are many skills."""
+    if not (found := summary.get(name)):
         return []
     titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
     rows = [(titles[arm], _interval(one)) for arm, one in found["arms"].items()]
     return [
-        "## The worst tenth of the skills\n\nA skill is the least popular tool of a solution. The tenth is told for "
-        "each run by itself, from the same held-out tasks.",
+        f"## {heading}\n\nA skill is the least popular tool of a solution. {explained}",
         _table(("arm", "success, %"), rows),
         _differences(summary, found["differences"]),
     ]

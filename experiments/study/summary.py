@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.study.arms import ARMS
-from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, worst_tenth
+from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, weakest_tenth, worst_tenth
 from experiments.study.failures import mean_failures
 from experiments.study.origins import mean_predicted, mean_worth
 from experiments.study.record import Record, cross_table
@@ -59,7 +59,10 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
-    worst = {arm: found for arm, some in by_arm.items() if by_kind and (found := worst_tenth(some))}
+    tenths = {
+        name: {arm: found for arm, some in by_arm.items() if by_kind and (found := of(some))}
+        for name, of in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth))
+    }
     return {
         "name": name,
         "title": table.title,
@@ -78,18 +81,18 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
-        **({"worst_tenth": _worst(table, worst)} if worst else {}),
+        **{name: _of_skills(table, found) for name, found in tenths.items() if found},
         "breakdowns": by_kind,
         "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
 
 
-def _worst(table: Table, worst: Mapping[str, Successes]) -> dict[str, Any]:
-    """Success over the worst tenth of the skills, by arm, and its paired differences."""
+def _of_skills(table: Table, found: Mapping[str, Successes]) -> dict[str, Any]:
+    """Success over a tenth of the skills, by arm, and its paired differences."""
     return {
-        "arms": {arm: _estimate(found) for arm, found in worst.items()},
-        "differences": [_difference(one, other, worst) for one, other in table.differences],
+        "arms": {arm: _estimate(one) for arm, one in found.items()},
+        "differences": [_difference(one, other, found) for one, other in table.differences],
     }
 
 

@@ -151,7 +151,10 @@ TABLES: Mapping[str, Table] = {
         _PREFERENCES,
         PREFERENCE_SEEDS,
     ),
-    **{name: Table(*table, seeds=grounds.SEEDS) for name, table in grounds.TABLES.items()},
+    **{
+        name: Table(*table, seeds=grounds.SEEDS, count=grounds.COUNTS.get(name, DEFAULT_SEEDS))
+        for name, table in grounds.TABLES.items()
+    },
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
         ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "rft-growing", "feedback"),

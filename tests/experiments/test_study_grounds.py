@@ -1,5 +1,7 @@
 """The grounds of the study of signals: their arms, their budgets, and how a table tells the worst skills."""
 
+import collections
+
 import pytest
 from study_records import known, record
 
@@ -8,7 +10,7 @@ from experiments.checks import check
 from experiments.presets import resolve
 from experiments.study import grounds
 from experiments.study.arms import ARMS, COMMON
-from experiments.study.breakdown import MANY, worst_tenth
+from experiments.study.breakdown import MANY, weakest_tenth, worst_tenth
 from experiments.study.markdown import render_page
 from experiments.study.record import budget
 from experiments.study.runs import configuration_of
@@ -27,15 +29,15 @@ def test_every_arm_is_a_run_that_can_be_made(arm):
 
 
 def test_all_arms_play_as_many_episodes_probes_included():
-    steps, size = COMMON["steps"], 8
     for arm in grounds.ARMS:
         settings = {**COMMON, **ARMS[arm].settings}
-        episodes = steps * settings["batch_size"] * size
+        steps = settings["steps"]
+        episodes = steps * settings["batch_size"] * 8
         if settings.get("synthesis.admit") == "probe":
             # By default ten candidates for each task that an evolution may add, tried eight times, every ten steps.
             candidates = settings.get("admission_settings.candidates", 10) * settings["synthesis.budget"]
             episodes += steps // 10 * candidates * settings.get("admission_settings.attempts", 8)
-        assert episodes == 25_600, arm
+        assert episodes == 10_240, arm
 
 
 def test_the_seeds_of_the_grounds_are_of_no_other_table_of_the_desk():
@@ -43,6 +45,15 @@ def test_the_seeds_of_the_grounds_are_of_no_other_table_of_the_desk():
     assert {table.seeds for name, table in TABLES.items() if name in grounds.TABLES} == {grounds.SEEDS}
     for name in grounds.TABLES:
         assert set(TABLES[name].arms) <= set(grounds.ARMS)
+    assert [TABLES[name].count for name in ("primary", "wide", "deep")] == [12, 6, 6]
+
+
+def test_the_main_ground_is_as_large_as_the_page_says():
+    (job,) = jobs(["wide-uniform"], [201])
+    desk = environment_of(job.config)
+    tools = {entry["function"]["name"] for entry in desk.tools()} - {"finish"}
+    lengths = collections.Counter(len(task.solution) - 1 for task in desk.tasks("eval", 1000, 2026))
+    assert (len(tools), max(lengths)) == (207, 5)
 
 
 def test_probes_count_as_episodes_and_environment_steps():
@@ -87,8 +98,23 @@ def test_the_worst_tenth_of_the_skills_is_told_beside_the_mean():
     assert sum(row["tasks"] for row in rows) == 600
     page = render_page(found)
     assert "## The worst tenth of the skills" in page
+    assert "## The weakest tenth of the skills" in page
     assert "| tenth 10 |" in page
     assert f"| {tools[0]} |" not in page
+
+
+def test_the_weakest_tenth_is_told_from_the_success_before_training():
+    made, tools = held_out("wide-uniform", 201, lambda tool: True)
+    environment = environment_of(made["config"])
+    popularity = environment.popularity()
+    few = sorted(tools, key=lambda tool: (popularity[tool], tool))[: round(len(tools) / 10)]
+    # Nothing is solved before training: the least popular are the weakest.
+    after, _ = held_out("wide-uniform", 201, lambda tool: tool not in few[1:])
+    assert weakest_tenth([after]) == {201: pytest.approx(1 / len(few))}
+    # Others are at the start, and whatever training reaches, they stay the ones that count.
+    others, _ = held_out("wide-uniform", 201, lambda tool: tool in few)
+    after["held_out"]["zero_shot"] = others["held_out"]["final"]
+    assert weakest_tenth([after]) == {201: 1.0}
 
 
 def test_the_desk_of_the_other_tables_has_too_few_skills_for_a_worst_tenth():
