@@ -220,10 +220,8 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What reflection on one trajectory gives to the explorer (CoEvolve §3.2). `kind` is the origin of its tasks.
-
-    `plan` names the tools to use, in order; if it is empty, they are those of the task's solution.
-    """
+    """What reflection gives to the explorer (CoEvolve §3.2): `kind` is the origin of its tasks, `plan` the tools to use
+    in order, () for those of the task's solution."""
 
     task: Task
     kind: Origin

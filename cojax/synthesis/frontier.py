@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from cojax.environment import Environment
-from cojax.prefixes import replayed
+from cojax.prefixes import ORIGIN, replayed
 from cojax.registry.annotations import Range
+from cojax.signals.kinds import step_of, task_of
 from cojax.signals.tools import tools_of
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
 from cojax.synthesis.posteriors import offered_tools
+from cojax.synthesis.selection import in_groups
 from cojax.types import Signal, Task, Trajectory
 
-ORIGIN = "frontier"
-# Trajectories that are read, for each expedition.
+# Tasks that are considered, for each expedition.
 _READ = 8
 
 
@@ -36,8 +37,11 @@ def frontier(
     share `floor` is unguided, as in `uniform`, and so are all expeditions that find no two tasks to join.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
-    recent = list(itertools.islice(inputs.trajectories(rng), _READ * inputs.contexts))
-    known = [trajectory for trajectory in recent if _mastered(trajectory, inputs, mastered)]
+    known = [
+        trajectory
+        for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
+        if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
+    ]
     setups = iter(inputs.setups())
     partners = _Partners(inputs.environment, known, inputs.explorer.ending, longest)
     for _ in range(inputs.contexts):
@@ -81,6 +85,12 @@ class _Partners:
         ]
         fed = [other for other in others if self._feeds & {*itertools.product(own, self.tools(other.task))}]
         return (first, rng.choice(fed or others)) if own and others else None
+
+
+def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
+    """The first valid trajectory of those of the last step; None if all of them were lost."""
+    last = max(map(step_of, episodes))
+    return next((one for name in episodes if step_of(name) == last and (one := find(name)).valid), None)
 
 
 def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:

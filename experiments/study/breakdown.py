@@ -47,7 +47,7 @@ def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     The least popular tool of a task's solution stands for its skill. Which tenth is the worst is told from the same
     held-out tasks, for each run by itself: so the value is lower than what these skills would reach on other tasks.
     """
-    return _tenth(records, lambda before, after, rank: after)
+    return _tenth(records, lambda before, after, popularity: after)
 
 
 def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
@@ -55,7 +55,7 @@ def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
 
     So all arms of a seed are judged by the same skills, and no result after training decides which.
     """
-    return _tenth(records, lambda before, after, rank: (before, rank))
+    return _tenth(records, lambda before, after, popularity: (before, popularity))
 
 
 def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:

@@ -88,6 +88,25 @@ def test_without_mastery_all_is_unguided(given):
     assert {trip.origin for trip in frontier(given, floor=0.0)} == {"uniform"}
 
 
+def test_the_last_visit_decides_whether_a_task_is_mastered():
+    given = visited()
+    episodes = [f"{step}-{episode.task.id}-0" for episode in EPISODES.values() for step in (9, 10)]
+    by_task = {episode.task.id: episode for episode in EPISODES.values()}
+
+    def find(begun):
+        """Finds an episode, which begins with replayed actions if its step is `begun`."""
+        return lambda name: (lambda one: one if name.startswith(f"{begun}-") else sampled(one))(
+            by_task[name.split("-")[1]]
+        )
+
+    def origins(begun):
+        inputs = dataclasses.replace(given, episodes=episodes, find=find(begun))
+        return {trip.origin for trip in frontier(inputs, floor=0.0)}
+
+    assert ORIGIN in origins(9)
+    assert origins(10) == {"uniform"}
+
+
 def test_joined_tasks_are_valid_and_mostly_use_the_tools_of_both():
     trips = [trip for trip in frontier(visited(24), floor=0.0) if trip.origin == ORIGIN]
     explorer = dataclasses.replace(EXPLORER, stretch=(0,))
