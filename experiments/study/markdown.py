@@ -23,8 +23,8 @@ _BUDGETS: Mapping[str, str] = {
 _REFERENCE = "feedback"
 
 _WEAKEST = (
-    "The tenth are those of the lowest success before training, of equal ones the least popular: the same for all arms "
-    "of a seed."
+    "The tenth holds those of the lowest success before training, and of equal ones the least popular. It is the same "
+    "for all arms of a seed."
 )
 _WORST = "The tenth is told for each run by itself, after training, from the same held-out tasks."
 
