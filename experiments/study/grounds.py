@@ -45,6 +45,8 @@ _METHODS: Mapping[str, tuple[str, Settings]] = {
     "static": ("static D_0", {"evolve": "none"}),
     "random": ("random exploration", {"evolve": "random"}),
     "uniform": ("uniform exploration (the probe's control)", {"evolve": "uniform"}),
+    # With the explorer's actions counted, as many environment actions as `best`.
+    "uniform-more": ("uniform exploration, a quarter more episodes", {"evolve": "uniform", "batch_size": 20}),
     "control": ("control: guided, without signals", {"evolve": "trajectory"}),
     "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
     "credited": ("feedback, repaired: weighted by what it led to", {"evolve": "credited"}),
@@ -94,6 +96,13 @@ TABLES = {
             ("best", "hardest"),
             ("best", "posteriors"),
         ),
+    ),
+    # Added after `primary` was known.
+    "wide-actions": _table(
+        "The primary comparison in as many environment actions, the explorer's included",
+        "wide",
+        ("uniform-more", "best"),
+        (("best", "uniform-more"),),
     ),
     "wide-growth": _table(
         "The paper's comparison on the grown desk, in as many episodes",

@@ -82,7 +82,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "arm": job.arm,
         "seed": job.seed,
         "split": evaluation["split"],
-        "settings": dict(job.settings),
+        "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read again: tuples as lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
         "threads": dict(threads),

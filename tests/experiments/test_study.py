@@ -219,7 +219,7 @@ SMALL = (
     "warm_start.lengthen=1000", "warm_start.noise_low=0.1", "warm_start.noise_high=0.3",
     "warm_start.check_tasks=40", "warm_start.learning_rate=0.005", "evaluation.tasks=24", "evaluation.dev_tasks=40",
     "evaluation.every=2", "engine.slots=16", "limits.concurrency=16", "synthesis.contexts=6", "synthesis.budget=6",
-    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0",
+    "signal_settings.rare.minimum=16", "signal_settings.rare.percent=20.0", "explorer.stretch=(-1,0,1)",
 )  # fmt: skip
 
 

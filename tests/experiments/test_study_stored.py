@@ -149,14 +149,18 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
     assert "feedback-102: stored 50.00 %, now 75.00 %: differs in final" in said
 
 
-def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read():
-    found = stored.read_all(command.KEPT)
+@pytest.mark.parametrize("folder", [command.KEPT, command.KEPT / "first"], ids=["today", "first"])
+def test_the_records_of_the_repository_are_of_known_arms_and_can_be_read(folder):
+    found = stored.read_all(folder)
     assert {arm for arm, _ in found} <= set(ARMS)
     # The tables kept in git name the seeds of their arms.
-    main = json.loads((command.KEPT / "main.json").read_text())
-    for row in main["arms"]:
-        finals = [found[row["arm"], seed]["final"] for seed in main["seeds"]]
-        assert sum(finals) / len(finals) == pytest.approx(row["final"]["mean"], abs=1e-12)
+    pages = sorted(folder.glob("*.json"))
+    assert len(pages) >= 5
+    for page in pages:
+        table = json.loads(page.read_text())
+        for row in table["arms"]:
+            finals = [found[row["arm"], seed]["final"] for seed in table["seeds"]]
+            assert sum(finals) / len(finals) == pytest.approx(row["final"]["mean"], abs=1e-12), page
 
 
 def test_the_stored_records_are_of_todays_settings() -> None:
