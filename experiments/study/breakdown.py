@@ -24,7 +24,7 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
     where the environment now has other held-out tasks than the records, or where a run has an invalid episode.
     """
     used = [record for records in arms.values() for record in records]
-    environment, tasks = _held_out(used[0])
+    environment, tasks = held_out_tasks(used[0])
     known = {(record["held_out"]["digest"], record["held_out"]["tasks"]) for record in used}
     if known != {(content_hash([task.id for task in tasks]), len(tasks))}:
         return {}
@@ -63,7 +63,7 @@ def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any
 
     Its arguments are a skill's success before and after training, and the popularity of its tool.
     """
-    environment, tasks = _held_out(records[0])
+    environment, tasks = held_out_tasks(records[0])
     if any(record["held_out"]["tasks"] != len(tasks) for record in records):
         return None
     tool = least_popular(environment, records[0]["config"]["explorer"]["ending"])
@@ -138,8 +138,8 @@ def _rows(kinds: Sequence[tuple[Any, str]], arms: Mapping[str, Sequence[Record]]
     ]
 
 
-def _held_out(record: Record) -> tuple[Environment, list[Task]]:
-    """The environment, and the tasks that the run was evaluated on, by id."""
+def held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
+    """The environment, and the tasks that the run was evaluated on, by id: the order of `held_out` in its record."""
     section = record["config"]["evaluation"]
     environment = environment_of(record["config"])
     found = environment.tasks(section["split"], section["tasks"], section["seed"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.study.cells import interval, markdown_table, points
 from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
 from experiments.study.origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
 
@@ -88,12 +89,12 @@ def _warnings(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _success(summary: Mapping[str, Any]) -> str:
-    rows = [("zero-shot", _interval(summary["zero_shot"]), "", "")]
+    rows = [("zero-shot", interval(summary["zero_shot"]), "", "")]
     for arm in summary["arms"]:
-        gain = _points(arm["gain"]["mean"])
+        gain = points(arm["gain"]["mean"])
         live = "" if arm["live_groups"] is None else f"{100 * arm['live_groups']:.0f} %"
-        rows.append((arm["title"], _interval(arm["final"]), gain, live))
-    return _table(("arm", "success, %", "gain, points", "live groups"), rows)
+        rows.append((arm["title"], interval(arm["final"]), gain, live))
+    return markdown_table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 
 def _skills(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
@@ -101,10 +102,10 @@ def _skills(summary: Mapping[str, Any], name: str, heading: str, explained: str)
     if not (found := summary.get(name)):
         return []
     titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
-    rows = [(titles[arm], _interval(one)) for arm, one in found["arms"].items()]
+    rows = [(titles[arm], interval(one)) for arm, one in found["arms"].items()]
     return [
         f"## {heading}\n\nA skill is the least popular tool of a solution. {explained}",
-        _table(("arm", "success, %"), rows),
+        markdown_table(("arm", "success, %"), rows),
         _differences(summary, found["differences"]),
     ]
 
@@ -114,13 +115,13 @@ def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, 
     rows = [
         (
             f"{titles[row['one']]} − {titles[row['other']]}",
-            _points(row["mean"]),
-            "" if row["low"] is None else f"[{_points(row['low'])}, {_points(row['high'])}]",
+            points(row["mean"]),
+            "" if row["low"] is None else f"[{points(row['low'])}, {points(row['high'])}]",
             f"{row['seeds_above_0']} of {row['count']}",
         )
         for row in differences
     ]
-    return _table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
+    return markdown_table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
 
 
 def _budgets(summary: Mapping[str, Any]) -> str:
@@ -138,23 +139,23 @@ def _budgets(summary: Mapping[str, Any]) -> str:
     rows.append(("of them evolutions", *(f"{100 * arm['feedback_share']:.1f} %" for arm in arms.values())))
     if any(arm.get("failures") for arm in arms.values()):
         rows += _gains_by_cost(list(arms.values()))
-    return _table(("", *(arm["title"] for arm in arms.values())), rows)
+    return markdown_table(("", *(arm["title"] for arm in arms.values())), rows)
 
 
 def _gains_by_cost(arms: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """The mean gain of each arm over its mean cost, in episodes and in time."""
-    points = [100 * arm["gain"]["mean"] for arm in arms]
+    gains = [100 * arm["gain"]["mean"] for arm in arms]
     return [
         (
             "points gained per 1,000 episodes",
             *(
                 f"{1000 * gain / played:.2f}" if (played := arm["budget"]["episodes"]) else "–"
-                for gain, arm in zip(points, arms, strict=True)
+                for gain, arm in zip(gains, arms, strict=True)
             ),
         ),
         (
             "points gained per minute on one core",
-            *(f"{60 * gain / arm['seconds']:.2f}" for gain, arm in zip(points, arms, strict=True)),
+            *(f"{60 * gain / arm['seconds']:.2f}" for gain, arm in zip(gains, arms, strict=True)),
         ),
     ]
 
@@ -169,13 +170,13 @@ def _learning(summary: Mapping[str, Any]) -> list[str]:
         for name, cell in cells.items()
         if all(name in arm.get("learning", {}) for arm in arms)
     ]
-    return [_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
+    return [markdown_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
 def _cross(summary: Mapping[str, Any]) -> str:
     names = ("kept", "recovered", "lost", "never")
     rows = [(arm["title"], *(f"{arm['cross_table'][name]:.0f}" for name in names)) for arm in summary["arms"]]
-    return "## Held-out tasks, before → after\n\n" + _table(("arm", *names), rows)
+    return "## Held-out tasks, before → after\n\n" + markdown_table(("arm", *names), rows)
 
 
 _KINDS = {
@@ -198,7 +199,7 @@ def _breakdowns(summary: Mapping[str, Any]) -> list[str]:
              (row["zero_shot"], *(row["arms"][arm["arm"]] for arm in arms))))
             for row in found
         ]  # fmt: skip
-        sections.append(_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
+        sections.append(markdown_table((_KINDS[name], "tasks", "zero-shot", *(arm["title"] for arm in arms)), rows))
     return ["## Held-out success by kind of task, %", *sections] if sections else []
 
 
@@ -219,14 +220,16 @@ def _quality(summary: Mapping[str, Any]) -> str:
         "## The task sets at the end\n\nSR@k: mean cosine of a query to its k nearest, lower is more diverse; ED_rel: "
         "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any; "
         "zero-shot success on held-out tasks with the same least popular tool, mean over the tasks that were added."
-        "\n\n" + _table(head, rows)
+        "\n\n" + markdown_table(head, rows)
     )
 
 
 def _by_tool(summary: Mapping[str, Any]) -> list[str]:
     arms = summary["arms"]
     rows = [(tool, *(f"{counts[arm['arm']]:.1f}" for arm in arms)) for tool, counts in summary["tasks_by_tool"].items()]
-    return [_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if 0 < len(rows) <= _MOST_ROWS else []
+    return (
+        [markdown_table((_KINDS["tool"], *(arm["title"] for arm in arms)), rows)] if 0 < len(rows) <= _MOST_ROWS else []
+    )
 
 
 def _worth(summary: Mapping[str, Any]) -> list[str]:
@@ -241,7 +244,11 @@ def _worth(summary: Mapping[str, Any]) -> list[str]:
         return []
     predicted = predicted_rows(summary["arms"])
     told = "Success at a task's first visit, as it was predicted of its draft and as it came (Spearman, mean of runs):"
-    return [head, _table(WORTH_HEAD, rows), *([told, _table(PREDICTED_HEAD, predicted)] if predicted else [])]
+    return [
+        head,
+        markdown_table(WORTH_HEAD, rows),
+        *([told, markdown_table(PREDICTED_HEAD, predicted)] if predicted else []),
+    ]
 
 
 def _failures(summary: Mapping[str, Any]) -> list[str]:
@@ -257,8 +264,8 @@ def _failures(summary: Mapping[str, Any]) -> list[str]:
         "`preference.hard` or more; distance is the mean of log π_second − log π_target on the second agent's tokens, "
         "at the end, in nats."
     )
-    return [head, _table(FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
-            _table(EXAMPLES_HEAD, example_rows(arms))]  # fmt: skip
+    return [head, markdown_table(FAILURES_HEAD, rows), "Pairs and examples that were learned from:",
+            markdown_table(EXAMPLES_HEAD, example_rows(arms))]  # fmt: skip
 
 
 def _refused(summary: Mapping[str, Any]) -> list[str]:
@@ -266,7 +273,7 @@ def _refused(summary: Mapping[str, Any]) -> list[str]:
     reasons = list(dict.fromkeys(reason for arm in arms for reason in arm["refused"]))
     rows = [(reason, *(f"{arm['refused'].get(reason, 0.0):.1f}" for arm in arms)) for reason in reasons]
     head = "## Drafts that did not become tasks\n\nBy the beginning of the line of evidence that refused them."
-    return [head, _table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
+    return [head, markdown_table(("", *(arm["title"] for arm in arms)), rows)] if rows else []
 
 
 def _made_with(made: Mapping[str, Any]) -> str:
@@ -277,22 +284,6 @@ def _made_with(made: Mapping[str, Any]) -> str:
         f"Made with {versions}; on {', '.join(made['processors'])}, one core and {threads} a run; "
         f"{made['core_hours']:.1f} core-hours."
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _interval(found: Mapping[str, Any]) -> str:
-    if found["mean"] is None:
-        return "–"
-    mean = f"{100 * found['mean']:.1f}"
-    return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
-
-
-def _points(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:+.1f}"
 
 
 def _listed(things: Sequence[object]) -> str:
