@@ -15,6 +15,8 @@ from experiments.study.tasks import environment_of, least_popular
 _LONG = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the worst tenth is told.
 MANY = 60
+LONG = 4  # a long task has at least as many actions, finish counted
+ENOUGH = 30  # long tasks of which a page tells
 
 
 def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str, Any]]]:
@@ -56,6 +58,22 @@ def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
     So all arms of a seed are judged by the same skills, and no result after training decides which.
     """
     return _tenth(records, lambda before, after, popularity: (before, popularity))
+
+
+def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
+    """Seed → success after training over the held-out tasks of at least LONG actions, finish counted.
+
+    None where there are fewer than ENOUGH of them.
+    """
+    _, tasks = held_out_tasks(records[0])
+    long = [len(task.solution) >= LONG for task in tasks]
+    if sum(long) < ENOUGH or any(record["held_out"]["tasks"] != len(tasks) for record in records):
+        return None
+    return {
+        record["seed"]: sum(bit == "1" for bit, one in zip(record["held_out"]["final"], long, strict=True) if one)
+        / sum(long)
+        for record in records
+    }
 
 
 def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:

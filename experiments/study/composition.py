@@ -22,7 +22,7 @@ from environments.desk.grammar import read
 from environments.desk.suite import DESK
 from experiments.command_line import CommandLineParser
 from experiments.study import stored
-from experiments.study.breakdown import held_out_tasks
+from experiments.study.breakdown import LONG, held_out_tasks
 from experiments.study.cells import markdown_table
 from experiments.study.record import Record
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--arms", default="uniform,feedback", help="arms with records, with commas (uniform,feedback)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="where the records are (results)")
-    parser.add_argument("--actions", type=int, default=4, help="actions of a long task, finish counted (4)")
+    parser.add_argument("--actions", type=int, default=LONG, help=f"actions of a long task, finish counted ({LONG})")
     given = parser.parse_args(arguments)
     rows = []
     try:

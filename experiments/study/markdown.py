@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments.study.breakdown import LONG
 from experiments.study.cells import interval, markdown_table, points
 from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
 from experiments.study.origins import PREDICTED_HEAD, WORTH_HEAD, predicted_rows, worth_rows
@@ -23,11 +24,13 @@ _BUDGETS: Mapping[str, str] = {
 # Budgets are compared with this arm where a table has it.
 _REFERENCE = "feedback"
 
+_SKILL = "A skill is the least popular tool of a solution."
 _WEAKEST = (
-    "The tenth holds those of the lowest success before training, and of equal ones the least popular. It is the same "
-    "for all arms of a seed."
+    f"{_SKILL} The tenth holds those of the lowest success before training, and of equal ones the least popular. "
+    "It is the same for all arms of a seed."
 )
-_WORST = "The tenth is told for each run by itself, after training, from the same held-out tasks."
+_WORST = f"{_SKILL} The tenth is told for each run by itself, after training, from the same held-out tasks."
+_LONG = f"Held-out tasks of {LONG} and more actions, finish counted."
 
 
 def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
@@ -38,8 +41,9 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_warnings(summary),
         _success(summary),
         _differences(summary, summary["differences"]),
-        *_skills(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
-        *_skills(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
+        *_some(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
+        *_some(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
+        *_some(summary, "long_tasks", "Long tasks", _LONG),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         *_learning(summary),
@@ -97,14 +101,14 @@ def _success(summary: Mapping[str, Any]) -> str:
     return markdown_table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 
-def _skills(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
-    """A tenth of the skills, where there are many skills."""
+def _some(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
+    """Success over some of the held-out tasks, where the table has them."""
     if not (found := summary.get(name)):
         return []
     titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
     rows = [(titles[arm], interval(one)) for arm, one in found["arms"].items()]
     return [
-        f"## {heading}\n\nA skill is the least popular tool of a solution. {explained}",
+        f"## {heading}\n\n{explained}",
         markdown_table(("arm", "success, %"), rows),
         _differences(summary, found["differences"]),
     ]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from experiments.study.arms import ARMS
-from experiments.study.breakdown import breakdowns, prior_mastery, tasks_by_tool, weakest_tenth, worst_tenth
+from experiments.study.breakdown import breakdowns, long_tasks, prior_mastery, tasks_by_tool, weakest_tenth, worst_tenth
 from experiments.study.failures import mean_failures
 from experiments.study.origins import mean_predicted, mean_worth
 from experiments.study.record import Record, cross_table
@@ -61,7 +61,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
     tenths = {
         name: {arm: found for arm, some in by_arm.items() if by_kind and (found := of(some))}
-        for name, of in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth))
+        for name, of in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
     return {
         "name": name,

@@ -10,7 +10,15 @@ from experiments.checks import check
 from experiments.presets import resolve
 from experiments.study import grounds
 from experiments.study.arms import ARMS, COMMON
-from experiments.study.breakdown import MANY, weakest_tenth, worst_tenth
+from experiments.study.breakdown import (
+    ENOUGH,
+    LONG,
+    MANY,
+    held_out_tasks,
+    long_tasks,
+    weakest_tenth,
+    worst_tenth,
+)
 from experiments.study.markdown import render_page
 from experiments.study.record import budget
 from experiments.study.runs import configuration_of
@@ -137,3 +145,21 @@ def test_prefixes_are_replayed_only_where_they_can_be_left_out(settings, reason)
     given = {"synthesis.prefix_replay": True, **settings}
     with pytest.raises(ValueError, match=reason):
         check(resolve(configuration_of(given), given))
+
+
+def test_long_tasks_are_told_apart():
+    made, _ = held_out("wide-uniform", 201, lambda tool: True)
+    _, tasks = held_out_tasks(made)
+    long = [len(task.solution) >= LONG for task in tasks]
+    assert sum(long) >= ENOUGH
+    made["held_out"]["final"] = "".join("0" if one else "1" for one in long)
+    assert long_tasks([made]) == {201: 0.0}
+    other, _ = held_out("wide-probe", 201, lambda tool: True)
+    half = [i for i, one in enumerate(long) if one][::2]
+    other["held_out"]["final"] = "".join("1" if i in half or not one else "0" for i, one in enumerate(long))
+    assert long_tasks([other]) == {201: pytest.approx(len(half) / sum(long))}
+    found = summarise("pair", PAIR, (201,), known(made, other))
+    assert found["long_tasks"]["differences"][0]["mean"] == pytest.approx(len(half) / sum(long))
+    assert "## Long tasks\n\nHeld-out tasks of 4 and more actions, finish counted." in render_page(found)
+    made["config"]["evaluation"]["tasks"] = 20
+    assert long_tasks([made]) is None
