@@ -52,6 +52,8 @@ _PRETRAINED: Settings = {
     "evaluation.every": 0,
     "checkpoint_every": 4,
 }
+# Drafts of up to six actions, and fewer environment steps than feedback plays in 100 steps (43,218 on average).
+_LONG: Settings = {"explorer.longest": 6, "environment_steps": 43_000}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +146,23 @@ ARMS: Mapping[str, Arm] = {
     ),
     "rft-growing": Arm(
         "RFT on a task set that grows", {"method": "rft", "preference.tasks": "growing", "evolve": "feedback"}
+    ),
+    # For long tasks, in at most as many environment steps as feedback plays. Two episodes a task are the fewest that
+    # make a group: so a step imitates the solutions of four times as many tasks.
+    "uniform-long": Arm("uniform exploration, drafts of up to six actions", {"evolve": "uniform", **_LONG}),
+    "rft-long": Arm(
+        "RFT on a task set that grows, drafts of up to six actions",
+        {
+            "method": "rft",
+            "preference.tasks": "growing",
+            "preference.learning_rate": 3e-4,
+            "evolve": "uniform",
+            "synthesis.contexts": 120,
+            "synthesis.budget": 120,
+            "batch_size": 64,
+            "group_size": 2,
+            **_LONG,
+        },
     ),
     **{name: Arm(title, settings) for name, (title, settings) in grounds.ARMS.items()},
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),

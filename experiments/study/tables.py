@@ -122,6 +122,11 @@ TABLES: Mapping[str, Table] = {
             ("control-learnability", "control"),
         ),
     ),
+    "long": Table(
+        "Long tasks: drafts as long as the longest evaluated tasks, and imitation of many solutions",
+        ("feedback", "uniform-long", "rft-long"),
+        (("rft-long", "feedback"), ("uniform-long", "feedback"), ("rft-long", "uniform-long")),
+    ),
     "losses": Table(
         "Losses, a weighting and dynamic sampling on one task set, in as many episodes",
         ("grpo", "gspo", "cispo", "dr-grpo", "dynamic"),
