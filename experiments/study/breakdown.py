@@ -12,7 +12,7 @@ from experiments.study.record import Record
 from experiments.study.tasks import environment_of, least_popular
 
 # Solutions of this many actions or more are one kind.
-_LONG = 6
+_OPEN_ROW = 6
 # With this many tools, tasks are also grouped by tenths of the tools, and the worst tenth is told.
 MANY = 60
 LONG = 4  # a long task has at least as many actions, finish counted
@@ -166,4 +166,4 @@ def held_out_tasks(record: Record) -> tuple[Environment, list[Task]]:
 
 def _actions(task: Task) -> tuple[int, str]:
     count = len(task.solution)
-    return (count, str(count)) if count < _LONG else (_LONG, f"{_LONG} and more")
+    return (count, str(count)) if count < _OPEN_ROW else (_OPEN_ROW, f"{_OPEN_ROW} and more")

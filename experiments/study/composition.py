@@ -112,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for arm in given.arms.split(","):
             records = list(stored.read_arm(given.out, arm).values())
             if not records:
-                raise ValueError(f"no record of arm {arm!r} in {given.out / 'runs'}")
+                raise ValueError(
+                    f"no record of arm {arm!r} in {given.out / 'runs'}; run its table, or choose other --arms or --out"
+                )
             if any(record["config"]["environment"].get("suites") for record in records):
                 raise ValueError(f"{arm} is of a grown desk; expected an arm of the desk")
             found = of_records(records, given.actions)

@@ -41,9 +41,9 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_warnings(summary),
         _success(summary),
         _differences(summary, summary["differences"]),
-        *_some(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
-        *_some(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
-        *_some(summary, "long_tasks", "Long tasks", _LONG),
+        *_part(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
+        *_part(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
+        *_part(summary, "long_tasks", "Long tasks", _LONG),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),
         *_learning(summary),
@@ -101,7 +101,7 @@ def _success(summary: Mapping[str, Any]) -> str:
     return markdown_table(("arm", "success, %", "gain, points", "live groups"), rows)
 
 
-def _some(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
+def _part(summary: Mapping[str, Any], name: str, heading: str, explained: str) -> list[str]:
     """Success over some of the held-out tasks, where the table has them."""
     if not (found := summary.get(name)):
         return []

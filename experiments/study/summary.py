@@ -59,7 +59,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     zero_shot = {seed: records[table.arms[0], seed]["zero_shot"] for seed in complete}
     by_kind = breakdowns(by_arm)
     finals = {arm: {seed: records[arm, seed]["final"] for seed in complete} for arm in table.arms}
-    tenths = {
+    parts = {
         name: {arm: found for arm, some in by_arm.items() if by_kind and (found := of(some))}
         for name, of in (("weakest_tenth", weakest_tenth), ("worst_tenth", worst_tenth), ("long_tasks", long_tasks))
     }
@@ -81,15 +81,15 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
             _row(arm, by_arm[arm], finals[arm], zero_shot, by_kind.get("tool", ())) for arm in table.arms
         ],
         "differences": [_difference(one, other, finals) for one, other in table.differences],
-        **{name: _of_skills(table, found) for name, found in tenths.items() if found},
+        **{name: _of_part(table, found) for name, found in parts.items() if found},
         "breakdowns": by_kind,
         "tasks_by_tool": tasks_by_tool(by_arm),
         "made_with": _made_with(used),
     }  # fmt: skip
 
 
-def _of_skills(table: Table, found: Mapping[str, Successes]) -> dict[str, Any]:
-    """Success over a tenth of the skills, by arm, and its paired differences."""
+def _of_part(table: Table, found: Mapping[str, Successes]) -> dict[str, Any]:
+    """Success over a part of the held-out tasks, by arm, and its paired differences."""
     return {
         "arms": {arm: _estimate(one) for arm, one in found.items()},
         "differences": [_difference(one, other, found) for one, other in table.differences],
