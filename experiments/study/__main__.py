@@ -205,7 +205,7 @@ def publish(name: str, table: Table, seeds: Sequence[int], records: Records, out
     """Writes NAME.json, NAME.md and the pictures, and prints the page."""
     summary = summarise(name, table, seeds, records)
     arms = {arm: [records[arm, seed] for seed in summary["seeds"]] for arm in table.arms}
-    page = render_page(summary, figures.draw(arms, out / name))
+    page = render_page(summary, figures.draw(arms, out / name, summary["differences"]))
     write_json(out / f"{name}.json", summary)
     write_text(out / f"{name}.md", page)
     print(page, flush=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -16,17 +18,44 @@ from experiments.study.record import Record, cross_table
 
 Arms = Mapping[str, Sequence[Record]]  # arm → its records, by seed
 _SMOOTH = 5  # steps that a noisy curve is averaged over
+_LABEL = 50  # characters of a label's line
+_CROWDED = 5  # with more arms, intervals would cover each other
+
+
+def paired_differences(differences: Sequence[Mapping[str, Any]]) -> Figure | None:
+    """Paired differences of held-out success with their 95 % intervals, and a dot for each seed.
+
+    `differences` are those of a summary. None where no run was evaluated.
+    """
+    known = [one for one in differences if one["mean"] is not None]
+    if not known:
+        return None
+    made, (axes,) = figure(width=8.2, height=1.2 + 0.4 * len(known))
+    for row, one in enumerate(known):
+        seeds = [100 * value for value in one["by_seed"].values()]
+        axes.scatter(seeds, [row + 0.22] * len(seeds), s=14, color="#888888", linewidth=0)
+        if one["low"] is not None:
+            axes.plot([100 * one["low"], 100 * one["high"]], [row, row], color=palette(1)[0], linewidth=2)
+        axes.scatter([100 * one["mean"]], [row], s=36, color=palette(1)[0], zorder=3)
+    axes.axvline(0, color="black", linewidth=0.8)
+    names = (" − ".join(titles([one["one"], one["other"]])) for one in known)
+    axes.set_yticks(range(len(known)), [fill(name, _LABEL) for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlabel="difference in held-out success, points")
+    return made
 
 
 def success(arms: Arms) -> Figure:
     """Success on the development split over steps; the last value is not the held-out success."""
-    made, (axes,) = figure()
+    crowded = len(arms) > _CROWDED
+    made, (axes,) = figure(width=8.8 if crowded else 6.4)
     shades = colours(arms)
     for arm, records in arms.items():
         curves = [[(step, 100 * value) for step, value in record["dev"]] for record in records]
-        band(axes, curves, shades[arm], titles([arm])[0])
+        band(axes, curves, shades[arm], titles([arm])[0], opacity=0 if crowded else 0.18)
     axes.set(xlabel="step", ylabel="success on the development split, %")
-    axes.legend(fontsize=8, frameon=False)
+    beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if crowded else {}
+    axes.legend(fontsize=8, frameon=False, **beside)
     return made
 
 
@@ -172,18 +201,16 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
 }
 
 
-def draw(arms: Arms, folder: Path) -> list[str]:
-    """Writes every picture for which these arms have data; returns the names."""
+def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()) -> list[str]:
+    """Writes every picture for which there are data; returns the names. `differences` are those of the summary."""
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = []
-    for name, make in FIGURES.items():
-        made = make(arms)
-        if made is not None:
-            part = folder / f".{name}.png"
-            made.savefig(part, format="png", metadata={"Software": None})
-            part.replace(folder / f"{name}.png")
-            drawn.append(name)
-    return drawn
+    made = {"differences": paired_differences(differences), **{name: make(arms) for name, make in FIGURES.items()}}
+    drawn = {name: picture for name, picture in made.items() if picture is not None}
+    for name, picture in drawn.items():
+        part = folder / f".{name}.png"
+        picture.savefig(part, format="png", metadata={"Software": None})
+        part.replace(folder / f"{name}.png")
+    return list(drawn)
 
 
 def _limits(columns: Sequence[np.ndarray]) -> tuple[float, float]:

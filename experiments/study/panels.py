@@ -35,10 +35,11 @@ def colours(arms: Collection[str]) -> dict[str, str]:
     return {arm: own.get(arm) or next(free) for arm in arms}
 
 
-def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1) -> None:
+def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1, opacity: float = 0.18) -> None:
     """Draws the mean over seeds with its 95 % interval at every x that all curves have.
 
-    Each value is first averaged over the last `window` x. Draws nothing where the curves share no x.
+    Each value is first averaged over the last `window` x. An `opacity` of 0 leaves the interval out. Draws nothing
+    where the curves share no x.
     """
     known = [dict(curve) for curve in curves]
     xs = sorted(set.intersection(*(set(curve) for curve in known))) if known else []
@@ -49,9 +50,9 @@ def band(axes: Axes, curves: Curves, colour: str, label: str, window: int = 1) -
     found = [estimate([curve[index] for curve in smooth]) for index in range(len(xs))]
     axes.plot(xs, [one.mean for one in found], color=colour, label=label, linewidth=1.6)
     ends = [(x, one.low, one.high) for x, one in zip(xs, found, strict=True) if one.low is not None]
-    if ends:
+    if ends and opacity:
         at, lows, highs = zip(*ends, strict=True)
-        axes.fill_between(at, lows, highs, color=colour, alpha=0.18, linewidth=0)
+        axes.fill_between(at, lows, highs, color=colour, alpha=opacity, linewidth=0)
 
 
 def shares(axes: Axes, parts: Mapping[str, Sequence[float]], names: Sequence[str], colours: Sequence[str]) -> None:

@@ -35,7 +35,8 @@ def test_every_page_is_built(site: Path) -> None:
 def test_links_to_files_of_the_repository_lead_to_their_copies(site: Path) -> None:
     linked = set(re.findall(r"\]\(\.\./(results/[^)#]+\.md)\)", (DOCS / "study.md").read_text()))
     targets = re.findall(r'href="(repository/[^"#]+)"', (site / "study.html").read_text())
-    assert linked and {f"repository/{page}.html" for page in linked} <= set(targets)
+    assert linked
+    assert {f"repository/{page}.html" for page in linked} <= set(targets)
     for page in site.glob("*.html"):
         for target in re.findall(r'href="(repository/[^"#]+)"', page.read_text()):
             assert (site / target).is_file(), f"{page.name}: {target}"

@@ -251,3 +251,16 @@ def test_pictures_are_drawn_of_what_arms_have(tmp_path):
         assert (tmp_path / f"both/{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     missing = [name for name, make in figures.FIGURES.items() if make(arms("static")) is None]
     assert missing == ["signals", "conversion", "signal-shares"]
+
+
+def test_paired_differences_are_drawn_with_their_interval_and_a_dot_for_each_seed():
+    values = (0.1, 0.2, 0.6)
+    records = known(*(record("static", seed, 0.0) for seed in (1, 2, 3)))
+    records |= known(*(record("feedback", seed, value) for seed, value in zip((1, 2, 3), values, strict=True)))
+    found = summarise("pair", PAIR, (1, 2, 3), records)["differences"]
+    (axes,) = figures.paired_differences(found).axes
+    seeds, mean = (points.get_offsets()[:, 0].tolist() for points in axes.collections)
+    assert (seeds, mean) == (pytest.approx([10, 20, 60]), pytest.approx([30]))
+    assert axes.lines[0].get_xdata() == pytest.approx([100 * found[0]["low"], 100 * found[0]["high"]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["feedback (CoEvolve) − static D_0"]
+    assert figures.paired_differences([{**found[0], "mean": None}]) is None
