@@ -54,8 +54,10 @@ def success(arms: Arms) -> Figure:
         curves = [[(step, 100 * value) for step, value in record["dev"]] for record in records]
         band(axes, curves, shades[arm], titles([arm])[0], opacity=0 if crowded else 0.18)
     axes.set(xlabel="step", ylabel="success on the development split, %")
-    place, anchor = ("center left", (1, 0.5)) if crowded else ("best", None)
-    axes.legend(fontsize=8, frameon=False, loc=place, bbox_to_anchor=anchor)
+    if crowded:
+        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend(fontsize=8, frameon=False)
     return made
 
 
