@@ -30,8 +30,11 @@ _FLAGS = ("flags", "Features")
 _ARITHMETIC = re.compile(r"^(sse4|avx|fma|f16c|amx|asimd|sve|sme(\d|$)|bf16|i8mm)")
 _KINDS = {"Data": "d", "Instruction": "i"}
 _KIB = 1024
-# Variables that decide the number of threads, or which programs XLA makes.
-_VARIABLES = ("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION")
+# Variables that decide the number of threads, which programs XLA makes, or which kernels they call.
+_VARIABLES = (
+    *("XLA_FLAGS", "NPROC", "OMP_NUM_THREADS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION"),
+    *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"),
+)
 # Products [rows, inputs] × [inputs, outputs]: of one token and of many, with few and with many inputs, for libraries
 # choose their kernels and blocks by all three.
 _PRODUCTS = ((1, 128, 512), (256, 128, 512), (256, 512, 128), (128, 2048, 512))
@@ -72,8 +75,8 @@ def decides_bits() -> dict[str, Any]:
 def arithmetic() -> str:
     """A digest of the bits of products, sums and functions of fixed numbers, which takes under a second.
 
-    Two machines with different digests give different bits. With equal digests they probably give the same: other
-    shapes may differ.
+    Two machines with different digests give different bits for some programs. With equal digests they probably give the
+    same: other shapes may differ.
     """
     numbers = np.random.Generator(np.random.PCG64(0))
 

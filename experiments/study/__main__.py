@@ -29,7 +29,8 @@ from experiments.checks import check
 from experiments.command_line import CommandLineParser
 from experiments.settings import spelled_out
 from experiments.study import figures, schedule, stored, tables
-from experiments.study.machines import differing_facts, other_threads, threads_of
+from experiments.study.launch import THREADS
+from experiments.study.machines import differing_facts, threads_of, with_stored_threads
 from experiments.study.markdown import render_page
 from experiments.study.record import NotFinished, Record, differing_parts, mismatch, record_of
 from experiments.study.runs import StudyRun, configuration_of
@@ -159,10 +160,13 @@ def study(
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
     records = stored.read_runs(out, jobs)
-    left = [job for job in jobs if (job.arm, job.seed) not in records]
+    left = with_stored_threads([job for job in jobs if (job.arm, job.seed) not in records], records.values())
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
-    if left and (why := other_threads(records.values())):
-        CONSOLE.print(why, style="yellow", markup=False, soft_wrap=True)
+    if older := [job.name for job in left if job.threads != THREADS]:
+        CONSOLE.print(
+            f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
+            style="yellow", markup=False, soft_wrap=True,
+        )  # fmt: skip
     failed: list[str] = []
     spent: list[float] = []
 
@@ -218,16 +222,15 @@ def again(
     """Makes a stored run again from its settings alone, and prints whether the result is the same. Returns the exit
     status."""
     before = stored.read_run(out, name)
-    job = StudyRun(before["arm"], before["seed"], before["settings"])
+    job = StudyRun(before["arm"], before["seed"], before["settings"], threads_of(before))
     workdir = folder / "again" / job.name
     # Wait for a run that a killed command left behind: it still writes into this folder.
     schedule.wait_until_free(workdir, stop)
     shutil.rmtree(workdir, ignore_errors=True)
-    threads = threads_of(before)
-    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None, threads):
+    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None):
         CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
         return 130 if stop.is_set() else 1
-    now = record_of(job, workdir, threads)
+    now = record_of(job, workdir)
     for line in differing_facts(before["facts"], now["facts"]):
         CONSOLE.print(line, markup=False, soft_wrap=True)
     different = differing_parts(before, now)

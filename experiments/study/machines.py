@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.study.launch import THREADS
+from experiments.study.runs import StudyRun
 
 # Facts that decide which bits a run computes, in the order of the lines.
 _SECTIONS = ("hardware", "versions", "commit")
@@ -25,22 +27,18 @@ def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return lines
 
 
-def other_threads(records: Iterable[Mapping[str, Any]]) -> str:
-    """Why new runs would not compute as stored ones do, as text; empty where all were made with THREADS."""
-    others = [record for record in records if threads_of(record) != THREADS]
-    if not others:
-        return ""
-    name = next(name for name, value in THREADS.items() if threads_of(others[0])[name] != value)
-    return (
-        f"{len(others)} stored runs were made with {name}={threads_of(others[0])[name]!r}, new ones are made with "
-        f"{THREADS[name]!r}: the same seed then gives other bits, also in the warm start. For one arithmetic in all "
-        "runs choose another --out"
-    )
+def with_stored_threads(jobs: Sequence[StudyRun], records: Iterable[Mapping[str, Any]]) -> list[StudyRun]:
+    """The runs, with the variables of a stored run of their seed where there is one.
+
+    Other variables give other bits, and the arms of a seed could not begin at the same policy.
+    """
+    by_seed = {record["seed"]: threads_of(record) for record in records}
+    return [dataclasses.replace(job, threads=by_seed.get(job.seed, THREADS)) for job in jobs]
 
 
 def threads_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of THREADS with the values that a record was made with, and no others."""
-    return {name: str(record["threads"].get(name, value)) for name, value in THREADS.items()}
+    """The variables of THREADS that a record was made with. One that it does not have was not set."""
+    return {name: str(record["threads"][name]) for name in THREADS if name in record["threads"]}
 
 
 def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,6 @@ from experiments import held_out
 from experiments.leaf import defaults
 from experiments.study import schedule
 from experiments.study.failures import failures_of
-from experiments.study.launch import THREADS
 from experiments.study.origins import worth_of
 from experiments.study.runs import StudyRun, plain_configuration
 from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, environment_of, least_popular
@@ -56,8 +55,8 @@ class NotFinished(RuntimeError):
     """The run directory holds no finished run, or one of an older version of this code."""
 
 
-def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS) -> Record:
-    """Makes the record of the run in `workdir`, which ran with the variables `threads`.
+def record_of(job: StudyRun, workdir: Path) -> Record:
+    """Makes the record of the run in `workdir`.
 
     Raises NotFinished that says what is missing or different.
     """
@@ -85,7 +84,7 @@ def record_of(job: StudyRun, workdir: Path, threads: Mapping[str, str] = THREADS
         "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read again: tuples as lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
-        "threads": dict(threads),
+        "threads": dict(job.threads),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
         # The success of the last trial, where there are several.

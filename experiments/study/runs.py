@@ -12,17 +12,22 @@ from ml_collections import ConfigDict
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from experiments import desk
 from experiments.ranges import RANGES, is_open, is_section, unknown
+from experiments.study.launch import THREADS
 
 Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyRun:
-    """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included."""
+    """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included.
+
+    `threads` are the variables of its process that decide the bits; one of THREADS that is missing there is not set.
+    """
 
     arm: str
     seed: int
     settings: Settings
+    threads: Mapping[str, str] = dataclasses.field(default_factory=lambda: THREADS)
 
     @property
     def name(self) -> str:

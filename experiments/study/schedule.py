@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cojax.host.processes import descendants, end
@@ -124,17 +124,17 @@ def run(
     deadline: float,
     stop: threading.Event,
     warmed: Callable[[], None],
-    threads: Mapping[str, str] = THREADS,
 ) -> str:
     """Makes one run. Returns why it has not finished, or an empty text. Its output goes to WORKDIR.log.
 
-    `warmed` is called again and again once the warm start exists. `threads` are variables of the process, as THREADS.
+    `warmed` is called again and again once the warm start exists.
     """
     log = workdir.with_name(f"{workdir.name}.log")
     wait_until_free(workdir, stop)
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
-    environment = {**os.environ, **threads, "PYTHONUNBUFFERED": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name not in THREADS}
+    environment = {**inherited, **job.threads, "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as out:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(

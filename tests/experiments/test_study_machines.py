@@ -1,7 +1,8 @@
 """experiments/study/machines.py: what --again says of two machines."""
 
 from experiments.study.launch import THREADS
-from experiments.study.machines import differing_facts, other_threads, threads_of
+from experiments.study.machines import differing_facts, threads_of, with_stored_threads
+from experiments.study.runs import StudyRun
 
 OLD = {
     "versions": {"jax": "0.10.2", "numpy": "2.4.6"},
@@ -55,13 +56,13 @@ def test_each_difference_has_a_line():
 def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
     before = {"threads": {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
     assert threads_of(before) == {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    assert threads_of({"threads": {}}) == THREADS
+    older = {name: value for name, value in THREADS.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    assert threads_of({"threads": older}) == older
 
 
-def test_stored_runs_of_another_arithmetic_are_named():
-    older = {"threads": {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}}
-    assert other_threads([{"threads": dict(THREADS)}]) == ""
-    assert other_threads([older, {"threads": dict(THREADS)}, older]).startswith(
-        "2 stored runs were made with XLA_FLAGS='--xla_cpu_multi_thread_eigen=false', new ones are made with "
-        "'--xla_cpu_enable_platform_dependent_math=false'"
-    )
+def test_a_new_run_has_the_variables_of_the_stored_runs_of_its_seed():
+    older = {name: value for name, value in THREADS.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    jobs = [StudyRun(arm, seed, {}) for seed in (1, 2) for arm in ("static", "feedback")]
+    found = with_stored_threads(jobs, [{"seed": 1, "threads": {**older, "LD_PRELOAD": "x"}}])
+    assert [job.name for job in found] == ["static-1", "feedback-1", "static-2", "feedback-2"]
+    assert [job.threads for job in found] == [older, older, THREADS, THREADS]

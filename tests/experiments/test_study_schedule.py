@@ -120,6 +120,24 @@ def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     assert time.monotonic() - began < 30
 
 
+def test_a_run_has_its_own_variables_and_not_those_of_the_shell(tmp_path, monkeypatch):
+    class Launched(Exception):
+        pass
+
+    def launch(*_, env, **__):
+        raise Launched(env)
+
+    monkeypatch.setattr(schedule.subprocess, "Popen", launch)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+    job = StudyRun("wrong", 1, {}, {"NPROC": "1"})
+    with pytest.raises(Launched) as launched:
+        schedule.run(job, tmp_path / "run", None, 1.0, threading.Event(), lambda: None)
+    (environment,) = launched.value.args
+    assert environment["NPROC"] == "1"
+    assert environment["HOME"] == os.environ["HOME"]
+    assert "ONEDNN_MAX_CPU_ISA" not in environment
+
+
 def test_cores_are_those_that_the_process_may_use():
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     assert len(set(schedule.available_cores(count))) == count
