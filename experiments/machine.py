@@ -1,9 +1,13 @@
-"""What of this machine decides the bits of a run: processor, caches, cores, what XLA is told, and its arithmetic."""
+"""What of this machine decides the bits of a run: processor, caches, cores, what XLA is told, and its arithmetic.
+
+`python -m experiments.machine` prints it as JSON.
+"""
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -131,3 +135,7 @@ def _hash(*parts: bytes) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()[:_DIGITS]
+
+
+if __name__ == "__main__":
+    print(json.dumps(machine(), indent=1))
