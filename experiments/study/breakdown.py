@@ -44,18 +44,18 @@ def breakdowns(arms: Mapping[str, Sequence[Record]]) -> dict[str, list[dict[str,
 
 
 def worst_tenth(records: Sequence[Record]) -> dict[int, float] | None:
-    """Seed → mean success over the worst tenth of the skills after training; None with fewer than MANY skills.
+    """Seed → mean success over the worst tenth of the tools after training; None with fewer than MANY tools.
 
-    The least popular tool of a task's solution stands for its skill. Which tenth is the worst is told from the same
-    held-out tasks, for each run by itself: so the value is lower than what these skills would reach on other tasks.
+    A task counts for the least popular tool of its solution. Which tenth is the worst is told from the same held-out
+    tasks, for each run by itself: so the value is lower than what these tools would reach on other tasks.
     """
     return _tenth(records, lambda before, after, popularity: after)
 
 
 def weakest_tenth(records: Sequence[Record]) -> dict[int, float] | None:
-    """Like `worst_tenth`, over the skills of the lowest success before training; of equal ones, the least popular.
+    """Like `worst_tenth`, over the tools of the lowest success before training; of equal ones, the least popular.
 
-    So all arms of a seed are judged by the same skills, and no result after training decides which.
+    So all arms of a seed are judged by the same tools, and no result after training decides which.
     """
     return _tenth(records, lambda before, after, popularity: (before, popularity))
 
@@ -77,9 +77,9 @@ def long_tasks(records: Sequence[Record]) -> dict[int, float] | None:
 
 
 def _tenth(records: Sequence[Record], order: Callable[[float, float, float], Any]) -> dict[int, float] | None:
-    """Seed → mean success after training of the tenth of the skills that comes first by `order`.
+    """Seed → mean success after training of the tenth of the tools that comes first by `order`.
 
-    Its arguments are a skill's success before and after training, and the popularity of its tool.
+    Its arguments are a tool's success before and after training, and its popularity.
     """
     environment, tasks = held_out_tasks(records[0])
     if any(record["held_out"]["tasks"] != len(tasks) for record in records):

@@ -24,12 +24,12 @@ _BUDGETS: Mapping[str, str] = {
 # Budgets are compared with this arm where a table has it.
 _REFERENCE = "feedback"
 
-_SKILL = "A skill is the least popular tool of a solution."
+_TOOL = "A task counts for the least popular tool of its solution."
 _WEAKEST = (
-    f"{_SKILL} The tenth holds those of the lowest success before training, and of equal ones the least popular. "
+    f"{_TOOL} The tenth holds the tools of the lowest success before training, and of equal ones the least popular. "
     "It is the same for all arms of a seed."
 )
-_WORST = f"{_SKILL} The tenth is told for each run by itself, after training, from the same held-out tasks."
+_WORST = f"{_TOOL} The tenth is told for each run by itself, after training, from the same held-out tasks."
 _LONG = f"Held-out tasks of {LONG} and more actions, finish counted."
 
 
@@ -41,8 +41,8 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_warnings(summary),
         _success(summary),
         _differences(summary, summary["differences"]),
-        *_part(summary, "weakest_tenth", "The weakest tenth of the skills", _WEAKEST),
-        *_part(summary, "worst_tenth", "The worst tenth of the skills", _WORST),
+        *_part(summary, "weakest_tenth", "The weakest tenth of the tools", _WEAKEST),
+        *_part(summary, "worst_tenth", "The worst tenth of the tools", _WORST),
         *_part(summary, "long_tasks", "Long tasks", _LONG),
         "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
         _budgets(summary),

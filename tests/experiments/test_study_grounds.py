@@ -108,8 +108,8 @@ def test_the_worst_tenth_of_the_skills_is_told_beside_the_mean():
     assert [row["kind"] for row in rows] == [f"tenth {number}" for number in range(1, 11)]
     assert sum(row["tasks"] for row in rows) == 600
     page = render_page(found)
-    assert "## The worst tenth of the skills" in page
-    assert "## The weakest tenth of the skills" in page
+    assert "## The worst tenth of the tools" in page
+    assert "## The weakest tenth of the tools" in page
     assert "| tenth 10 |" in page
     assert f"| {tools[0]} |" not in page
 
