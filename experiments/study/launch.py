@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from environments.worker import kernel
 
-# So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): no library chooses
-# its kernels by the processor. XLA's pool has two threads, on the one core of the run: the order of sums depends on
-# their number, and with one thread on the size of the L1 cache.
+# So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): neither XLA nor a
+# library of its chooses kernels by the processor. XLA's pool has two threads, on the one core of the run: the order of
+# sums depends on their number, and with one thread on the size of the L1 cache.
 THREADS: Mapping[str, str] = {
-    "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false",
-    "ONEDNN_MAX_CPU_ISA": "AVX2",  # products over rows, the gradients of matrices
+    "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2",
+    "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",  # gradients of matrices without oneDNN
     "NPROC": "2",  # XLA's own pool
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",

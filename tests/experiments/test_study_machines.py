@@ -56,12 +56,12 @@ def test_each_difference_has_a_line():
 def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
     before = {"threads": {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
     assert threads_of(before) == {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    older = {name: value for name, value in THREADS.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    older = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
     assert threads_of({"threads": older}) == older
 
 
 def test_a_new_run_has_the_variables_of_the_stored_runs_of_its_seed():
-    older = {name: value for name, value in THREADS.items() if name != "ONEDNN_MAX_CPU_ISA"}
+    older = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
     jobs = [StudyRun(arm, seed, {}) for seed in (1, 2) for arm in ("static", "feedback")]
     found = with_stored_threads(jobs, [{"seed": 1, "threads": {**older, "LD_PRELOAD": "x"}}])
     assert [job.name for job in found] == ["static-1", "feedback-1", "static-2", "feedback-2"]
