@@ -160,7 +160,8 @@ def study(
 ) -> int:
     """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
     records = stored.read_runs(out, jobs)
-    left = with_stored_threads([job for job in jobs if (job.arm, job.seed) not in records], records.values())
+    left = [job for job in jobs if (job.arm, job.seed) not in records]
+    left = with_stored_threads(left, stored.read_all(out).values() if left else ())
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
     if older := [job.name for job in left if job.threads != THREADS]:
         CONSOLE.print(

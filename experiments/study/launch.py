@@ -13,9 +13,9 @@ from collections.abc import Mapping
 
 from environments.worker import kernel
 
-# So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): neither XLA nor a
-# library of its chooses kernels by the processor. XLA's pool has two threads, on the one core of the run: the order of
-# sums depends on their number, and with one thread on the size of the L1 cache.
+# So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's libraries do
+# not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two threads, on the
+# one core of the run: the order of sums depends on their number, and with one thread on the size of the L1 cache.
 THREADS: Mapping[str, str] = {
     "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2",
     "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",  # gradients of matrices without oneDNN
@@ -26,6 +26,8 @@ THREADS: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_PLATFORMS": "cpu",
 }
+# Others that decide bits. No run has them, whatever the shell says.
+OTHERS = ("JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 
 def main(arguments: list[str]) -> None:

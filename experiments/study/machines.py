@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.study.launch import THREADS
 from experiments.study.runs import StudyRun
 
+_RECORDED = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
 # Facts that decide which bits a run computes, in the order of the lines.
 _SECTIONS = ("hardware", "versions", "commit")
 
@@ -28,12 +31,38 @@ def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
 
 
 def with_stored_threads(jobs: Sequence[StudyRun], records: Iterable[Mapping[str, Any]]) -> list[StudyRun]:
-    """The runs, with the variables of a stored run of their seed where there is one.
+    """The runs, with the variables of a stored run that begins like them where there is one.
 
-    Other variables give other bits, and the arms of a seed could not begin at the same policy.
+    Other variables give other bits, and the arms of a seed could not begin at the same policy. Raises ValueError where
+    two stored runs that such a run begins like have different variables.
     """
-    by_seed = {record["seed"]: threads_of(record) for record in records}
-    return [dataclasses.replace(job, threads=by_seed.get(job.seed, THREADS)) for job in jobs]
+    found: dict[tuple[Any, ...], tuple[StudyRun, ...]] = {}
+    for record in records:
+        run = StudyRun(record["arm"], record["seed"], record["settings"], threads_of(record))
+        found[run.warm_start] = (*found.get(run.warm_start, ()), run)
+    chosen = []
+    for job in jobs:
+        first, *others = found.get(job.warm_start, (job,))
+        if other := next((one for one in others if one.threads != first.threads), None):
+            raise ValueError(
+                f"{job.name} would begin like the stored {first.name} and {other.name}, which were made with different "
+                f"variables ({first.threads} and {other.threads}); delete one of these records, or choose another --out"
+            )
+        chosen.append(dataclasses.replace(job, threads=first.threads))
+    return chosen
+
+
+def begun_otherwise(job: StudyRun, workdir: Path) -> str:
+    """Why the run in `workdir` cannot go on as this one, which has other variables; empty where it can, or is new."""
+    try:
+        before = json.loads((workdir / "config.json").read_text())["hardware"]["environment"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    different = next((name for name in _RECORDED if before.get(name) != job.threads.get(name)), None)
+    if different is None:
+        return ""
+    was, now = (f"{different}={found.get(different)!r}" for found in (before, job.threads))
+    return f"{workdir} was begun with {was}, and would go on with {now}: other bits. Delete it or choose another --runs"
 
 
 def threads_of(record: Mapping[str, Any]) -> dict[str, str]:

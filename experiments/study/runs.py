@@ -14,6 +14,8 @@ from experiments import desk
 from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.study.launch import THREADS
 
+# Sections of the configuration that decide the warm start, beside the seed.
+_WARM_START = ("warm_start", "model", "environment")
 Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py → value
 
 
@@ -32,6 +34,12 @@ class StudyRun:
     @property
     def name(self) -> str:
         return f"{self.arm}-{self.seed}"
+
+    @property
+    def warm_start(self) -> tuple[Any, ...]:
+        """Equal for runs that share a warm start."""
+        deciding = [(name, value) for name, value in self.settings.items() if name.partition(".")[0] in _WARM_START]
+        return (self.seed, *sorted((name, json.dumps(value)) for name, value in deciding))
 
     @property
     def config(self) -> dict[str, Any]:

@@ -12,15 +12,14 @@ from pathlib import Path
 
 from cojax.host.processes import descendants, end
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments.study.launch import THREADS
+from experiments.study.launch import OTHERS, THREADS
+from experiments.study.machines import begun_otherwise
 from experiments.study.runs import StudyRun
 
 ROOT = Path(__file__).parents[2]
 _POLL = 0.5  # seconds
 # Seconds that a run may take to stop: it first ends its step and writes a checkpoint.
 _GRACE = 120.0
-# Sections of the configuration that decide the warm start, beside the seed.
-_WARM = ("warm_start", "model", "environment")
 
 
 class Queue:
@@ -37,7 +36,7 @@ class Queue:
         with self._changed:
             while self._jobs:
                 for job in self._jobs:
-                    key = _warm_start(job)
+                    key = job.warm_start
                     if key in self._warming:
                         continue
                     if key not in self._warm:
@@ -50,14 +49,14 @@ class Queue:
     def warm_start_made(self, job: StudyRun) -> None:
         """Notes that this run's warm start exists, so that others can use it."""
         with self._changed:
-            self._warming.discard(_warm_start(job))
-            self._warm.add(_warm_start(job))
+            self._warming.discard(job.warm_start)
+            self._warm.add(job.warm_start)
             self._changed.notify_all()
 
     def run_ended(self, job: StudyRun) -> None:
         """Notes that the run has ended; if its warm start does not exist yet, another run may make it."""
         with self._changed:
-            self._warming.discard(_warm_start(job))
+            self._warming.discard(job.warm_start)
             self._changed.notify_all()
 
     def clear(self) -> None:
@@ -133,7 +132,9 @@ def run(
     wait_until_free(workdir, stop)
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
-    inherited = {name: value for name, value in os.environ.items() if name not in THREADS}
+    if why := begun_otherwise(job, workdir):
+        return why
+    inherited = {name: value for name, value in os.environ.items() if name not in (*THREADS, *OTHERS)}
     environment = {**inherited, **job.threads, "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as out:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
@@ -187,11 +188,6 @@ def available_cores(count: int) -> list[int | None]:
     if count > len(cores):
         raise ValueError(f"--jobs={count}, but this process may use {len(cores)} cores; give at most as many")
     return list(cores[:count])
-
-
-def _warm_start(job: StudyRun) -> tuple:
-    deciding = [(name, repr(value)) for name, value in job.settings.items() if name.partition(".")[0] in _WARM]
-    return (job.seed, *sorted(deciding))
 
 
 def _last_words(log: Path) -> str:

@@ -1,7 +1,11 @@
 """experiments/study/machines.py: what --again says of two machines."""
 
+import json
+
+import pytest
+
 from experiments.study.launch import THREADS
-from experiments.study.machines import differing_facts, threads_of, with_stored_threads
+from experiments.study.machines import begun_otherwise, differing_facts, threads_of, with_stored_threads
 from experiments.study.runs import StudyRun
 
 OLD = {
@@ -60,9 +64,35 @@ def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
     assert threads_of({"threads": older}) == older
 
 
-def test_a_new_run_has_the_variables_of_the_stored_runs_of_its_seed():
-    older = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
+OLDER = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
+
+
+def stored(arm, seed, threads, **settings):
+    return {"arm": arm, "seed": seed, "settings": settings, "threads": threads}
+
+
+def test_a_new_run_has_the_variables_of_the_stored_runs_that_begin_like_it():
     jobs = [StudyRun(arm, seed, {}) for seed in (1, 2) for arm in ("static", "feedback")]
-    found = with_stored_threads(jobs, [{"seed": 1, "threads": {**older, "LD_PRELOAD": "x"}}])
+    other_ground = stored("static", 2, OLDER, **{"environment.suites": 4})
+    found = with_stored_threads(jobs, [stored("uniform", 1, {**OLDER, "LD_PRELOAD": "x"}, steps=3), other_ground])
     assert [job.name for job in found] == ["static-1", "feedback-1", "static-2", "feedback-2"]
-    assert [job.threads for job in found] == [older, older, THREADS, THREADS]
+    assert [job.threads for job in found] == [OLDER, OLDER, THREADS, THREADS]
+
+
+def test_stored_runs_that_begin_alike_with_different_variables_are_refused():
+    both = [stored("static", 1, OLDER), stored("uniform", 1, dict(THREADS))]
+    with pytest.raises(ValueError, match="feedback-1 would begin like the stored static-1 and uniform-1"):
+        with_stored_threads([StudyRun("feedback", 1, {})], both)
+    assert with_stored_threads([StudyRun("feedback", 2, {})], both)[0].threads == THREADS
+
+
+def test_a_run_does_not_go_on_with_other_variables(tmp_path):
+    assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
+    environment = {name: THREADS[name] for name in ("XLA_FLAGS", "NPROC")}
+    (tmp_path / "config.json").write_text(json.dumps({"hardware": {"environment": environment}}))
+    assert begun_otherwise(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
+    why = begun_otherwise(StudyRun("feedback", 1, {}), tmp_path)
+    assert "was begun with TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL=None, and would go on with" in why
+    assert why.endswith("Delete it or choose another --runs")
+    (tmp_path / "config.json").write_text("{")
+    assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
