@@ -1,4 +1,4 @@
-"""What differs between the machine, versions and code of two records, in one line each."""
+"""What decides the bits of a run: the variables that it has, and what differs between the facts of two records."""
 
 from __future__ import annotations
 
@@ -58,11 +58,16 @@ def begun_otherwise(job: StudyRun, workdir: Path) -> str:
         before = json.loads((workdir / "config.json").read_text())["hardware"]["environment"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""
+    if not isinstance(before, dict):
+        return ""
     different = next((name for name in _RECORDED if before.get(name) != job.threads.get(name)), None)
     if different is None:
         return ""
-    was, now = (f"{different}={found.get(different)!r}" for found in (before, job.threads))
-    return f"{workdir} was begun with {was}, and would go on with {now}: other bits. Delete it or choose another --runs"
+    was, now = (
+        f"with {different}={found[different]!r}" if different in found else f"without {different}"
+        for found in (before, job.threads)
+    )
+    return f"{workdir} was begun {was}, and would go on {now}: other bits. Delete it or choose another --runs"
 
 
 def threads_of(record: Mapping[str, Any]) -> dict[str, str]:

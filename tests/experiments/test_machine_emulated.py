@@ -1,6 +1,7 @@
 """A gradient of the desk's policy has the same bits on this host and on emulated ones without AVX-512: docs/bits.md."""
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,10 @@ import pytest
 
 from experiments.study.launch import THREADS
 
-pytestmark = pytest.mark.nightly
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors that are emulated are x86-64"),
+]
 ROOT = Path(__file__).parents[2]
 # One block of the desk's policy in the rows of a batch: random numbers, so that every product and sum is of many terms.
 PROGRAM = """

@@ -92,7 +92,7 @@ def held_out(arm, seed, solved):
     return made, sorted({tool(task) for task in tasks})
 
 
-def test_the_worst_tenth_of_the_skills_is_told_beside_the_mean():
+def test_the_worst_tenth_of_the_tools_is_told_beside_the_mean():
     _, tools = held_out("wide-uniform", 201, lambda tool: False)
     assert len(tools) > MANY
     few = set(tools[: round(len(tools) / 20)])
@@ -128,7 +128,7 @@ def test_the_weakest_tenth_is_told_from_the_success_before_training():
     assert weakest_tenth([after]) == {201: 1.0}
 
 
-def test_the_desk_of_the_other_tables_has_too_few_skills_for_a_worst_tenth():
+def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
     one, _ = held_out("feedback", 101, lambda tool: True)
     assert worst_tenth([one]) is None
     assert "worst_tenth" not in summarise("one", Table("A table", ("feedback",), ()), (101,), known(one))

@@ -1,4 +1,4 @@
-"""experiments/study/machines.py: what --again says of two machines."""
+"""experiments/study/machines.py: what --again says of two machines, and the variables that a run has."""
 
 import json
 
@@ -25,6 +25,8 @@ NEW = {
         "arithmetic": "0123",
     },
 }
+# The variables of records made before THREADS had its last one.
+OLDER = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
 
 
 def test_the_same_facts_give_no_line():
@@ -60,11 +62,7 @@ def test_each_difference_has_a_line():
 def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
     before = {"threads": {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
     assert threads_of(before) == {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    older = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
-    assert threads_of({"threads": older}) == older
-
-
-OLDER = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
+    assert threads_of({"threads": OLDER}) == OLDER
 
 
 def stored(arm, seed, threads, **settings):
@@ -92,7 +90,8 @@ def test_a_run_does_not_go_on_with_other_variables(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"hardware": {"environment": environment}}))
     assert begun_otherwise(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
     why = begun_otherwise(StudyRun("feedback", 1, {}), tmp_path)
-    assert "was begun with TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL=None, and would go on with" in why
-    assert why.endswith("Delete it or choose another --runs")
-    (tmp_path / "config.json").write_text("{")
-    assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
+    name = "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"
+    assert f"was begun without {name}, and would go on with {name}='0': other bits. Delete it or choose" in why
+    for damaged in ("{", "[]", '{"hardware": {"environment": [1]}}'):
+        (tmp_path / "config.json").write_text(damaged)
+        assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
