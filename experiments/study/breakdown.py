@@ -120,8 +120,9 @@ def tasks_by_tool(arms: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, f
 def prior_mastery(records: Sequence[Record], rows: Sequence[Mapping[str, Any]]) -> float | None:
     """How well the policy could use the tools of added tasks before training.
 
-    That is the mean over added tasks of the zero-shot success on held-out tasks with the same least popular tool, read
-    from `rows` of the breakdown by tool. None where no added task has a tool in `rows`.
+    That is the mean over added tasks of the zero-shot success on held-out tasks with the same least popular tool, which
+    `rows`, the breakdown by tool, has as a mean over the table's seeds. Tasks whose tool is not in `rows` are
+    left out; None where all are.
     """
     known = {row["kind"]: row["zero_shot"] for row in rows}
     found = [

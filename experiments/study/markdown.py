@@ -24,7 +24,7 @@ _BUDGETS: Mapping[str, str] = {
 # Budgets are compared with this arm where a table has it.
 _REFERENCE = "feedback"
 
-_TOOL = "A task counts for the least popular tool of its solution."
+_TOOL = "A task counts for the least popular tool of its solution. Tools count alike, whatever their number of tasks."
 _WEAKEST = (
     f"{_TOOL} The tenth holds the tools of the lowest success before training, and of equal ones the least popular. "
     "It is the same for all arms of a seed."
@@ -223,7 +223,8 @@ def _quality(summary: Mapping[str, Any]) -> str:
     return (
         "## The task sets at the end\n\nSR@k: mean cosine of a query to its k nearest, lower is more diverse; ED_rel: "
         "relative energy distance to the evaluated queries, lower is closer; mean of the greatest cosine to any; "
-        "zero-shot success on held-out tasks with the same least popular tool, mean over the tasks that were added."
+        "zero-shot success on held-out tasks with the same least popular tool, averaged over the seeds, mean over the "
+        "added tasks whose tool is in a held-out task."
         "\n\n" + markdown_table(head, rows)
     )
 
