@@ -221,7 +221,7 @@ class Signal:
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
     """What reflection gives to the explorer (CoEvolve §3.2): `kind` is the origin of its tasks, `plan` the tools to use
-    in order, () for those of the task's solution."""
+    in order, () for those of the task's solution. `Guidance.whole` says whether each task found must use them all."""
 
     task: Task
     kind: Origin

@@ -215,8 +215,8 @@ def limits() -> Section:
 def synthesis() -> Section:
     """How much an evolution explores."""
     return {
-        "contexts": Leaf(40, Count, "expeditions per evolution"),
-        "budget": Leaf(40, Count, "most tasks that an evolution adds"),
+        "contexts": Leaf(40, Count, "expeditions per evolution; times admission_settings.candidates with a probe"),
+        "budget": Leaf(40, Count, "most tasks that an evolution adds, after admission"),
         "per_context": Leaf(2, Count, "most tasks from one expedition"),
         "admit": Leaf("all", str, "which of the tasks found enter the pool: all, or those that a probe chooses"),
         "prefix_replay": Leaf(

@@ -135,11 +135,12 @@ def play_tasks(loop: Loop, tasks: Sequence[Task], step: int, samples: range) -> 
 def probe_tasks(loop: Loop, tasks: Sequence[Task], step: int, attempts: int, stop: Callable[[], bool]) -> list[Group]:
     """Plays `attempts` episodes of each task with the weights that the engine holds; nothing is learned from them.
 
-    Their random numbers are not those of any step. Raises RolloutStopped soon after `stop` turns true.
+    Their random numbers are not those of any step. In a run that replays prefixes they begin with them, as the first
+    episodes of training would. Raises RolloutStopped soon after `stop` turns true.
     """
     if not tasks:
         return []
-    actors = PolicyActors(loop.engine, loop.chat, loop.sampling)
+    actors = _actors(loop, tasks, {} if "prefixes" in loop.detectors else None)
     collector = EpisodeCollector(actors, loop.environment, loop.limits, attempts)
     return collector.collect(tasks, seed=(loop.seed, step, _PROBE), label=f"probe{step}", stop=stop)
 
@@ -159,16 +160,19 @@ def _play(
     """
     if not tasks:
         return []
-    # An episode's session is STEP-TASK-SAMPLE.
-    prefixes = {} if lengths is None else {task.id: prefix(task, lengths) for task in tasks}
-    actors = PolicyActors(
-        loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(session.split("-")[1], ())
-    )
+    actors = _actors(loop, tasks, lengths)
     numbers = range(loop.group_size) if samples is None else samples
     collector = EpisodeCollector(
         actors, loop.environment, loop.limits, len(numbers), loop.quorum, first_sample=numbers.start
     )
     return collector.collect(tasks, seed=(loop.seed, step - 1), label=str(step), stop=stop)
+
+
+def _actors(loop: Loop, tasks: Sequence[Task], lengths: Mapping[str, int] | None) -> PolicyActors:
+    """Actors of the policy whose episodes begin with the prefixes of their tasks; with `lengths` None without any."""
+    # An episode's session is STEP-TASK-SAMPLE.
+    prefixes = {} if lengths is None else {task.id: prefix(task, lengths) for task in tasks}
+    return PolicyActors(loop.engine, loop.chat, loop.sampling, lambda session: prefixes.get(session.split("-")[1], ()))
 
 
 def _prefix_lengths(loop: Loop, state: State) -> Mapping[str, int] | None:

@@ -19,9 +19,10 @@ class Guidance:
     """What an explorer is asked to do with a kind of context.
 
     `rehearse` is the share of expeditions that follow the task's solution; the others try actions around the focus.
-    `change` is the probability that a rehearsed step is dropped or replaced. `objectives` are texts with the field
-    {tools}. An explorer with a model also reads the `reason` why a record was chosen, before it reflects on it, and the
-    `purpose` of going back. Raises ValueError for a share outside [0, 1] and for an objective with another field.
+    `change` is the probability that a rehearsed step is dropped or replaced. `whole` is whether each task found must
+    use all tools of the context's plan. `objectives` are texts with the field {tools}. An explorer with a model also
+    reads the `reason` why a record was chosen, before it reflects on it, and the `purpose` of going back. Raises
+    ValueError for a share outside [0, 1] and for an objective with another field.
     """
 
     objectives: tuple[str, ...]
@@ -29,6 +30,7 @@ class Guidance:
     purpose: str
     rehearse: float = 0.5
     change: float = 0.35
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for name, share in (("rehearse", self.rehearse), ("change", self.change)):
@@ -51,7 +53,7 @@ TRAJECTORY = Guidance(
     purpose="Purpose: variation. Make near variations of this task, with the same and with neighbouring operations.",
 )
 
-# The guidance for contexts with a plan, which the explorer follows as it is.
+# The guidance for contexts with a plan. The explorer carries it out; a task found may use a part of it, if not `whole`.
 PLANNED = {
     "frontier": Guidance(
         objectives=("do in one task what two tasks ask for, one after the other: {tools}",),
@@ -59,6 +61,7 @@ PLANNED = {
         purpose="Purpose: composition. Do what this task asks for and then what the other one does, in one task.",
         rehearse=1.0,
         change=0.0,
+        whole=True,
     ),
     "posterior": Guidance(
         objectives=("find a task that needs {tools}",),

@@ -1,4 +1,4 @@
-"""Beliefs about success: for pairs of tools and lengths of solutions, from the rewards of all episodes so far.
+"""Beliefs about success: for pairs of tools and lengths of solutions, from the rewards of all training episodes so far.
 
 The tools and the length of a task's solution stand for the skills that it needs. Evidence is discounted with time, as
 the policy changes:
@@ -33,6 +33,8 @@ from cojax.validation.query import oversize
 _STEPS, _DISCOUNT = "steps", "discount"
 
 Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
+# How many episodes a prior counts as: with a far greater or smaller one no draw from a belief is possible.
+Strength = Annotated[float, Range(1e-3, 1e6)]
 Evidence = tuple[float, float]  # successes and failures, discounted
 
 
@@ -159,7 +161,7 @@ class Posterior:
         return sum(evidence(self.memory, tool_key(tool)))
 
     def masters(self, tool: str, mean: float, episodes: float) -> bool:
-        """Whether the belief about the tool has at least this mean and rests on at least so many episodes."""
+        """Whether the belief about the tool has at least this mean and rests on so many episodes, discounted."""
         return self.known(tool) >= episodes and self.tool(tool) >= mean
 
     def _borrowed(self, tool: str) -> float:
@@ -170,10 +172,10 @@ class Posterior:
         return (1.0 + 2.0 * solved / (solved + failed)) / 4.0 if solved + failed else 0.5
 
 
-def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) -> Callable[[TaskDraft], float | None]:
-    """A function from a draft to the success that the beliefs in this memory predict of it.
+def neighbours_in(environment: Environment) -> Callable[[str], Iterable[str]]:
+    """The environment's `neighbours`, which may fail for a tool that does not exist: such a tool has none.
 
-    A prior counts as two episodes. None for a draft that is too large to play, and where the environment fails.
+    No tool has any in an environment that is not `Charted`.
     """
 
     @functools.cache
@@ -181,10 +183,18 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
         return frozenset(environment.popularity()) if isinstance(environment, Charted) else frozenset()
 
     def neighbours(tool: str) -> Iterable[str]:
-        # A draft may name a tool that does not exist, for which `environment.neighbours` may fail.
         return environment.neighbours(tool) if isinstance(environment, Charted) and tool in known() else ()
 
-    posterior = Posterior(memory, neighbours)
+    return neighbours
+
+
+def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) -> Callable[[TaskDraft], float | None]:
+    """A function from a draft to the success that the beliefs in this memory predict of it.
+
+    A prior counts as two episodes. None for a draft that is too large to play, and where the environment fails.
+    """
+
+    posterior = Posterior(memory, neighbours_in(environment))
 
     def predict(draft: TaskDraft) -> float | None:
         if oversize(draft.solution):

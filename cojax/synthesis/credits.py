@@ -24,8 +24,10 @@ from cojax.synthesis.beliefs import (
     Discount,
     Evidence,
     Posterior,
+    Strength,
     add_evidence,
     evidence,
+    neighbours_in,
     no_evidence,
     solution_tools,
 )
@@ -63,16 +65,16 @@ def _key(kind: str, tool: str = "") -> str:
     return f"{kind}/{tool}" if tool else f"{kind}/"
 
 
-def credit(memory: Mapping[str, Any], signal: Signal, strength: float) -> float:
-    """The credit of the signal's kind and the tools in its focus, their mean where there are several; in (0, 1).
+def credit(memory: Mapping[str, Any], kind: str, focus: Sequence[str], strength: float) -> float:
+    """The credit of a kind of signal and the tools in its focus, their mean where there are several; in (0, 1).
 
     `memory` is that of `Credits`. A prior counts as `strength` groups.
     """
-    live, dead = evidence(memory, _key(signal.kind))
-    kind = (1.0 + live) / (2.0 + live + dead)
-    tools = [evidence(memory, _key(signal.kind, tool)) for tool in signal.focus]
-    shares = [(strength * kind + live) / (strength + live + dead) for live, dead in tools]
-    return sum(shares) / len(shares) if shares else kind
+    live, dead = evidence(memory, _key(kind))
+    alone = (1.0 + live) / (2.0 + live + dead)
+    tools = [evidence(memory, _key(kind, tool)) for tool in focus]
+    shares = [(strength * alone + live) / (strength + live + dead) for live, dead in tools]
+    return sum(shares) / len(shares) if shares else alone
 
 
 def credited(
@@ -83,33 +85,36 @@ def credited(
     mastered: Annotated[float, Range(0.0, 1.0)] = 0.75,
     episodes: Annotated[float, Range(0.0)] = 8.0,
     floor: Annotated[float, Range(0.0, 1.0)] = 0.2,
-    strength: Annotated[float, Range(0.0, low_open=True)] = 2.0,
+    strength: Strength = 2.0,
 ) -> Iterator[Expedition]:
     """Around signals, drawn in proportion to the credit of their kind and of the tools in their focus.
 
-    One signal of each task and kind is considered, picked at random, and followed at most once. Signals whose focus is
-    mastered are left out: every tool in it has a belief of mean `mastered` or more from `episodes` episodes. The share
-    `floor` of the expeditions is unguided, as in `uniform`, and so are those for which no signal is left. A prior of
-    the credit counts as `strength` groups.
+    One signal of each task and kind is considered, picked at random, and followed at most once. Of its focus the tools
+    count that the environment has, but not the ending. Signals whose focus is mastered are left out: every tool in it
+    has a belief of mean `mastered` or more from `episodes` episodes (discounted). The share `floor` of the expeditions
+    is unguided, as in `uniform`, and so are those for which no signal is left. A prior of the credit counts as
+    `strength` groups.
     """
     rng = random.Random(repr(("credited", inputs.seed)))
     environment = inputs.environment
-    posterior = Posterior(beliefs, environment.neighbours if isinstance(environment, Charted) else lambda tool: ())
+    posterior = Posterior(beliefs, neighbours_in(environment))
+    # The policy may have called tools that do not exist.
+    known = frozenset(environment.popularity()) if isinstance(environment, Charted) else None
     distinct = [members[0] for members in in_groups(inputs.signals, lambda signal: (signal.kind, signal.task), rng)]
-    left = [
-        signal
-        for signal in distinct
-        if not signal.focus or not all(posterior.masters(tool, mastered, episodes) for tool in signal.focus)
-    ]
+    left: list[tuple[Signal, list[str]]] = []
+    for signal in distinct:
+        focus = [tool for tool in signal.focus if tool != inputs.explorer.ending and (known is None or tool in known)]
+        if not focus or not all(posterior.masters(tool, mastered, episodes) for tool in focus):
+            left.append((signal, focus))
     setups = iter(inputs.setups())
     for _ in range(inputs.contexts):
         if rng.random() < floor or not left:
             if setup := next(setups, None):
                 yield Expedition(setup, "uniform")
             continue
-        weights = [credit(credits, signal, strength) for signal in left]
+        weights = [credit(credits, signal.kind, focus, strength) for signal, focus in left]
         [index] = rng.choices(range(len(left)), weights)
-        signal = left.pop(index)
+        signal, _ = left.pop(index)
         trajectory = inputs.find(signal.episode)
         reflect = reflect_on(trajectory, signal.kind, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)

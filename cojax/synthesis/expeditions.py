@@ -99,7 +99,7 @@ def unguided(inputs: EvolutionInputs) -> Iterator[Expedition]:
 
 
 def uniform(inputs: EvolutionInputs) -> Iterator[Expedition]:
-    """Unguided, all tools alike: an upper bound for unguided exploration."""
+    """Unguided, all tools alike."""
     for setup in inputs.setups():
         yield Expedition(setup, "uniform")
 

@@ -33,8 +33,9 @@ def frontier(
     A task is mastered if the policy solved at least the share `mastered` of the episodes of its last visit, without
     replayed actions. The expedition starts at the setup of the first task, and its plan is the tools of both solutions.
     So the first one's episode must offer the tools of the second. Both together have at most `longest` calls, the
-    ending not counted. Of possible second tasks those come first that a tool of the first one feeds (`feeding`). The
-    share `floor` is unguided, as in `uniform`, and so are all expeditions that find no two tasks to join.
+    ending not counted, and each task found has all of them. Of possible second tasks those come first that a tool of
+    the first one feeds (`feeding`). The share `floor` is unguided, as in `uniform`, and so are all expeditions if no
+    two tasks can be joined.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
     known = [
@@ -70,8 +71,13 @@ class _Partners:
         return [tool for action in task.solution for tool in tools_of(action) if tool != self._ending]
 
     def draw(self, rng: random.Random) -> tuple[Trajectory, Trajectory] | None:
-        """Two of the tasks; None if the first, which is drawn from all alike, can be joined with no other."""
-        first = rng.choice(self._known)
+        """Two of the tasks, of which the first is drawn from all alike that can be joined; None if there is none."""
+        for first in rng.sample(self._known, len(self._known)):
+            if second := self._second(first, rng):
+                return first, second
+        return None
+
+    def _second(self, first: Trajectory, rng: random.Random) -> Trajectory | None:
         own = self.tools(first.task)
         if first.task.id not in self._offered:
             self._offered[first.task.id] = frozenset(offered_tools(self._environment, first.task))
@@ -84,7 +90,7 @@ class _Partners:
             and len(own) + len(tools) <= self._longest
         ]
         fed = [other for other in others if self._feeds & {*itertools.product(own, self.tools(other.task))}]
-        return (first, rng.choice(fed or others)) if own and others else None
+        return rng.choice(fed or others) if own and others else None
 
 
 def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -> Trajectory | None:
@@ -101,14 +107,16 @@ def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> 
 
 
 def feeding(trajectories: Sequence[Trajectory]) -> set[tuple[str, str]]:
-    """Pairs of different tools of which an output of the first was an argument of the second."""
-    outputs: dict[str, set[str]] = {}
-    inputs: dict[str, set[str]] = {}
+    """Pairs of different tools of which an output of the first was an argument of the second, later in one episode."""
+    pairs: set[tuple[str, str]] = set()
     for trajectory in trajectories:
+        told: dict[str, set[str]] = {}  # output → the tools that told it
         for turn in trajectory.turns:
             if not turn.observation.ok:
                 continue
+            for call in turn.action.calls:
+                for value in map(str, call.arguments.values()):
+                    pairs |= {(tool, call.name) for tool in told.get(value, ()) if tool != call.name}
             for call, message in zip(turn.action.calls, turn.observation.messages, strict=False):
-                outputs.setdefault(call.name, set()).add(message.content)
-                inputs.setdefault(call.name, set()).update(map(str, call.arguments.values()))
-    return {(one, other) for one in outputs for other in inputs if one != other and outputs[one] & inputs[other]}
+                told.setdefault(message.content, set()).add(call.name)
+    return pairs

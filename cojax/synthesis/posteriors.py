@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from cojax.environment import Charted, Environment, ask
+from cojax.environment import Environment, ask
 from cojax.registry.annotations import Range
-from cojax.synthesis.beliefs import Posterior
+from cojax.synthesis.beliefs import Posterior, Strength, neighbours_in
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
 from cojax.types import Signal, Task, Trajectory
 
@@ -27,7 +27,7 @@ def posteriors(
     *,
     contenders: Count = 8,
     floor: Share = 0.2,
-    strength: Annotated[float, Range(0.0, low_open=True)] = 2.0,
+    strength: Strength = 2.0,
 ) -> Iterator[Expedition]:
     """At the setups of recent trajectories, towards tools whose success is believed to be near one half.
 
@@ -35,13 +35,13 @@ def posteriors(
     Its belief is that of the tool, or of the pair at the length of a solution that calls both and ends. Tools of which
     little is known have wide beliefs, so they are often followed. Of `contenders` contenders the one with the greatest
     p̃(1 − p̃) is followed, p̃ drawn from its belief (Thompson sampling; SEC, arXiv 2505.14970, and MoPPS, arXiv
-    2507.04632, choose among prompts like this). Its tools are the plan of the expedition. The share `floor` of the
-    expeditions is unguided, as in `uniform`. A prior of the beliefs counts as `strength` episodes.
+    2507.04632, choose among prompts like this). Its tools are the plan of the expedition. The explorer carries the plan
+    out, and tasks with one of its tools come first; a task need not have both. The share `floor` of the expeditions is
+    unguided, as in `uniform`. A prior of the beliefs counts as `strength` episodes.
     """
     rng = random.Random(repr((ORIGIN, inputs.seed)))
     environment, ending = inputs.environment, inputs.explorer.ending
-    neighbours = environment.neighbours if isinstance(environment, Charted) else lambda tool: ()
-    posterior = Posterior(beliefs, neighbours, strength)
+    posterior = Posterior(beliefs, neighbours_in(environment), strength)
     parents = [
         (trajectory, offered)
         for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS * inputs.contexts)

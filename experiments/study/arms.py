@@ -74,7 +74,7 @@ ARMS: Mapping[str, Arm] = {
         "feedback, former rule of selection",
         {"evolve": "feedback", "synthesis.select": "experiments.study.former:first_place"},
     ),
-    "uniform": Arm("uniform exploration (ceiling)", {"evolve": "uniform"}),
+    "uniform": Arm("uniform exploration: all tools alike", {"evolve": "uniform"}),
     "without-forgetting": Arm("without forgetting", {"evolve": "feedback", "signals": "boundary,rare"}),
     "without-boundary": Arm("without boundary", {"evolve": "feedback", "signals": "forgetting,rare"}),
     "without-rare": Arm("without rare", {"evolve": "feedback", "signals": "forgetting,boundary"}),

@@ -15,6 +15,7 @@ from cojax.coevolve import coevolve
 from cojax.environment.wrapping import Wrapped
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.loop import Loop, State
+from cojax.loop.groups import probe_tasks
 from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
@@ -226,6 +227,12 @@ def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
         lengths |= line["changes"]["prefixes"]
     assert set(lengths) <= {task["id"] for task in run.left("tasks") if task["origin"] == "frontier"}
     assert lengths
+    # A probe tries a joined task as its first visit would.
+    joined = {group.task.id: group.task for group in run.learner.groups if group.task.origin == "frontier"}
+    tried = probe_tasks(run.loop, list(joined.values()), 7, 2, lambda: False)
+    assert {
+        replayed(trajectory) - (len(group.task.solution) - 1) // 2 for group in tried for trajectory in group.valid
+    } == {0}
 
 
 def test_signals_earn_credit_by_the_groups_of_the_tasks_they_led_to(tmp_path):

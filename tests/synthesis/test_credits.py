@@ -60,7 +60,7 @@ def test_older_groups_count_less():
 
 def test_credit_is_the_believed_share_of_live_groups():
     def of(kind, *tools, memory):
-        return credit(memory, Signal(kind, "t", "e", "", tools), strength=2.0)
+        return credit(memory, kind, tools, strength=2.0)
 
     assert of("rare", "a", memory=after()) == of("rare", memory=after()) == 0.5
     memory = after([group("rare", ("a",), 1.0, 0.0), group("rare", ("b",), 0.0, 0.0), group("rare", ("b",), 1.0, 1.0)])
@@ -114,11 +114,19 @@ def test_mastered_tools_are_left_out_and_a_focus_of_which_one_is_not_stays():
     assert sum(trip.origin == "rare" for trip in trips) == 4
 
 
+def test_the_ending_and_tools_that_do_not_exist_do_not_keep_a_focus_from_being_mastered():
+    memory = mastered({"mail_send": 0.5})
+    marks = [("rare", 0, ("finish", "mail_send")), ("rare", 1, ("notes_add", "no_such_tool")), ("rare", 2, ("finish",))]
+    for episodes in (8.0, 0.0):
+        trips = list(credited(marked(*marks, contexts=10), memory, after(), floor=0.0, episodes=episodes))
+        assert {trip.signal for trip in trips if trip.origin == "rare"} == {"rare 0", "rare 2"}
+
+
 def test_signals_are_drawn_in_proportion_to_their_credit():
     # Of what rare led to all groups were live, and of what boundary led to one in four: credits of 0.98 and 0.26.
     live = [group("rare", ("a",), 1.0, 0.0)] * 50
     memory = after([*live, *(group("boundary", ("a",), 1.0, float(i % 4 > 0)) for i in range(50))])
-    rates = {kind: credit(memory, Signal(kind, "", "", "", ()), 2.0) for kind in ("rare", "boundary")}
+    rates = {kind: credit(memory, kind, (), 2.0) for kind in ("rare", "boundary")}
     both = [("rare", 0, ()), ("boundary", 1, ())]
     trips = [next(credited(marked(*both, contexts=1, seed=(n,)), NOTHING, memory, floor=0.0)) for n in range(400)]
     first = collections.Counter(trip.origin for trip in trips)

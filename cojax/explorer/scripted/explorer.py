@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from cojax import environment as world
@@ -45,7 +46,8 @@ class ScriptedExplorer:
     user's turn.
 
     A guided draft has the length of its parent's solution plus a random entry of `stretch` (in actions, without the
-    ending), so tasks get shorter as well as longer. An unguided draft has 1 to `longest` actions. For each draft, at
+    ending), so tasks get shorter as well as longer. Where the guidance asks for the whole plan, each
+    draft has all its calls. An unguided draft has 1 to `longest` actions. For each draft, at
     most `tries` sequences of actions are worded. After each step of a draft except the last, the user's turn ends
     with probability `cut`; so drafts can have several user turns. `width` expeditions run in parallel. `guidance` is
     what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the
@@ -105,7 +107,8 @@ class ScriptedExplorer:
         ending = Ending.of(environment, self.ending)
         base, stretch = (len(self._planned(context)), self.stretch) if context else (0, range(1, self.longest + 1))
         wanted = draft_lengths(base, stretch, self._most_actions(context), rng)
-        found = windows(exploration.triplets, wanted, context.focus_patterns if context else (), rng)
+        focus = context.focus_patterns if context else ()
+        found = windows(exploration.triplets, wanted, focus, rng, self._required(context))
         # A separate generator, so that `cut` does not change the other random numbers.
         cuts = random.Random(repr(("cut", exploration.seed)))
         queries: set[str] = set()
@@ -168,7 +171,7 @@ class ScriptedExplorer:
         plan: list[str] = []
         if preferred and rng.random() < guidance.rehearse:
             others = iter(lambda: rng.choices(preferred, [weight(tool) for tool in preferred])[0], None)
-            plan = vary(self._planned(context), others, guidance.change, rng)
+            plan = vary(self._planned(context), others, guidance.change, rng, add=0.0 if guidance.whole else 0.5)
         return ExplorationRun(
             weight, rng, ending=self.ending, chase=self.chase, plan=plan, avoided=context.do_not_repeat
         )
@@ -177,14 +180,18 @@ class ScriptedExplorer:
         """The actions of the longest draft wanted, the ending not counted."""
         return min(self.steps, max(1, len(self._planned(context)) + max(self.stretch)) if context else self.longest)
 
+    def _required(self, context: ExplorationContext | None) -> Counter[str]:
+        """The calls that each draft must have: those of the plan, where the guidance asks for the whole."""
+        return Counter(self._planned(context) if context and self.guidance[context.kind].whole else ())
+
     def _planned(self, context: ExplorationContext) -> list[str]:
         """The tools of the context's plan, or else of its task's solution, without the ending."""
         own = (call.name for action in context.task.solution for call in action.calls)
         return [tool for tool in context.plan or own if tool != self.ending]
 
 
-def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random) -> list[str]:
-    """The tools in order, each dropped or replaced with probability `change`; with probability ½ one more is added."""
+def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random.Random, add: float = 0.5) -> list[str]:
+    """The tools in order, each dropped or replaced with probability `change`, and with probability `add` one more."""
     plan: list[str] = []
     for tool in tools:
         draw = rng.random()
@@ -192,6 +199,6 @@ def vary(tools: Sequence[str], others: Iterator[str], change: float, rng: random
             plan.append(tool)
         elif draw >= change / 2:
             plan.append(next(others))
-    if rng.random() < 0.5:
+    if rng.random() < add:
         plan.insert(rng.randint(0, len(plan)), next(others))
     return plan

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import types
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,17 +80,27 @@ def split_turns(window: Sequence[Triplet], probability: float, rng: random.Rando
 
 
 def windows(
-    triplets: Sequence[Triplet], wanted: Iterator[int], focus: Collection[str], rng: random.Random
+    triplets: Sequence[Triplet],
+    wanted: Iterator[int],
+    focus: Collection[str],
+    rng: random.Random,
+    required: Mapping[str, int] = types.MappingProxyType({}),
 ) -> Iterator[tuple[Triplet, ...]]:
-    """Yields every window of all runs once. Each has the next length of `wanted`, or the nearest length left.
+    """Yields every window of all runs once that calls each tool as often as `required` says, or more.
 
-    Among windows of one length, those with a tool in focus come first.
+    Each has the next length of `wanted`, or the nearest length left. Among windows of one length, those with a tool in
+    focus come first.
     """
     runs: dict[int, list[Triplet]] = {}
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
-    found = [window for steps in runs.values() for window in _windows_of_run(steps)]
+    found = [
+        window
+        for steps in runs.values()
+        for window in _windows_of_run(steps)
+        if Counter(tool_of(step.action) for step in window) >= Counter(required)
+    ]
     rng.shuffle(found)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
     found.sort(key=lambda window: any(tool_of(step.action) in focus for step in window))

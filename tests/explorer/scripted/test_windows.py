@@ -59,6 +59,16 @@ def test_windows_in_focus_come_first() -> None:
         assert names(first) == "mail_flag"
 
 
+def test_required_calls_are_in_every_window() -> None:
+    steps = [MOVE, FLAG, MOVE, SEND]
+    found = [
+        names(one)
+        for one in windows(steps, itertools.repeat(1), (), random.Random(0), {"mail_flag": 1, "mail_send": 1})
+    ]
+    assert set(found) == {names(steps[1:]), names(steps)}
+    assert not list(windows(steps, itertools.repeat(1), (), random.Random(0), {"mail_flag": 2}))
+
+
 def test_lengths_shrink_as_they_grow_within_bounds() -> None:
     drawn = list(itertools.islice(draft_lengths(3, (-1, 0, 2), 4, random.Random(0)), 200))
     assert set(drawn) == {2, 3, 4}  # 3 + 2 is cut to 4
