@@ -22,17 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report.console import CONSOLE, duration
-from cojax.storage.files import StorageError, write_json, write_text
+from cojax.storage.files import StorageError, read_json, write_json, write_text
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from experiments import compatibility, presets
 from experiments.checks import check
 from experiments.command_line import CommandLineParser
 from experiments.settings import spelled_out
 from experiments.study import figures, schedule, stored, tables
+from experiments.study.cells import percent
+from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.launch import THREADS
 from experiments.study.machines import differing_facts, threads_of, with_stored_threads
 from experiments.study.markdown import render_page
-from experiments.study.record import NotFinished, Record, differing_parts, mismatch, record_of
+from experiments.study.record import NotFinished, Record, record_or_reason
 from experiments.study.runs import StudyRun, configuration_of
 from experiments.study.summary import Records, complete_seeds, summarise
 from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Table
@@ -64,7 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if given.again:
                 return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
             out = given.out or folder / "results"
+            if out.resolve() == folder.resolve():
+                raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
             with lock_folder(out, "--out"):
+                for name, _, jobs in plans:
+                    expect_no_larger(out, name, jobs)
                 for name, table, jobs in plans:
                     if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
                         return status
@@ -104,12 +110,35 @@ def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[t
         table = select_arms(name, given.arms)
         called = name if given.arms is None else f"{name}-of-{'-'.join(table.arms)}"
         jobs = tables.jobs(table.arms, seeds_of(given, table), given.development, {**table.settings, **further})
-        for job in jobs:
-            job.config  # noqa: B018  a wrong setting is an error before anything runs
-        for settings in {job.arm: job.settings for job in jobs}.values():
-            check(presets.resolve(configuration_of(settings), settings))
+        check_settings(jobs)
         plans.append((called, table, jobs))
     return plans
+
+
+def check_settings(jobs: Sequence[StudyRun]) -> None:
+    """Raises ValueError, KeyError or TypeError for a wrong setting of a run: it is an error before anything runs."""
+    for job in jobs:
+        job.config  # noqa: B018  raises for an unknown setting and for a wrong value
+    for settings in {job.arm: job.settings for job in jobs}.values():
+        check(presets.resolve(configuration_of(settings), settings))
+
+
+def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
+    """Raises ValueError where OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
+    path = out / f"{name}.json"
+    if not path.exists():
+        return
+    try:
+        found = read_json(path)
+        seeds, split = len(found["seeds"]), found["split"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}); restore it, or delete it") from error
+    count, own = len({job.seed for job in jobs}), jobs[0].config["evaluation"]["split"]
+    if seeds > count or split != own:
+        raise ValueError(
+            f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {count} seeds on the split "
+            f"{own!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == own else "")
+        )
 
 
 def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
@@ -122,7 +151,7 @@ def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
         try:
             found[setting] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
             found[setting] = value
     return found
 
@@ -172,15 +201,7 @@ def study(
     spent: list[float] = []
 
     def on_end(job: StudyRun, why: str, seconds: float) -> None:
-        try:
-            record = None if why else record_of(job, folder / job.name)
-        except (NotFinished, StorageError) as error:
-            record, why = None, str(error)
-        except (KeyError, TypeError, ValueError) as error:
-            record, why = (
-                None,
-                f"{folder / job.name} holds a damaged run ({error!r}); delete it and run the study again",
-            )
+        record, why = (None, why) if why else record_or_reason(job, folder / job.name)
         if record is None:
             failed.append(job.name)
             CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
@@ -226,24 +247,30 @@ def again(
     job = StudyRun(before["arm"], before["seed"], before["settings"], threads_of(before))
     workdir = folder / "again" / job.name
     # Wait for a run that a killed command left behind: it still writes into this folder.
-    schedule.wait_until_free(workdir, stop)
+    if not schedule.wait_until_free(workdir, stop):
+        if stop.is_set():
+            return 130
+        raise RunDirectoryError(
+            f"another process is still running in {workdir}; wait for it, stop it, or choose another --runs"
+        )
     shutil.rmtree(workdir, ignore_errors=True)
-    if why := schedule.run(job, workdir, core, deadline, stop, lambda: None):
+    why = schedule.run(job, workdir, core, deadline, stop, lambda: None)
+    now, why = (None, why) if why else record_or_reason(job, workdir)
+    if now is None:
         CONSOLE.print(f"{name}: {why}", style="yellow", markup=False, soft_wrap=True)
         return 130 if stop.is_set() else 1
-    now = record_of(job, workdir)
     for line in differing_facts(before["facts"], now["facts"]):
         CONSOLE.print(line, markup=False, soft_wrap=True)
     different = differing_parts(before, now)
     verdict = f"differs in {', '.join(different)}" if different else "the same to the last bit"
-    CONSOLE.print(f"{name}: stored {100 * before['final']:.2f} %, now {100 * now['final']:.2f} %: {verdict}")
+    CONSOLE.print(f"{name}: stored {percent(before['final'], 2)} %, now {percent(now['final'], 2)} %: {verdict}")
     return 1 if different else 0
 
 
 def _status_line(record: Record, seconds: float, out: Path) -> str:
     """One line about a run that has just finished, compared with the repository's record of the same settings."""
     line = (
-        f"{record['arm']}-{record['seed']}: {_percent(record['zero_shot'])} → {_percent(record['final'])} % "
+        f"{record['arm']}-{record['seed']}: {percent(record['zero_shot'])} → {percent(record['final'])} % "
         f"in {duration(seconds)}"
     )
     if out.absolute() == KEPT:
@@ -255,11 +282,7 @@ def _status_line(record: Record, seconds: float, out: Path) -> str:
     if before is None or mismatch(before, record["config"]):
         return line
     different = differing_parts(before, record)
-    return f"{line}, as in results/" if not different else f"{line}; {_percent(before['final'])} % in results/"
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}"
+    return f"{line}, as in results/" if not different else f"{line}; {percent(before['final'])} % in results/"
 
 
 if __name__ == "__main__":

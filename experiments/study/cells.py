@@ -20,6 +20,11 @@ def interval(found: Mapping[str, Any]) -> str:
     return mean if found["low"] is None else f"{mean} ± {100 * (found['high'] - found['mean']):.1f}"
 
 
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in per cent; a dash where it is not known."""
+    return "–" if share is None else f"{100 * share:.{digits}f}"
+
+
 def points(value: float | None) -> str:
     """A difference of shares in points, with its sign."""
     return "–" if value is None else f"{100 * value:+.1f}"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cojax.report.console import CONSOLE
-from cojax.types import Task
+from cojax.types import Task, content_hash
 from environments.desk.grammar import read
 from environments.desk.suite import DESK
 from experiments.command_line import CommandLineParser
@@ -77,9 +77,20 @@ def _shares(long: Sequence[tuple[Sequence[str], bool]], rate: Mapping[str, float
 
 
 def of_records(records: Sequence[Record], actions: int) -> Composition | None:
-    """The means over an arm's runs; None where a run has no such task."""
+    """The means over an arm's runs; None where a run has no such task.
+
+    Raises ValueError for a run whose held-out tasks are not those of its settings today: its bits are of other tasks.
+    """
     evaluated = {record["held_out"]["digest"]: record for record in records}
     tasks = {digest: held_out_tasks(record)[1] for digest, record in evaluated.items()}
+    known = {digest: (content_hash([task.id for task in some]), len(some)) for digest, some in tasks.items()}
+    for record in records:
+        held_out = record["held_out"]
+        if known[held_out["digest"]] != (held_out["digest"], held_out["tasks"]):
+            raise ValueError(
+                f"{record['arm']}-{record['seed']} was evaluated on other tasks than its settings give today, or a "
+                f"task's episode was invalid; make arm {record['arm']} again, or choose other --arms or --out"
+            )
     found = [
         composition(tasks[record["held_out"]["digest"]], [bit == "1" for bit in record["held_out"]["final"]], actions)
         for record in records

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from cojax.signals import SIGNALS
+from cojax.storage.files import replace_file
 from experiments.study.panels import KINDS, START, band, colours, figure, palette, shares, titles
 from experiments.study.record import Record, cross_table
 
@@ -204,14 +206,16 @@ FIGURES: Mapping[str, Callable[[Arms], Figure | None]] = {
 
 
 def draw(arms: Arms, folder: Path, differences: Sequence[Mapping[str, Any]] = ()) -> list[str]:
-    """Writes every picture for which there are data; returns the names. `differences` are those of the summary."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes every picture for which there are data; returns the names. `differences` are those of the summary.
+
+    Raises StorageError if writing fails.
+    """
     made = {"differences": paired_differences(differences), **{name: make(arms) for name, make in FIGURES.items()}}
     drawn = {name: picture for name, picture in made.items() if picture is not None}
     for name, picture in drawn.items():
-        part = folder / f".{name}.png"
-        picture.savefig(part, format="png", metadata={"Software": None})
-        part.replace(folder / f"{name}.png")
+        content = io.BytesIO()
+        picture.savefig(content, format="png", metadata={"Software": None})
+        replace_file(folder / f"{name}.png", content.getvalue())
     return list(drawn)
 
 

@@ -135,8 +135,8 @@ def _budgets(summary: Mapping[str, Any]) -> str:
     for name, title in _BUDGETS.items():
         cells = []
         for arm in arms.values():
-            value = arm["budget"][name]
-            against = reference["budget"][name] if reference and reference is not arm else 0
+            value = arm["budget"].get(name, 0)
+            against = reference["budget"].get(name, 0) if reference and reference is not arm else 0
             cells.append(f"{value:,.0f}" + (f" ({100 * (value / against - 1):+.0f} %)" if against else ""))
         rows.append((title, *cells))
     rows.append(("seconds on one core", *(f"{arm['seconds']:,.0f}" for arm in arms.values())))

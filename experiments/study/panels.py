@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -29,9 +30,9 @@ def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[F
 
 
 def colours(arms: Collection[str]) -> dict[str, str]:
-    """Arm → colour: the arm's own, or the first that no other arm has."""
+    """Arm → colour: the arm's own, or the first that no other arm has; with more arms than colours, again from there."""
     own = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
-    free = (shade for shade in _PALETTE if shade not in own.values())
+    free = itertools.cycle(shade for shade in _PALETTE if shade not in own.values())
     return {arm: own.get(arm) or next(free) for arm in arms}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,45 +13,38 @@ from cojax.environment import Environment
 from cojax.pool import task_from_record
 from cojax.quality import HashedNgrams, describe_pool
 from cojax.report.run import read_run
-from cojax.rollout.collect import Limits
 from cojax.signals import SIGNALS
-from cojax.storage.files import Log
+from cojax.storage.files import Log, StorageError
 from cojax.types import INFRASTRUCTURE, Task, content_hash
 from experiments import held_out
-from experiments.leaf import defaults
-from experiments.study import schedule
+from experiments.study.comparison import mismatch
 from experiments.study.failures import failures_of
 from experiments.study.origins import worth_of
-from experiments.study.runs import StudyRun, plain_configuration
-from experiments.study.tasks import COLUMNS, SPANNING, describe_tasks, environment_of, least_popular
+from experiments.study.runs import StudyRun
+from experiments.study.tasks import SPANNING, describe_tasks, environment_of, least_popular
 
 Record = dict[str, Any]
 # Columns of metrics.jsonl that a record has, one value a step.
 CURVES = ("success", "turns", "live_groups", "tasks")
 _DIGITS = 6
-_DEADLINE = "limits.environment_deadline"
 # The part of a line of evidence that is about a single draft: from an id, a colon or a quoted text on.
 _DETAIL = re.compile(r"(:| '| [0-9a-f]{12,}).*", re.DOTALL)
-# Keys that are equal to the last bit in two runs with the same settings, machine type and versions.
-RESULT = (
-    "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "refused", "tasks",
-    "quality",
-)  # fmt: skip
-# Key of a record → its type.
-_KEYS: Mapping[str, Any] = {
-    **dict.fromkeys(("settings", "config", "facts", "threads", "held_out", "budget", "seconds", "curves"), dict),
-    **dict.fromkeys(("signals", "refused", "tasks", "quality"), dict),
-    **dict.fromkeys(("dev", "evolutions"), list),
-    **dict.fromkeys(("arm", "split"), str),
-    # None where there was nothing to evaluate on.
-    **dict.fromkeys(("zero_shot", "final"), (int, float, type(None))),
-    "evolution_seconds": (int, float),
-    **dict.fromkeys(("seed", "steps"), int),
-}
+# What is counted of each evolution and origin.
+EVOLUTION = ("expeditions", "fruitful", "drafts", "tasks")
 
 
 class NotFinished(RuntimeError):
     """The run directory holds no finished run, or one of an older version of this code."""
+
+
+def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
+    """The record of the run in `workdir`, or None and why it has none."""
+    try:
+        return record_of(job, workdir), ""
+    except (NotFinished, StorageError) as error:
+        return None, str(error)
+    except (KeyError, TypeError, ValueError) as error:
+        return None, f"{workdir} holds a damaged run ({error!r}); delete it and run the same command again"
 
 
 def record_of(job: StudyRun, workdir: Path) -> Record:
@@ -209,9 +201,8 @@ def evolutions(expeditions: Iterable[Mapping[str, Any]], drafts: Iterable[Mappin
             trip = draft["step"], draft["expedition"]
             of["fruitful"] += trip not in fruitful
             fruitful.add(trip)
-    names = ("expeditions", "fruitful", "drafts", "tasks")
     return [
-        {"step": step, "origin": origin, **{name: of[name] for name in names}}
+        {"step": step, "origin": origin, **{name: of[name] for name in EVOLUTION}}
         for (step, origin), of in sorted(counts.items())
     ]
 
@@ -226,61 +217,11 @@ def refusal_counts(drafts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     return dict(Counter(_DETAIL.sub("", line) for line in why).most_common())
 
 
-def check_record(found: Mapping[str, Any], arm: str) -> Record:
-    """Returns `found` if it is a record of that arm. Raises ValueError if it is not."""
-    if missing := [key for key in _KEYS if key not in found or not isinstance(found[key], _KEYS[key])]:
-        raise ValueError(f"a record has {missing[0]!r}, which is missing or of another kind here")
-    if missing := [column for column in COLUMNS if column not in found["tasks"]]:
-        raise ValueError(f"the tasks of a record have {missing[0]!r}, which is missing here")
-    if found["arm"] != arm:
-        raise ValueError(f"it is of the run {found['arm']}-{found['seed']}")
-    return dict(found)
-
-
-def mismatch(record: Record, config: Mapping[str, Any]) -> str:
-    """The settings of a stored record, or of a run's config.json, that differ from this configuration, as text.
-
-    It is empty for the same settings, whatever the workdir. A setting that the code has gained since then counts as its
-    default, with which runs are as before; a setting that the code no longer has is ignored. The settings of an entry
-    have no default here: one that only `config` holds differs. A run's config.json has an absolute model.path, a record
-    one from the checkout on; both count as the same.
-    """
-    known = _comparable({**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))})
-    now = _comparable(dict(_leaves(config)))
-    different = [name for name in sorted(now) if name != "workdir" and (name not in known or known[name] != now[name])]
-    was = {name: repr(known[name]) if name in known else "not set" for name in different}
-    return ", ".join(f"{name} was {was[name]}, now {now[name]!r}" for name in different)
-
-
-def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings, with model.path from the checkout on if it is in there, and the desk's own deadline by its
-    value: a setting of None stands for it, and older records spell it out."""
-    path, deadline = leaves.get("model.path") or "", leaves.get(_DEADLINE)
-    return {
-        **leaves,
-        "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else "",
-        _DEADLINE: defaults(Limits)["environment_deadline"] if deadline is None else deadline,
-    }
-
-
-def differing_parts(one: Record, other: Record) -> list[str]:
-    """The keys of RESULT in which two records differ; none where the results are the same to the last bit."""
-    return [name for name in RESULT if json.loads(json.dumps(one.get(name))) != json.loads(json.dumps(other.get(name)))]
-
-
 def cross_table(held_out: Mapping[str, Any]) -> dict[str, int]:
     """Held-out tasks that were `kept` (solved before and after), `recovered`, `lost`, or `never` solved."""
     pairs = Counter(zip(held_out["zero_shot"], held_out["final"], strict=True))
     names = {"kept": ("1", "1"), "recovered": ("0", "1"), "lost": ("1", "0"), "never": ("0", "0")}
     return {name: pairs[pair] for name, pair in names.items()}
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        path = f"{prefix}{name}"
-        found += _leaves(value, f"{path}.") if isinstance(value, Mapping) else [(path, value)]
-    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,9 +21,10 @@ from cojax.storage.files import write_json
 from cojax.storage.run_directory import lock_folder
 from experiments.command_line import CommandLineParser
 from experiments.study import schedule, tables
-from experiments.study.__main__ import EXPECTED, settings_of
+from experiments.study.__main__ import EXPECTED, check_settings, settings_of
 from experiments.study.arms import ARMS
-from experiments.study.record import NotFinished, record_of
+from experiments.study.cells import percent
+from experiments.study.record import record_or_reason
 from experiments.study.runs import StudyRun
 
 
@@ -72,7 +73,7 @@ def copies(arm: str, seed: int, count: int, further: dict[str, Any]) -> list[Stu
     if count < 1:
         raise ValueError(f"--copies={count}; expected at least 1 perturbed run beside the run itself")
     (job,) = tables.jobs([arm], [seed], True, further)
-    job.config  # noqa: B018  a wrong setting is an error before anything runs
+    check_settings([job])
     return [
         dataclasses.replace(job, arm=f"{arm}-copy-{one}", settings={**job.settings, "perturbation": one})
         for one in range(count + 1)
@@ -86,25 +87,23 @@ def measure(
     found: dict[str, dict[str, Any]] = {}
 
     def on_end(job: StudyRun, why: str, seconds: float) -> None:
-        try:
-            record = None if why else record_of(job, folder / job.name)
-        except NotFinished as error:
-            record, why = None, str(error)
+        record, why = (None, why) if why else record_or_reason(job, folder / job.name)
         if record is None:
             CONSOLE.print(f"{job.name}: {why}", style="yellow", markup=False, soft_wrap=True)
             return
         found[job.name] = {name: record[name] for name in ("zero_shot", "final", "held_out", "facts", "threads")}
         CONSOLE.print(
-            f"{job.name}: {100 * record['zero_shot']:.1f} → {100 * record['final']:.1f} % in {duration(seconds)}",
+            f"{job.name}: {percent(record['zero_shot'])} → {percent(record['final'])} % in {duration(seconds)}",
             soft_wrap=True,
         )
 
     schedule.run_all(runs, folder, cores, deadline, stop, on_end)
     if len(found) > 1:
         ordered = {job.name: found[job.name] for job in runs if job.name in found}
-        spread = spread_of([one["final"] for one in ordered.values()])
+        finals = [one["final"] for one in ordered.values() if one["final"] is not None]
+        spread = spread_of(finals) if len(finals) > 1 else None
         write_json(folder / "rounding.json", {"spread": spread, "runs": ordered})
-        CONSOLE.print(describe(spread), soft_wrap=True)
+        CONSOLE.print(describe(spread) if spread else "no spread: the runs were not evaluated", soft_wrap=True)
     return 130 if stop.is_set() else 1 if len(found) < len(runs) else 0
 
 

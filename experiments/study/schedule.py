@@ -129,7 +129,7 @@ def run(
     `warmed` is called again and again once the warm start exists.
     """
     log = workdir.with_name(f"{workdir.name}.log")
-    wait_until_free(workdir, stop)
+    wait_until_free(workdir, stop)  # where it is held still, the run says so
     where = "-" if core is None else str(core)
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
     if why := begun_otherwise(job, workdir):
@@ -159,20 +159,24 @@ def run(
         return "stopped"
     if asked:
         return f"took longer than {deadline:g} s; run the same command again to go on with it, or raise --deadline"
-    return f"exit status {process.returncode}: {_last_words(log)} (see {log})"
+    return f"exit status {process.returncode}: {_last_words(log)}"
 
 
-def wait_until_free(workdir: Path, stop: threading.Event) -> None:
-    """Waits while another process holds the run directory: a run of a killed study first ends its step."""
+def wait_until_free(workdir: Path, stop: threading.Event) -> bool:
+    """Waits while another process holds the run directory: a run of a killed study first ends its step.
+
+    Returns whether it is free; it may be held still after _GRACE seconds, or when `stop` is set.
+    """
     until = time.monotonic() + _GRACE
     while not stop.is_set():
         try:
             lock_folder(workdir, "--runs").close()
-            return
+            return True
         except RunDirectoryError:
             if time.monotonic() > until:
-                return  # the run will report that the directory is held
+                return False
             time.sleep(_POLL)
+    return False
 
 
 def available_cores(count: int) -> list[int | None]:
@@ -191,6 +195,9 @@ def available_cores(count: int) -> list[int | None]:
 
 
 def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return f"its log {log} is gone; was the folder --runs deleted while it ran?"
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1][:400]
+    return f"{(errors or lines or ['it said nothing'])[-1][:400]} (see {log})"

@@ -14,8 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cojax.storage.files import encode_record, explaining, parse_record, replace_file
-from experiments.study.record import Record, check_record, mismatch
+from experiments.study.comparison import mismatch
+from experiments.study.record import Record
 from experiments.study.runs import StudyRun
+from experiments.study.shape import check_record
 
 _ENDING = ".jsonl.gz"
 _LOCK = ".lock"

@@ -121,7 +121,7 @@ def _row(
         "cross_table": {name: _mean([cross[name] for cross in crosses]) for name in crosses[0]},
         # None for an arm without steps.
         "live_groups": _mean([_mean(groups) for groups in live]) if all(live) else None,
-        "budget": {name: _mean([one[name] for one in budgets]) for name in budgets[0]},
+        "budget": _mean_counts(budgets),
         "learning": _learning([record.get("learning", {}) for record in records]),
         **({"origins": worth} if (worth := mean_worth(records)) else {}),
         **({"predicted": predicted} if (predicted := mean_predicted(records)) else {}),
@@ -134,6 +134,12 @@ def _row(
             [record["evolution_seconds"] / one["total"] for record, one in zip(records, seconds, strict=True)]
         ),
     }
+
+
+def _mean_counts(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Means of counts over all records, in their order; a record without a count has 0."""
+    names = dict.fromkeys(name for one in counts for name in one)
+    return {name: _mean([one.get(name, 0) for one in counts]) for name in names}
 
 
 def _means(counts: Sequence[Mapping[str, int]]) -> dict[str, float]:

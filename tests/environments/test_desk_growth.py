@@ -113,8 +113,8 @@ def test_every_word_is_in_the_lexicon(tasks):
         assert {word.strip(",") for word in task.query.split()} <= known
 
 
-def test_without_suites_the_other_settings_change_nothing():
-    today = environments.load("desk", applications=2, tables=9, longest=3, more=0.9, skew=1.0, steep=5.0)
+def test_without_suites_it_is_the_desk_of_the_demo():
+    today = environments.load("desk", suites=0)
     assert content_hash([task.id for task in today.tasks("eval", 300)]) == "41f91e8586cd31a2"
     demonstrations = [
         [action.calls[0].name for action in actions] for _, actions in today.demonstrations(50, 21, (0.1, 0.85))
@@ -150,3 +150,9 @@ def test_settings_of_which_no_desk_can_be_made(name, value):
     with pytest.raises(ValueError, match=rf"environment\.{name} is {value}; expected "):
         environments.load("desk", **{name: value})
     assert registry.settings(environments.maker("desk"))[name].default is not registry.REQUIRED
+
+
+def test_a_setting_that_only_a_grown_desk_reads_is_refused_on_the_other():
+    with pytest.raises(ValueError, match=r"environment\.more is 0\.8, but only a grown desk reads it; set environment"):
+        environments.load("desk", more=0.8)
+    assert environments.load("desk", more=0.45, isolated=False).name == "desk"

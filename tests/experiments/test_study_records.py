@@ -9,14 +9,13 @@ from cojax.storage.files import write_json
 from environments import load
 from experiments.study import schedule, stored
 from experiments.study.arms import COMMON
+from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.record import (
     NotFinished,
     budget,
     cross_table,
-    differing_parts,
     evolutions,
     learning,
-    mismatch,
     record_of,
     refusal_counts,
     solved_tasks,

@@ -11,7 +11,7 @@ from cojax.storage.files import StorageError
 from experiments.study import __main__ as command
 from experiments.study import stored
 from experiments.study.arms import ARMS
-from experiments.study.record import mismatch
+from experiments.study.comparison import mismatch
 from experiments.study.tables import TABLES, jobs
 
 
@@ -132,7 +132,7 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
 
     monkeypatch.setattr(command.schedule, "run_all", end_all)
     monkeypatch.setattr(command.schedule, "run", lambda *given: "")
-    monkeypatch.setattr(command, "record_of", lambda job, *given: record(job.arm, job.seed, 0.5))
+    monkeypatch.setattr(command, "record_or_reason", lambda job, *given: (record(job.arm, job.seed, 0.5), ""))
     monkeypatch.setattr(command, "publish", lambda *given: None)
     out = tmp_path / "out"
     given = ["--arms=static,feedback", f"--runs={tmp_path / 'runs'}", f"--out={out}"]
@@ -141,7 +141,7 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
     assert made == ["static-101", "feedback-101", "static-102", "feedback-102"]
     assert sorted(stored.read_all(out)) == [(arm, seed) for arm in ("feedback", "static") for seed in (101, 102)]
     assert command.main(["--again=feedback-102", *given[1:]]) == 0
-    monkeypatch.setattr(command, "record_of", lambda job, *given: record(job.arm, job.seed, 0.75))
+    monkeypatch.setattr(command, "record_or_reason", lambda job, *given: (record(job.arm, job.seed, 0.75), ""))
     assert command.main(["--again=feedback-102", *given[1:]]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "4 runs, 2 of them stored" in said
