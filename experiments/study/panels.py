@@ -30,7 +30,7 @@ def figure(columns: int = 1, width: float = 6.4, height: float = 3.8) -> tuple[F
 
 
 def colours(arms: Collection[str]) -> dict[str, str]:
-    """Arm → colour: the arm's own, or the first that no other arm has; with more arms than colours, again from there."""
+    """Arm → colour: the arm's own, or the first that no other arm has; with too many arms, some share one."""
     own = {arm: _PALETTE[_ARMS[arm]] for arm in arms if arm in _ARMS}
     free = itertools.cycle(shade for shade in _PALETTE if shade not in own.values())
     return {arm: own.get(arm) or next(free) for arm in arms}

@@ -99,6 +99,7 @@ def test_arms_of_a_table_are_told_apart_by_colour():
         shades = colours(table.arms)
         assert list(shades) == list(table.arms)
         assert len(set(shades.values())) == len(table.arms)
+    assert list(colours(ARMS)) == list(ARMS)  # more than there are colours
     assert colours(TABLES["main"].arms)["feedback"] == colours(TABLES["own"].arms)["feedback"]
 
 
@@ -172,6 +173,8 @@ def test_a_setting_that_does_not_exist_or_does_not_fit_is_refused():
     assert settings_of(["--config.steps=4", "--config.signals=rare", "--config.validate=False"]) == {
         "steps": 4, "signals": "rare", "validate": False,
     }  # fmt: skip
+    nested = "-" * 20_000 + "1"  # too deep for Python's parser
+    assert settings_of([f"--config.x={nested}"]) == {"x": nested}
     with pytest.raises(ValueError, match="unexpected argument '--step=4'"):
         settings_of(["--step=4"])
     with pytest.raises(ValueError, match="arm 'uniform' is not in table 'main'; it has static"):
@@ -206,6 +209,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--config.seed=7"], "seed distinguishes the runs"),
         (["--again=feedback-7", "--config.steps=2"], "--again takes its settings from the stored record"),
         (["extra"], "unexpected argument 'extra'"),
+        (["--seeds=1", f"--out={tmp_path / 'runs'}"], "--runs and --out are one folder"),
     ):
         assert main([*where, *flags]) == 2, flags
         assert said in capsys.readouterr().err

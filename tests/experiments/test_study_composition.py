@@ -4,10 +4,11 @@ import dataclasses
 import math
 
 import pytest
+from study_records import record
 
 from cojax.types import Action, Call, Task
 from experiments.study import composition as command
-from experiments.study.composition import composition, main
+from experiments.study.composition import composition, main, of_records
 
 MOVE, NOTE, CANCEL = "move {} to drafts", "add note {} saying ruby", "cancel {}"
 
@@ -60,3 +61,10 @@ def test_the_command_prints_a_row_an_arm_and_says_what_it_cannot_do(capsys, tmp_
     ):
         assert main(flags) == 2
         assert said in capsys.readouterr().err
+
+
+def test_bits_of_other_tasks_than_todays_are_refused_by_their_run():
+    one = record("feedback", 101, 0.5)  # its digest is of no tasks of the desk
+    one["config"]["evaluation"]["tasks"] = 4
+    with pytest.raises(ValueError, match=r"feedback-101 was evaluated on other tasks .* make arm feedback again"):
+        of_records([one], 4)

@@ -1,6 +1,7 @@
 """Records of the study: what a finished run is reduced to, and which records are refused."""
 
 import copy
+import functools
 
 import pytest
 from study_records import record
@@ -20,6 +21,7 @@ from experiments.study.record import (
     refusal_counts,
     solved_tasks,
 )
+from experiments.study.shape import check_record
 from experiments.study.tables import jobs
 from experiments.study.tasks import describe_tasks, least_popular
 
@@ -149,3 +151,68 @@ def test_two_runs_are_alike_to_the_last_bit_or_say_where_not():
     assert differing_parts(one, later) == []
     later["curves"]["success"][0] += 1e-9
     assert differing_parts(one, later) == ["curves"]
+
+
+def test_a_setting_of_an_entry_that_only_the_record_has_differs_unless_it_is_the_default():
+    (job,) = jobs(["static"], [101])
+
+    def stored_with(name, value):
+        config = copy.deepcopy(job.config)
+        *sections, leaf = name.split(".")
+        functools.reduce(lambda section, part: section.setdefault(part, {}), sections, config)[leaf] = value
+        return mismatch({"config": config}, job.config)
+
+    for name, value in (
+        ("environment.tables", 7), ("evolve_settings.floor", 0.9), ("admission_settings.attempts", 2),
+        ("signal_settings.rare.minimum", 3), ("signal_settings.mine.window", 3), ("learner.loss_settings.clip_high", 9),
+    ):  # fmt: skip
+        assert stored_with(name, value) == f"{name} was {value}, now not set"
+    assert stored_with("learner.loss_settings.clip_high", 0.28) == ""
+    assert stored_with("environment.more", 0.45) == ""
+    assert stored_with("rare.minimum", 256) == ""  # a setting that the code no longer has
+    spelled_out = copy.deepcopy(job.config)
+    spelled_out["learner"]["loss_settings"]["kl_coefficient"] = 0.001  # the paper's, with which GRPO runs
+    unset = copy.deepcopy(job.config)
+    del unset["learner"]["loss_settings"]["kl_coefficient"]
+    assert mismatch({"config": spelled_out}, unset) == ""
+
+
+def test_measures_are_compared_where_both_records_have_them():
+    older = record("feedback", 1, 0.5)
+    one = {**older, "learning": {"updates": 8.0}, "origins": {"rare": {"groups": 4, "norm": 0.5}}}
+    assert differing_parts(older, one) == differing_parts(one, older) == []
+    assert differing_parts(one, {**one, "origins": {"rare": {"groups": 4}}}) == []
+    assert differing_parts(one, {**one, "origins": {"rare": {"groups": 4, "norm": 0.25}}}) == ["origins"]
+    assert differing_parts(one, {**one, "learning": {"updates": 9.0, "grad_norm": 1.0}}) == ["learning"]
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("held_out.digest", MISSING, "a record has 'held_out.digest', which is missing"),
+        ("curves.live_groups", MISSING, "a record has 'curves.live_groups', which is missing"),
+        ("facts.hardware", {}, "a record has 'facts.hardware.processor', which is missing"),
+        ("facts.hardware", "P", "a record has 'facts.hardware.processor', which is missing"),
+        ("seconds.total", MISSING, "a record has 'seconds.total', which is missing"),
+        ("seconds.total", 0, "seconds.total is 0; expected a number above 0"),
+        ("final", 7, "final is 7; expected a share, or null"),
+        ("held_out.tasks", True, "held_out.tasks is True; expected a whole number"),
+        ("held_out.final", "1020", "held_out.final is '1020'; expected a text of 0 and 1"),
+        ("held_out.final", "10", "held_out.final has 2 values; held_out.tasks says 4"),
+        ("signals.rare", [1], "signals.rare has 1 values; curves.step says 2"),
+        ("tasks.x", [0.5], "tasks.x has 1 values; tasks.step says 4"),
+        ("evolutions", [{"step": 2}], "evolutions is .*expected a list of objects with step, origin"),
+        ("dev", [7], "dev is .*expected a list of steps"),
+    ],
+)
+def test_a_record_that_tables_cannot_use_is_refused_by_what_is_wrong(key, value, why):
+    edited = record("feedback", 101, 0.5)
+    assert check_record(edited, "feedback") == edited
+    *sections, leaf = key.split(".")
+    section = functools.reduce(lambda part, name: part[name], sections, edited)
+    section.pop(leaf) if value is MISSING else section.update({leaf: value})
+    with pytest.raises(ValueError, match=why):
+        check_record(edited, "feedback")

@@ -1,8 +1,13 @@
 """experiments/study/rounding.py, without a run."""
 
-import pytest
+import threading
 
-from experiments.study.rounding import copies, describe, main, spread_of
+import pytest
+from study_records import record
+
+from cojax.storage.files import read_json, write_json
+from experiments.study import rounding
+from experiments.study.rounding import copies, describe, main, measure, spread_of
 
 
 def test_the_copies_differ_in_the_perturbation_alone():
@@ -34,3 +39,37 @@ def test_a_wrong_setting_is_named_before_anything_runs(tmp_path, capsys, argumen
     assert main([*arguments, f"--runs={tmp_path / 'runs'}"]) == 2
     assert capsys.readouterr().err == f"error: {why}\n"
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_entry_that_does_not_exist_is_named_before_anything_runs(tmp_path, capsys):
+    assert main(["--config.synthesis.admit=prob", f"--runs={tmp_path / 'runs'}"]) == 2
+    assert capsys.readouterr().err.startswith("error: admission 'prob' not found; available: all, probe")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """Every run ends at once."""
+
+    def end_all(runs, folder, cores, deadline, stop, on_end):
+        for run in runs:
+            on_end(run, "", 1.0)
+
+    monkeypatch.setattr(rounding.schedule, "run_all", end_all)
+    return copies("feedback", 21, 1, {})
+
+
+def test_a_damaged_run_does_not_end_the_others(tmp_path, capsys, ended):
+    for run in ended:
+        for name in ("summary", "config", "zero_shot", "final"):
+            write_json(tmp_path / run.name / f"{name}.json", {})
+    assert measure(ended, tmp_path, [None], 1.0, threading.Event()) == 1
+    assert capsys.readouterr().out.count("holds a damaged run (KeyError('config')); delete it") == 2
+
+
+def test_runs_without_evaluation_tasks_have_no_spread(tmp_path, capsys, monkeypatch, ended):
+    bare = {**record("feedback", 21, 0.5), "zero_shot": None, "final": None}
+    monkeypatch.setattr(rounding, "record_or_reason", lambda *given: (bare, ""))
+    assert measure(ended, tmp_path, [None], 1.0, threading.Event()) == 0
+    assert "feedback-copy-1-21: – → – % in 1.0 s" in capsys.readouterr().out
+    assert read_json(tmp_path / "rounding.json")["spread"] is None

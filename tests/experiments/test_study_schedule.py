@@ -145,3 +145,15 @@ def test_cores_are_those_that_the_process_may_use():
     if sys.platform == "linux":
         with pytest.raises(ValueError, match=f"--jobs={count + 1}, but this process may use {count} cores"):
             schedule.available_cores(count + 1)
+
+
+def test_a_folder_that_stays_in_use_is_not_called_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(schedule, "_GRACE", 0.0)
+    with lock_folder(tmp_path, "--runs"):
+        assert not schedule.wait_until_free(tmp_path, threading.Event())
+    assert schedule.wait_until_free(tmp_path, threading.Event())
+
+
+def test_a_run_whose_log_was_deleted_says_so(tmp_path):
+    said = schedule._last_words(tmp_path / "static-101.log")
+    assert said == f"its log {tmp_path / 'static-101.log'} is gone; was the folder --runs deleted while it ran?"

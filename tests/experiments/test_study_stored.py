@@ -7,7 +7,8 @@ import threading
 import pytest
 from study_records import record
 
-from cojax.storage.files import StorageError
+from cojax.storage.files import StorageError, write_json
+from cojax.storage.folder_lock import lock_folder
 from experiments.study import __main__ as command
 from experiments.study import stored
 from experiments.study.arms import ARMS
@@ -147,6 +148,46 @@ def test_the_command_stores_a_run_as_it_ends_and_reads_it_back(tmp_path, monkeyp
     assert "4 runs, 2 of them stored" in said
     assert "feedback-102: stored 50.00 %, now 50.00 %: the same to the last bit" in said
     assert "feedback-102: stored 50.00 %, now 75.00 %: differs in final" in said
+
+
+def test_a_smaller_table_or_one_of_another_split_does_not_replace_a_kept_one(tmp_path, monkeypatch, capsys):
+    begun = []
+    monkeypatch.setattr(command.schedule, "run_all", lambda left, *given: begun.append(len(left)))
+    out = tmp_path / "out"
+    write_json(out / "main.json", {"seeds": [101, 102, 103], "split": "eval"})
+    given = [f"--runs={tmp_path / 'runs'}", f"--out={out}"]
+    kept = "main.json holds a table of 3 seeds on the split 'eval', which one of "
+    for flags, said in (
+        (["--quick"], f"{kept}2 seeds on the split 'eval' would replace; choose another --out, or --seeds=3\n"),
+        (["--development"], f"{kept}6 seeds on the split 'dev' would replace; choose another --out\n"),
+    ):
+        assert command.main([*given, *flags]) == 2
+        assert capsys.readouterr().err.endswith(said)
+    assert begun == []
+    assert command.main([*given, "--seeds=3"]) == command.main([*given, "--seeds=4"]) == 0
+    assert begun == [12, 16]
+    (out / "main.json").write_text("{")
+    assert command.main([*given, "--seeds=3"]) == 2
+    assert "restore it, or delete it" in capsys.readouterr().err
+
+
+def test_a_run_is_not_made_anew_in_a_folder_that_is_in_use(tmp_path, monkeypatch, capsys):
+    stored.store(tmp_path, record("static", 101, 0.5))
+    workdir = tmp_path / "runs/again/static-101"
+    monkeypatch.setattr(command.schedule, "_GRACE", 0.0)
+    with lock_folder(workdir, "--runs"):
+        assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 2
+        assert (workdir / ".lock").exists()
+    assert f"another process is still running in {workdir}; wait for it" in capsys.readouterr().err
+
+
+def test_a_run_that_was_not_evaluated_is_compared_too(tmp_path, monkeypatch, capsys):
+    bare = record("static", 101, 0.5) | {"zero_shot": None, "final": None}
+    stored.store(tmp_path, bare)
+    monkeypatch.setattr(command.schedule, "run", lambda *given: "")
+    monkeypatch.setattr(command, "record_or_reason", lambda *given: (bare, ""))
+    assert command.main(["--again=static-101", f"--runs={tmp_path / 'runs'}", f"--out={tmp_path}"]) == 0
+    assert "stored – %, now – %: the same to the last bit" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("folder", [command.KEPT, command.KEPT / "first"], ids=["today", "first"])

@@ -6,7 +6,7 @@ from study_records import PAIR, known, record, stepless
 from cojax.pool import task_record
 from cojax.report.run import read_run
 from cojax.storage.episodes import Episodes, record_of
-from cojax.storage.files import Log, write_json
+from cojax.storage.files import Log, StorageError, write_json
 from cojax.types import Action, Call, Lineage, Task, Trajectory, content_hash
 from environments import load
 from experiments.study import figures
@@ -264,3 +264,22 @@ def test_paired_differences_are_drawn_with_their_interval_and_a_dot_for_each_see
     assert axes.lines[0].get_xdata() == pytest.approx([100 * found[0]["low"], 100 * found[0]["high"]])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["feedback (CoEvolve) − static D_0"]
     assert figures.paired_differences([{**found[0], "mean": None}]) is None
+
+
+@pytest.mark.parametrize("probed", [1, 2])
+def test_a_budget_that_a_run_does_not_have_counts_as_0(probed):
+    records = known(*(record("feedback", seed, 0.5) for seed in (1, 2)))
+    records["feedback", probed]["budget"]["probe_episodes"] = 8
+    found = summarise("one", Table("A table", ("feedback",), ()), (1, 2), records)
+    assert found["arms"][0]["budget"]["probe_episodes"] == 4
+    del found["arms"][0]["budget"]["drafts"]
+    assert "| drafts examined | 0 |" in render_page(found)
+
+
+def test_a_picture_that_cannot_be_written_is_an_error_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FIGURES", {"success": figures.success})
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"cannot write .*success\.png: .* A part of the path is a file"):
+        figures.draw({"static": [record("static", 1, 0.5)]}, tmp_path / "file")
+    figures.draw({"static": [record("static", 1, 0.5)]}, tmp_path / "folder")
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["success.png"]
