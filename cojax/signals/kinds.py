@@ -20,9 +20,10 @@ class Guidance:
 
     `rehearse` is the share of expeditions that follow the task's solution; the others try actions around the focus.
     `change` is the probability that a rehearsed step is dropped or replaced. `whole` is whether each task found must
-    use all tools of the context's plan. `objectives` are texts with the field {tools}. An explorer with a model also
-    reads the `reason` why a record was chosen, before it reflects on it, and the `purpose` of going back. Raises
-    ValueError for a share outside [0, 1] and for an objective with another field.
+    use all tools of the context's plan; the scripted explorer drafts no others, and one with a model does not read it.
+    `objectives` are texts with the field {tools}. An explorer with a model also reads the `reason` why a record was
+    chosen, before it reflects on it, and the `purpose` of going back. Raises ValueError for a share outside [0, 1] and
+    for an objective with another field.
     """
 
     objectives: tuple[str, ...]

@@ -46,12 +46,11 @@ class ScriptedExplorer:
     user's turn.
 
     A guided draft has the length of its parent's solution plus a random entry of `stretch` (in actions, without the
-    ending), so tasks get shorter as well as longer. Where the guidance asks for the whole plan, each
-    draft has all its calls. An unguided draft has 1 to `longest` actions. For each draft, at
-    most `tries` sequences of actions are worded. After each step of a draft except the last, the user's turn ends
-    with probability `cut`; so drafts can have several user turns. `width` expeditions run in parallel. `guidance` is
-    what contexts of each kind ask for. Raises ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the
-    episode.
+    ending), so tasks get shorter as well as longer. Where the guidance asks for the `whole` plan, each draft has all
+    its calls. An unguided draft has 1 to `longest` actions. For each draft, at most `tries` sequences of actions are
+    worded. After each step of a draft except the last, the user's turn ends with probability `cut`; so drafts can have
+    several user turns. `width` expeditions run in parallel. `guidance` is what contexts of each kind ask for. Raises
+    ValueError for a `cut` outside [0, 1], or above 0 if a tool ends the episode.
     """
 
     runs: int = 4

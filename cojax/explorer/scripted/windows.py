@@ -95,11 +95,12 @@ def windows(
     for triplet in triplets:
         if triplet.observation.ok and not triplet.observation.done:
             runs.setdefault(triplet.run, []).append(triplet)
+    needed = Counter(required)
     found = [
         window
         for steps in runs.values()
         for window in _windows_of_run(steps)
-        if Counter(tool_of(step.action) for step in window) >= Counter(required)
+        if not needed or Counter(tool_of(step.action) for step in window) >= needed
     ]
     rng.shuffle(found)
     # Windows are popped from the end, so those with a tool in focus are sorted last.
