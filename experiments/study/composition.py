@@ -3,7 +3,8 @@
     python -m experiments.study.composition --arms=uniform,feedback [--out=results] [--actions=4]
 
 A task of the desk asks for one skill, or for several in a row. From the records of a table this compares the held-out
-success of long tasks with that of the same skills when a task asks for one alone.
+success of long tasks with that of the same skills when a task asks for one alone. It uses the seeds that all its arms
+have.
 """
 
 from __future__ import annotations
@@ -120,14 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     rows = []
     try:
-        for arm in given.arms.split(","):
-            records = list(stored.read_arm(given.out, arm).values())
-            if not records:
-                raise ValueError(
-                    f"no record of arm {arm!r} in {given.out / 'runs'}; run its table, or choose other --arms or --out"
-                )
-            if any(record["config"]["environment"].get("suites") for record in records):
-                raise ValueError(f"{arm} is of a grown desk; expected an arm of the desk")
+        for arm, records in _paired(given.out, given.arms.split(",")).items():
             found = of_records(records, given.actions)
             if found is None:
                 raise ValueError(f"no held-out task of {arm} has {given.actions} actions; choose fewer with --actions")
@@ -138,6 +132,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     head = ("arm", "runs", "long tasks", "solved", "if independent", "all skills mastered", "solved", "if independent")
     CONSOLE.print(markdown_table(head, rows), markup=False, soft_wrap=True)
     return 0
+
+
+def _paired(out: Path, arms: Sequence[str]) -> dict[str, list[Record]]:
+    """Arm → its records of the seeds that all arms have.
+
+    Raises ValueError where there are none, and for an arm of a grown desk.
+    """
+    stored_records = {arm: stored.read_arm(out, arm) for arm in arms}
+    for arm, found in stored_records.items():
+        if not found:
+            raise ValueError(
+                f"no record of arm {arm!r} in {out / 'runs'}; run its table, or choose other --arms or --out"
+            )
+        if any(record["config"]["environment"].get("suites") for record in found.values()):
+            raise ValueError(f"{arm} is of a grown desk; expected an arm of the desk")
+    seeds = sorted(set.intersection(*(set(found) for found in stored_records.values())))
+    if not seeds:
+        raise ValueError(f"no seed has a record of each of {', '.join(arms)}; choose arms of one table with --arms")
+    return {arm: [found[seed] for seed in seeds] for arm, found in stored_records.items()}
 
 
 def _cells(found: Composition) -> list[str]:

@@ -58,9 +58,16 @@ def test_the_command_prints_a_row_an_arm_and_says_what_it_cannot_do(capsys, tmp_
         (["--arms=sft", f"--out={tmp_path}"], "no record of arm 'sft'"),
         (["--arms=wide-uniform"], "wide-uniform is of a grown desk"),
         (["--arms=sft", "--actions=40"], "no held-out task of sft has 40 actions"),
+        (["--arms=sft,uniform"], "no seed has a record of each of sft, uniform"),
     ):
         assert main(flags) == 2
         assert said in capsys.readouterr().err
+
+
+def test_arms_are_compared_over_the_seeds_that_all_have(capsys):
+    assert main(["--arms=static,feedback"]) == 0  # feedback has the seeds 401 to 406 of another table too
+    runs = [line.split(" | ")[1] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert runs == ["12", "12"]
 
 
 def test_bits_of_other_tasks_than_todays_are_refused_by_their_run():
