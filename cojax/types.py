@@ -17,7 +17,7 @@ from cojax.plain_json import to_json as to_json
 from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
-Origin = str  # how a task came to be: seed, unguided, uniform, trajectory, or the kind of the signal that led to it
+Origin = str  # how a task came to be: seed, or the kind of the context that led to it
 Status = Literal["accepted", "retained", "discarded"]
 
 # Outcomes that say nothing about the policy and never become a reward: the machinery failed, or the step did not wait

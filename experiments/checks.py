@@ -121,12 +121,18 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 
 def _check_prefix_replay(config: ConfigDict) -> None:
-    """Raises ValueError where replayed actions could not be left out of what is learned."""
+    """Raises ValueError where no task would be replayed, or where replayed actions could not be left out of what is
+    learned."""
     if not config.synthesis.prefix_replay:
         return
     if config.method != "coevolve":
         raise ValueError(
             f"synthesis.prefix_replay is True, but method is {config.method!r}; only coevolve replays prefixes"
+        )
+    if config.evolve != "frontier" and ":" not in config.evolve:
+        raise ValueError(
+            f"synthesis.prefix_replay is True, but evolve is {config.evolve!r}; only frontier finds the joined tasks "
+            "whose prefixes are replayed; set --config.evolve=frontier, or --config.synthesis.prefix_replay=False"
         )
     if config.learner.routes != "own":
         raise ValueError(

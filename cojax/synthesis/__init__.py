@@ -3,6 +3,10 @@
 selection.py         selects the signals that an evolution follows
 evolutions.py        the ways to guide an evolution, by name
 expeditions.py       chooses the task and the guidance of each expedition
+credits.py           the evolution `credited`: signals weighted by what they led to
+beliefs.py           beliefs about the policy's success with tools and pairs of tools
+posteriors.py        the evolution `posteriors`: plans tools of uncertain success
+frontier.py          the evolution `frontier`: joins tasks that are mastered
 expedition_batch.py  runs a batch of expeditions in parallel and validates their drafts
 collector.py         gathers the new tasks, in the order of the expeditions
 admission.py         chooses the tasks that enter the pool, if more are found than it takes

@@ -90,12 +90,15 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
 
 
 def _success(group: Group) -> float:
-    return sum(t.reward >= 1.0 for t in group.valid) / len(group.valid) if group.valid else 0.0
+    return _solved(group) / len(group.valid) if group.valid else 0.0
+
+
+def _solved(group: Group) -> int:
+    return sum(trajectory.reward >= 1.0 for trajectory in group.valid)
 
 
 def _line(group: Group) -> str:
-    solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
-    return f"probed: {solved} of {len(group.valid)} episodes of the present policy solved it"
+    return f"probed: {_solved(group)} of {len(group.valid)} episodes of the present policy solved it"
 
 
 def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:
@@ -124,8 +127,8 @@ def _cost(groups: Sequence[Group], kept: set[str]) -> dict[str, Any]:
     return {
         **_played(groups),
         "tokens": sum(len(turn.action_tokens) for trajectory in trajectories for turn in trajectory.turns),
-        "live": sum(0.0 < _success(group) < 1.0 for group in groups) / max(1, len(groups)),
-        "live_kept": sum(0.0 < _success(group) < 1.0 for group in chosen) / max(1, len(chosen)),
+        "live": sum(group.live for group in groups) / max(1, len(groups)),
+        "live_kept": sum(group.live for group in chosen) / max(1, len(chosen)),
         "origins": origins,
     }
 

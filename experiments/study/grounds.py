@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from experiments.study.runs import Settings
 
@@ -64,12 +65,13 @@ ARMS: Mapping[str, tuple[str, Settings]] = {
 }
 
 
-def _table(
-    title: str, ground: str, names: Sequence[str], pairs: Sequence[tuple[str, str]]
-) -> tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]:
+def _table(title: str, ground: str, names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     """Title, arms and differences of a table on a ground."""
-    differences = tuple((f"{ground}-{one}", f"{ground}-{other}") for one, other in pairs)
-    return title, tuple(f"{ground}-{name}" for name in names), differences
+    return {
+        "title": title,
+        "arms": tuple(f"{ground}-{name}" for name in names),
+        "differences": tuple((f"{ground}-{one}", f"{ground}-{other}") for one, other in pairs),
+    }
 
 
 # All but `primary` take the first six seeds; `primary` takes all twelve.
@@ -118,3 +120,4 @@ TABLES = {
     ),
 }
 COUNTS = {"primary": 12}  # seeds of a table by default, where they are not six
+REFERENCES = {"wide-growth": "wide-uniform"}  # budgets are compared with the first arm elsewhere

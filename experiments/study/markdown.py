@@ -21,8 +21,6 @@ _BUDGETS: Mapping[str, str] = {
     "drafts": "drafts examined",
     "evaluation_episodes": "episodes of the final evaluation",
 }
-# Budgets are compared with this arm where a table has it.
-_REFERENCE = "feedback"
 
 _TOOL = "A task counts for the least popular tool of its solution. Tools count alike, whatever their number of tasks."
 _WEAKEST = (
@@ -44,7 +42,7 @@ def render_page(summary: Mapping[str, Any], figures: Sequence[str] = ()) -> str:
         *_part(summary, "weakest_tenth", "The weakest tenth of the tools", _WEAKEST),
         *_part(summary, "worst_tenth", "The worst tenth of the tools", _WORST),
         *_part(summary, "long_tasks", "Long tasks", _LONG),
-        "## What each arm was given\n\nMeans over seeds; in brackets against feedback, where the table has it.",
+        "## What each arm was given\n\n" + _compared_with(summary),
         _budgets(summary),
         *_learning(summary),
         _cross(summary),
@@ -128,9 +126,15 @@ def _differences(summary: Mapping[str, Any], differences: Sequence[Mapping[str, 
     return markdown_table(("paired difference", "points", "95 % interval", "seeds above 0"), rows)
 
 
+def _compared_with(summary: Mapping[str, Any]) -> str:
+    titles = {arm["arm"]: arm["title"] for arm in summary["arms"]}
+    reference = titles.get(summary["reference"])
+    return "Means over seeds." if reference is None else f"Means over seeds; in brackets compared with {reference}."
+
+
 def _budgets(summary: Mapping[str, Any]) -> str:
     arms = {arm["arm"]: arm for arm in summary["arms"]}
-    reference = arms.get(_REFERENCE)
+    reference = arms.get(summary["reference"])
     rows = []
     for name, title in _BUDGETS.items():
         cells = []

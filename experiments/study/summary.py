@@ -66,6 +66,7 @@ def summarise(name: str, table: Table, seeds: Sequence[int], records: Records) -
     return {
         "name": name,
         "title": table.title,
+        "reference": table.reference if table.reference in table.arms else None,
         "split": used[0]["split"],
         "tasks": used[0]["held_out"]["tasks"],
         "steps": sorted({record["steps"] for record in used}),

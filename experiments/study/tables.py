@@ -15,7 +15,7 @@ from experiments.study.runs import Settings, StudyRun
 # The training environment steps of each run, those of both agents together.
 _PREFERENCES: Settings = {"environment_steps": 35_000}
 EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
-LOSS_SEEDS = (201, 202, 203, 204)  # of the table `losses` alone
+LOSS_SEEDS = (201, 202, 203, 204)  # shared with the grounds, whose desks and policies are others
 PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
 PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the tables `coevolving` and `second-agent` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
@@ -26,7 +26,8 @@ DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
 class Table:
     """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
 
-    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`.
+    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`. The page
+    compares budgets with those of the arm `reference`, where it is one of its arms.
     """
 
     title: str
@@ -35,6 +36,7 @@ class Table:
     settings: Settings = dataclasses.field(default_factory=dict)
     seeds: tuple[int, ...] = EVALUATION_SEEDS
     count: int = DEFAULT_SEEDS
+    reference: str = "feedback"
 
 
 TABLES: Mapping[str, Table] = {
@@ -134,6 +136,7 @@ TABLES: Mapping[str, Table] = {
         {"steps": 60},
         LOSS_SEEDS,
         4,
+        reference="grpo",
     ),
     "pretrained": Table(
         "A pretrained language model (SmolLM2-135M-Instruct), shown 136 demonstrations, then co-evolved by imitation",
@@ -141,6 +144,7 @@ TABLES: Mapping[str, Table] = {
         (("pretrained-feedback", "pretrained-static"),),
         seeds=PRETRAINED_SEEDS,
         count=2,
+        reference="pretrained-static",
     ),
     "coevolving": Table(
         "Learning from preferences against GRPO, in as many environment steps",
@@ -157,7 +161,12 @@ TABLES: Mapping[str, Table] = {
         PREFERENCE_SEEDS,
     ),
     **{
-        name: Table(*table, seeds=grounds.SEEDS, count=grounds.COUNTS.get(name, DEFAULT_SEEDS))
+        name: Table(
+            **table,
+            seeds=grounds.SEEDS,
+            count=grounds.COUNTS.get(name, DEFAULT_SEEDS),
+            reference=grounds.REFERENCES.get(name, table["arms"][0]),
+        )
         for name, table in grounds.TABLES.items()
     },
     "second-agent": Table(

@@ -51,7 +51,9 @@ def test_all_arms_play_as_many_episodes_probes_included():
         assert episodes == (12_800 if arm in more else 10_240), arm
 
 
-def test_the_seeds_of_the_grounds_are_of_no_other_table_of_the_desk():
+def test_the_seeds_of_the_grounds_are_of_no_other_table_but_the_one_of_losses():
+    others = {seed for name, table in TABLES.items() if name not in {*grounds.TABLES, "losses"} for seed in table.seeds}
+    assert not others & set(grounds.SEEDS)
     assert grounds.SEEDS == (201, 202, 203, 204, 205, 206, 207, 208, 209, 210, 211, 212)
     assert {table.seeds for name, table in TABLES.items() if name in grounds.TABLES} == {grounds.SEEDS}
     for name in grounds.TABLES:
@@ -137,11 +139,15 @@ def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"learner.routes": "compared"}, "synthesis.prefix_replay is True, but learner.routes is 'compared'"),
+        (
+            {"evolve": "frontier", "learner.routes": "compared"},
+            "synthesis.prefix_replay is True, but learner.routes is 'compared'",
+        ),
+        ({"evolve": "posteriors"}, "synthesis.prefix_replay is True, but evolve is 'posteriors'; only frontier finds"),
         ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft'; only coevolve replays prefixes"),
     ],
 )
-def test_prefixes_are_replayed_only_where_they_can_be_left_out(settings, reason):
+def test_prefixes_are_replayed_only_where_there_are_some_and_they_can_be_left_out(settings, reason):
     given = {"synthesis.prefix_replay": True, **settings}
     with pytest.raises(ValueError, match=reason):
         check(resolve(configuration_of(given), given))

@@ -1,5 +1,7 @@
 """The study's summaries, pages and pictures, from records made by hand."""
 
+import dataclasses
+
 import pytest
 from study_records import PAIR, known, record, stepless
 
@@ -159,6 +161,17 @@ def test_a_table_is_made_of_the_seeds_that_every_arm_has_finished():
     assert "| duplicate of task | 0.0 | 2.0 |" in page
     assert "left out: seeds 3" in page
     assert "![success](pair/success.png)" in page
+
+
+def test_budgets_are_compared_with_the_tables_own_reference():
+    table = Table("A ground", ("wide-uniform", "wide-feedback"), (), reference="wide-uniform")
+    records = known(record("wide-uniform", 1, 0.25), record("wide-feedback", 1, 0.5, origins=("rare",) * 3))
+    page = render_page(summarise("one", table, (1,), records))
+    assert "in brackets compared with uniform exploration (the probe's control)." in page
+    assert "| tasks added | 2 | 3 (+50 %) |" in page
+    without = render_page(summarise("one", dataclasses.replace(table, reference="feedback"), (1,), records))
+    assert "Means over seeds.\n" in without
+    assert "in brackets compared" not in without
 
 
 def test_runs_that_cannot_be_compared_make_no_table_or_one_that_says_so():

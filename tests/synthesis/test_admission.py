@@ -129,6 +129,17 @@ def test_what_a_probe_cost_is_told_by_origin_and_a_candidate_that_was_lost_has_n
     assert [draft["predicted"]["probe"] for draft in made.drafts] == [None, 1.0]
 
 
+def test_a_group_is_live_where_its_rewards_differ_though_nothing_was_solved() -> None:
+    one = group(0, 0)
+    partial = (dataclasses.replace(one.trajectories[0], reward=0.6), *one.trajectories[1:])
+    groups = [Group(one.task, partial), group(1, 0)]
+    draft = {"verdict": {"status": "accepted", "evidence": [], "difficulty": None}, "predicted": {}}
+    drafts = tuple({**draft, "task": each.task.id} for each in groups)
+    found = Synthesis(tuple(each.task for each in groups), drafts, {"drafts": 2, "accepted": 2, "discarded": 0})
+    probe = admit(found, groups, [one.task]).probe
+    assert (probe["live"], probe["live_kept"]) == (0.5, 1.0)
+
+
 def test_without_a_probe_everything_is_admitted() -> None:
     assert ADMISSIONS["all"]() is None
     assert (ADMISSIONS["probe"]().candidates, ADMISSIONS["probe"]().attempts) == (10, 8)
