@@ -58,4 +58,6 @@ def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(run
     assert lines(tmp_path / "parts" / "memory.jsonl") == lines(tmp_path / "whole" / "memory.jsonl")
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert config["code"]["evolve"]["settings"] == {"contenders": 8, "floor": 0.3, "strength": 2.0}
-    assert config["code"]["synthesis.admit"]["settings"] == {"candidates": 3, "attempts": 4, "unselected": 0.5}
+    assert config["code"]["synthesis.admit"]["settings"] == {
+        "candidates": 3, "attempts": 4, "unselected": 0.5, "prefer": "learnable",
+    }  # fmt: skip

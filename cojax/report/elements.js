@@ -19,7 +19,7 @@ const h = (name, attributes, ...children) => fill(document.createElement(name), 
 const s = (name, attributes, ...children) => fill(document.createElementNS(SVG, name), attributes, children);
 
 // Only names that the style sheet knows become colours.
-const NAMED = new Set(["forgetting", "boundary", "rare", "trajectory", "uniform", "unguided", "seed", "accepted", "retained", "discarded"]);
+const NAMED = new Set(["forgetting", "boundary", "rare", "trajectory", "posterior", "frontier", "uniform", "unguided", "seed", "accepted", "retained", "discarded"]);
 // Kinds of signal from outside bring a colour, which Python has looked at.
 const COLOURS = new Map();
 const tone = (name) => (NAMED.has(name) ? `var(--${name})` : COLOURS.get(name) || "var(--faint)");

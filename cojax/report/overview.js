@@ -1,5 +1,9 @@
 // The page from its top down to the charts: what happened, in figures.
-const everyOrigin = () => ["seed", "unguided", "uniform", "trajectory", ...KINDS];
+// Origins of tasks in a fixed order, and then those of evolutions from outside.
+const inOrder = (origins) => {
+  const found = new Set(origins), ours = ["seed", "unguided", "uniform", "trajectory", "posterior", "frontier", ...KINDS];
+  return [...ours.filter((name) => found.has(name)), ...[...found].filter((name) => !ours.includes(name)).sort()];
+};
 const STATUSES = ["accepted", "retained", "discarded"];
 const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--pink)", feedback: "var(--forgetting)",
   evaluation: "var(--rare)", checkpoint: "var(--unguided)", "everything else": "var(--discarded)"};
@@ -101,13 +105,13 @@ function evolution({evolutions, pool, totals, helped}) {
   const steps = evolutions.map((one) => (one.open ? `${one.step}*` : one.step));
   const closed = evolutions.filter((one) => !one.open);
   const bars = (records, field, names) => names.map((name) => ({name, color: tone(name), kind: "bar", legend: true, values: records.map((one) => (one[field] || {})[name] || 0)})).filter((one) => sum(one.values) > 0);
-  const origins = everyOrigin().filter((name) => pool.origins[name]);
+  const origins = inOrder(Object.keys(pool.origins));
   return section("evolution", "Co-evolution", "Where the policy is weak, signals are raised; the explorer goes back there; what survives validation joins the pool.",
     h("div", {class: "grid"},
       card("Signals", `raised since the last evolution, by kind${evolutions.some((one) => one.open) ? " (* = not yet explored)" : ""}`, chart({x: steps, unit: "evolution at step", format: whole, series: bars(evolutions, "signals", KINDS)})),
       card("Pool", "tasks by origin, after each step", chart({x: pool.step, format: whole, marks: closed.map((one) => one.step), series: origins.map((name) => ({name, color: tone(name), kind: "area", legend: true, values: pool.origins[name]}))})),
       card("Verdicts", "what validation made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
-      card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", everyOrigin())})),
+      card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", inOrder(closed.flatMap((one) => Object.keys(one.added || {}))))})),
       card("Where the time went", null, split(timeParts(totals.seconds), duration)),
       card("How episodes ended", "errors of the environment or the engine never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replaceAll("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),
     helped.length > 0 && h("div", {class: "card", css: {"margin-top": "16px"}}, h("h3", {}, "Did the tasks get learned?"),
@@ -122,7 +126,8 @@ function timeParts(seconds) {
 }
 
 function didHelp(helped) {
-  const rows = [...helped].sort((a, b) => everyOrigin().indexOf(a.origin) - everyOrigin().indexOf(b.origin));
+  const origins = inOrder(helped.map((one) => one.origin));
+  const rows = [...helped].sort((a, b) => origins.indexOf(a.origin) - origins.indexOf(b.origin));
   const small = innerWidth < 700;
   const W = small ? 380 : 760, line = 30, left = small ? 120 : 190, right = small ? 64 : 90, at = (share) => left + share * (W - left - right);
   const svg = s("svg", {viewBox: `0 0 ${W} ${rows.length * line + 24}`, role: "img", "aria-label": "success at first and last visit by origin"});

@@ -4,7 +4,7 @@ function taskSection(data, episodes, go) {
   const byId = new Map(tasks.map((task) => [task.id, task])), kept = remembered("tasks", {origin: ""});
   const detail = h("div", {class: "card detail"}, h("p", {class: "empty"}, "Choose a task to see why it exists."));
   const status = h("span", {class: "small faint"});
-  const origins = everyOrigin().filter((origin) => tasks.some((task) => task.origin === origin));
+  const origins = inOrder(tasks.map((task) => task.origin));
   const chips = ["", ...origins].map((name) => h("button", {type: "button", "aria-pressed": String(name === kept.origin), onclick: () => {
     kept.origin = name;
     chips.forEach((chip, index) => chip.setAttribute("aria-pressed", String(["", ...origins][index] === name)));

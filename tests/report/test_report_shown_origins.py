@@ -1,0 +1,47 @@
+"""The page shows tasks of every origin, also those of evolutions from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_report import CHILD, SEED, data_of, metrics
+
+from cojax.pool import task_record
+from cojax.report import write_report
+from cojax.storage.files import Log, write_json
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: Path) -> None:
+    run = tmp_path / "desk"
+    write_json(run / "config.json", {"config": {"steps": 5}})
+    origins = ("dreams", "frontier", "posterior", "boundary")
+    counts = {"drafts": 4, "accepted": 4, "retained": 0, "discarded": 0}
+    evolution = {**counts, "added": dict.fromkeys(origins, 1)}
+    Log(run / "metrics.jsonl").append([metrics(1), metrics(4, evolution=evolution)])
+    tasks = [SEED, *(dataclasses.replace(CHILD, query=f"{name} task", origin=name) for name in origins)]
+    Log(run / "tasks.jsonl").append(task_record(task) for task in tasks)
+    page = write_report(run).read_text()
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    (tmp_path / "page.js").write_text(script)
+    (tmp_path / "data.json").write_text(json.dumps(data_of(page)))
+    shown = subprocess.run(
+        ["node", Path(__file__).with_name("page_dom.js"), tmp_path / "page.js", tmp_path / "data.json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    text = " ".join(shown.split())
+    assert "all posterior frontier boundary dreams save as CSV" in text  # the filters of the table
+    for title in (
+        "Pool tasks by origin",
+        "New tasks accepted at each evolution, by origin",
+    ):  # the legends of the charts
+        assert "posterior frontier boundary dreams" in text.split(title, 1)[1][:200]
