@@ -39,7 +39,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "SIGNALS", "Guidance", "SignalKind", "Visit", "above", "distinguishing_tools", "focus", "tools_called",
         "tools_of",
     ),
-    "cojax.synthesis": ("EVOLUTIONS", "SELECTIONS", "EvolutionInputs", "Expedition", "initial_tasks"),
+    "cojax.synthesis": (
+        "ADMISSIONS", "EVOLUTIONS", "SELECTIONS", "Admission", "EvolutionInputs", "Expedition", "initial_tasks",
+    ),
+    "cojax.synthesis.beliefs": ("Posterior",),
     "cojax.explorer": ("Exploration", "Explorer", "Metered"),
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
     "cojax.policy.config": ("ModelConfig",),

@@ -119,9 +119,7 @@ def test_without_suites_it_is_the_desk_of_the_demo():
     demonstrations = [
         [action.calls[0].name for action in actions] for _, actions in today.demonstrations(50, 21, (0.1, 0.85))
     ]
-    assert content_hash(demonstrations) == content_hash(
-        [[action.calls[0].name for action in actions] for _, actions in demonstrator.demonstrations(50, 21)]
-    )
+    assert content_hash(demonstrations) == "4dc246ecc9708ef7"
 
 
 def test_a_steep_demonstrator_makes_its_mistakes_in_the_least_popular_skills_alone():

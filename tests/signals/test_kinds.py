@@ -9,6 +9,7 @@ from cojax import signals
 from cojax.explorer.guidance import context_of
 from cojax.explorer.scripted.explorer import ScriptedExplorer
 from cojax.signals import SIGNALS, Guidance, Visit, above, check
+from cojax.synthesis import MEMORIES
 from cojax.types import Signal
 
 A = task("a")
@@ -52,6 +53,14 @@ def test_a_kind_from_outside_is_whole() -> None:
     with pytest.raises(ValueError, match="no guidance for contexts of kind 'rare'; expected one of slow, trajectory"):
         explorer.reflect(of_group, "rare", found[0])
     assert signals.kind_names({"slow": kind, "rare": kind}) == ["boundary", "forgetting", "rare", "slow"]
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_no_signal_has_the_name_of_a_memory(memory):
+    taken = Slow()
+    taken.name = memory
+    with pytest.raises(ValueError, match=f"its name is '{memory}'; expected a word in small letters other than"):
+        check(taken)
 
 
 @pytest.mark.parametrize(
