@@ -9,6 +9,8 @@ launch.py      starts one run, pinned to a core, that ends with the study
 schedule.py    runs in order, several at a time; two of them never train the same warm start at once
 record.py      a finished run → its record, which holds all that tables and figures need
 machines.py    what of a machine decides a run's bits
+comparison.py  how a record differs from a configuration, and from another record
+shape.py       refuses a record that lacks a part, or has one of another type
 stored.py      records in OUT/runs, one compressed file an arm
 tasks.py       a run's tasks as numbers: position in a plane, similarity to evaluation tasks, length, tool
 failures.py    what the agents of preference methods failed at, and which pairs they learned from
@@ -22,5 +24,6 @@ figures.py     records → pictures
 panels.py      parts of several pictures
 composition.py a command: are long tasks failed for their skills, or for composing them?
 rounding.py    a command: how much of a result is rounding?
+command.py     what the commands share
 __main__.py    the command
 """

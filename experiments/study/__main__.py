@@ -11,10 +11,8 @@ unfinished one goes on from its checkpoint. Writes OUT/NAME.json, OUT/NAME.md an
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -22,65 +20,54 @@ from pathlib import Path
 from typing import Any
 
 from cojax.report.console import CONSOLE, duration
-from cojax.storage.files import StorageError, read_json, write_json, write_text
+from cojax.storage.files import read_json, write_json, write_text
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments import compatibility, presets
-from experiments.checks import check
 from experiments.command_line import CommandLineParser
-from experiments.settings import spelled_out
 from experiments.study import figures, schedule, stored, tables
 from experiments.study.cells import percent
+from experiments.study.command import check_deadline, check_settings, settings_of, stoppable
 from experiments.study.comparison import differing_parts, mismatch
 from experiments.study.launch import THREADS
 from experiments.study.machines import differing_facts, threads_of, with_stored_threads
 from experiments.study.markdown import render_page
-from experiments.study.record import NotFinished, Record, record_or_reason
-from experiments.study.runs import StudyRun, configuration_of
+from experiments.study.record import Record, record_or_reason
+from experiments.study.runs import StudyRun
 from experiments.study.summary import Records, complete_seeds, summarise
 from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Table
 
 _ALL = "all"
 # Records that are part of the repository.
 KEPT = schedule.ROOT / "results"
-EXPECTED = (ValueError, KeyError, TypeError, OSError, NotFinished, RunDirectoryError, StorageError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a run failed or differs from its stored record; 2 for wrong settings; 130 when stopped."""
-    parser = _parser()
-    given, rest = parser.parse_known_args(arguments)
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, lambda *received: stop.set())
-        further = settings_of(rest)
-        if not given.deadline > 0:
-            raise ValueError(f"--deadline={given.deadline:g}; expected seconds above 0")
-        if given.again and further:
-            raise ValueError("--again takes its settings from the stored record; leave --config.… out")
-        folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
-        cores = schedule.available_cores(given.jobs)
-        plans = [] if given.again else plan_tables(given, further)
-        with lock_folder(folder, "--runs"):
-            if given.again:
-                return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
-            out = given.out or folder / "results"
-            if out.resolve() == folder.resolve():
-                raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
-            with lock_folder(out, "--out"):
-                for name, _, jobs in plans:
-                    expect_no_larger(out, name, jobs)
-                for name, table, jobs in plans:
-                    if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
-                        return status
-                return 0
-    except EXPECTED as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    given, rest = _parser().parse_known_args(arguments)
+    return stoppable(lambda stop: _carry_out(given, rest, stop))
+
+
+def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.Event) -> int:
+    """Does what the flags say. Raises an error that `stoppable` tells."""
+    further = settings_of(rest)
+    check_deadline(given.deadline)
+    if given.again and further:
+        raise ValueError("--again takes its settings from the stored record; leave --config.… out")
+    folder = given.runs or Path("runs/study-development" if given.development else "runs/study")
+    cores = schedule.available_cores(given.jobs)
+    plans = [] if given.again else plan_tables(given, further)
+    with lock_folder(folder, "--runs"):
+        if given.again:
+            return again(given.again, given.out or KEPT, folder, cores[0], given.deadline, stop)
+        out = given.out or folder / "results"
+        if out.resolve() == folder.resolve():
+            raise ValueError(f"--runs and --out are one folder, {out}; choose another --out")
+        with lock_folder(out, "--out"):
+            for name, _, jobs in plans:
+                expect_no_larger(out, name, jobs)
+            for name, table, jobs in plans:
+                if status := study(name, table, jobs, folder, out, cores, given.deadline, stop):
+                    return status
+            return 0
 
 
 def _parser() -> CommandLineParser:
@@ -115,14 +102,6 @@ def plan_tables(given: argparse.Namespace, further: Mapping[str, Any]) -> list[t
     return plans
 
 
-def check_settings(jobs: Sequence[StudyRun]) -> None:
-    """Raises ValueError, KeyError or TypeError for a wrong setting of a run: it is an error before anything runs."""
-    for job in jobs:
-        job.config  # noqa: B018  raises for an unknown setting and for a wrong value
-    for settings in {job.arm: job.settings for job in jobs}.values():
-        check(presets.resolve(configuration_of(settings), settings))
-
-
 def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
     """Raises ValueError where OUT/NAME.json holds a table of more seeds than these runs have, or of another split."""
     path = out / f"{name}.json"
@@ -139,21 +118,6 @@ def expect_no_larger(out: Path, name: str, jobs: Sequence[StudyRun]) -> None:
             f"{path} holds a table of {seeds} seeds on the split {split!r}, which one of {count} seeds on the split "
             f"{own!r} would replace; choose another --out" + (f", or --seeds={seeds}" if split == own else "")
         )
-
-
-def settings_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """--config.KEY=VALUE → settings. Raises ValueError for another argument."""
-    found = {}
-    for argument in arguments:
-        name, is_one, value = compatibility.flag_in_todays_name(spelled_out(argument)).partition("=")
-        setting = name.removeprefix("--config.")
-        if not (name.startswith("--config.") and is_one):
-            raise ValueError(f"unexpected argument {argument!r}; settings of all arms are given as --config.KEY=VALUE")
-        try:
-            found[setting] = ast.literal_eval(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested too deep
-            found[setting] = value
-    return found
 
 
 def seeds_of(given: argparse.Namespace, table: Table) -> Sequence[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import signal
 import statistics
 import sys
 import threading
@@ -18,35 +17,29 @@ from typing import Any
 
 from cojax.report.console import CONSOLE, duration
 from cojax.storage.files import write_json
-from cojax.storage.run_directory import lock_folder
+from cojax.storage.folder_lock import lock_folder
 from experiments.command_line import CommandLineParser
 from experiments.study import schedule, tables
-from experiments.study.__main__ import EXPECTED, check_settings, settings_of
 from experiments.study.arms import ARMS
 from experiments.study.cells import percent
+from experiments.study.command import check_deadline, check_settings, settings_of, stoppable
 from experiments.study.record import record_or_reason
 from experiments.study.runs import StudyRun
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a run failed; 2 for wrong settings; 130 when stopped."""
-    parser = _parser()
-    given, rest = parser.parse_known_args(arguments)
-    stop = threading.Event()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in before:
-            signal.signal(number, lambda *received: stop.set())
-        runs = copies(given.arm, given.seed, given.copies, settings_of(rest))
-        cores = schedule.available_cores(given.jobs)
-        with lock_folder(given.runs, "--runs"):
-            return measure(runs, given.runs, cores, given.deadline, stop)
-    except EXPECTED as error:
-        print(f"error: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
-        return 2
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    given, rest = _parser().parse_known_args(arguments)
+    return stoppable(lambda stop: _carry_out(given, rest, stop))
+
+
+def _carry_out(given: argparse.Namespace, rest: Sequence[str], stop: threading.Event) -> int:
+    """Does what the flags say. Raises an error that `stoppable` tells."""
+    check_deadline(given.deadline)
+    runs = copies(given.arm, given.seed, given.copies, settings_of(rest))
+    cores = schedule.available_cores(given.jobs)
+    with lock_folder(given.runs, "--runs"):
+        return measure(runs, given.runs, cores, given.deadline, stop)
 
 
 def _parser() -> CommandLineParser:

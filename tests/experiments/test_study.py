@@ -19,8 +19,9 @@ from cojax.types import Signal
 from experiments import desk_smollm2
 from experiments.checks import check
 from experiments.study import stored
-from experiments.study.__main__ import _parser, main, plan_tables, select_arms, settings_of
+from experiments.study.__main__ import _parser, main, plan_tables, select_arms
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
+from experiments.study.command import settings_of
 from experiments.study.panels import colours
 from experiments.study.runs import changes, configuration_of
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference

@@ -31,6 +31,7 @@ def test_the_spread_is_over_runs():
     ("arguments", "why"),
     [
         (["--seed=201"], "--seed=201 is no development seed; expected one of 21, 22, 23, 24, 25, 26"),
+        (["--deadline=0"], "--deadline=0; expected seconds above 0"),
         (["--copies=0"], "--copies=0; expected at least 1 perturbed run beside the run itself"),
         (["--config.nosuch=1"], "nosuch is not a setting; python -m experiments.reference lists them all"),
     ],
