@@ -100,6 +100,8 @@ def _of_last_visit(episodes: Sequence[str], find: Callable[[str], Trajectory]) -
 
 
 def _mastered(trajectory: Trajectory, inputs: EvolutionInputs, share: float) -> bool:
+    """Whether `share` of the task's last visit solved it, where a reward of one half or more counts as solved, as for
+    signals; beliefs and admission count rewards of 1 alone."""
     if replayed(trajectory) or not (visits := inputs.visits.get(trajectory.task.id)):
         return False
     played = visits[-1].solved + visits[-1].failed
