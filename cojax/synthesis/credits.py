@@ -31,7 +31,7 @@ from cojax.synthesis.beliefs import (
     no_evidence,
     solution_tools,
 )
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, partly_uniform, reflect_on
 from cojax.synthesis.selection import in_groups
 from cojax.types import Group, Signal
 
@@ -106,15 +106,15 @@ def credited(
         focus = [tool for tool in signal.focus if tool != inputs.explorer.ending and (known is None or tool in known)]
         if not focus or not all(posterior.masters(tool, mastered, episodes) for tool in focus):
             left.append((signal, focus))
-    setups = iter(inputs.setups())
-    for _ in range(inputs.contexts):
-        if rng.random() < floor or not left:
-            if setup := next(setups, None):
-                yield Expedition(setup, "uniform")
-            continue
+
+    def guided() -> Expedition | None:
+        if not left:
+            return None
         weights = [credit(credits, signal.kind, focus, strength) for signal, focus in left]
         [index] = rng.choices(range(len(left)), weights)
         signal, _ = left.pop(index)
         trajectory = inputs.find(signal.episode)
         reflect = reflect_on(trajectory, signal.kind, signal)
-        yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+        return Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
+
+    yield from partly_uniform(inputs, floor, rng, guided)

@@ -142,12 +142,37 @@ def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
+def partly_uniform(
+    inputs: EvolutionInputs, floor: float, rng: random.Random, guided: Callable[[], Expedition | None]
+) -> Iterator[Expedition]:
+    """As many expeditions as `contexts`: the share `floor` is as in `uniform`, the others are made by `guided`.
+
+    An expedition that `guided` makes None of is as in `uniform` too. It is left out if no setup is left.
+    """
+    setups = iter(inputs.setups())
+    for _ in range(inputs.contexts):
+        # The order of draws from `rng` decides results: one for the share, then those of `guided`.
+        if rng.random() >= floor and (expedition := guided()):
+            yield expedition
+        elif setup := next(setups, None):
+            yield Expedition(setup, "uniform")
+
+
 def reflect_on(
     trajectory: Trajectory, kind: Origin, signal: Signal | None, plan: Sequence[str] = ()
 ) -> Callable[[Explorer], ExplorationContext]:
     """Makes the context of an expedition around the trajectory, of that kind, when it starts. `plan` is as in
     ExplorationContext."""
     return lambda explorer: dataclasses.replace(explorer.reflect(trajectory, kind, signal), plan=tuple(plan))
+
+
+def offered_tools(environment: Environment, task: Task) -> list[str]:
+    """The tools that an episode of the task offers."""
+    episode = ask(environment.start, task)
+    try:
+        return [entry["function"]["name"] for entry in ask(episode.tools)]
+    finally:
+        episode.close()
 
 
 def sample_setups(environment: Environment, split: str, count: int, seed: tuple) -> tuple[Task, ...]:

@@ -12,8 +12,7 @@ from cojax.prefixes import ORIGIN, replayed
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import step_of, task_of
 from cojax.signals.tools import tools_of
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
-from cojax.synthesis.posteriors import offered_tools
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, offered_tools, partly_uniform, reflect_on
 from cojax.synthesis.selection import in_groups
 from cojax.types import Signal, Task, Trajectory
 
@@ -43,19 +42,19 @@ def frontier(
         for episodes in in_groups(inputs.episodes, task_of, rng)[: _READ * inputs.contexts]
         if (trajectory := _of_last_visit(episodes, inputs.find)) and _mastered(trajectory, inputs, mastered)
     ]
-    setups = iter(inputs.setups())
     partners = _Partners(inputs.environment, known, inputs.explorer.ending, longest)
-    for _ in range(inputs.contexts):
-        pair = None if rng.random() < floor or not known else partners.draw(rng)
+
+    def guided() -> Expedition | None:
+        pair = partners.draw(rng)
         if pair is None:
-            if setup := next(setups, None):
-                yield Expedition(setup, "uniform")
-            continue
+            return None
         first, second = pair
         evidence = f"mastered, as is {second.task.query!r}"
         plan = (*partners.tools(first.task), *partners.tools(second.task))
         signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
-        yield Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, ORIGIN, signal, plan))
+        return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, ORIGIN, signal, plan))
+
+    yield from partly_uniform(inputs, floor, rng, guided)
 
 
 class _Partners:

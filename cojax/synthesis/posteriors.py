@@ -7,11 +7,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from cojax.environment import Environment, ask
 from cojax.registry.annotations import Range
 from cojax.synthesis.beliefs import Posterior, Strength, neighbours_in
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on
-from cojax.types import Signal, Task, Trajectory
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, offered_tools, partly_uniform, reflect_on
+from cojax.types import Signal, Trajectory
 
 Count = Annotated[int, Range(1)]
 Share = Annotated[float, Range(0.0, 1.0)]
@@ -47,17 +46,18 @@ def posteriors(
         for trajectory in itertools.islice(inputs.trajectories(rng), _PARENTS * inputs.contexts)
         if (offered := [tool for tool in offered_tools(environment, trajectory.task) if tool != ending])
     ]
-    setups = iter(inputs.setups())
-    for _ in range(inputs.contexts):
-        if rng.random() < floor or not parents:
-            if setup := next(setups, None):
-                yield Expedition(setup, "uniform")
-            continue
+
+    def guided() -> Expedition | None:
+        if not parents:
+            return None
         drawn = [_contender(posterior, parents, int(bool(ending)), rng) for _ in range(contenders)]
         p, trajectory, plan = max(drawn, key=lambda contender: contender[0] * (1.0 - contender[0]))
         evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
         signal = Signal(ORIGIN, trajectory.task.id, trajectory.episode, evidence, plan)
-        yield Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect_on(trajectory, ORIGIN, signal, plan))
+        reflect = reflect_on(trajectory, ORIGIN, signal, plan)
+        return Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect)
+
+    yield from partly_uniform(inputs, floor, rng, guided)
 
 
 def _contender(
@@ -71,12 +71,3 @@ def _contender(
     plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
     belief = posterior.pair(*plan, len(plan) + ends) if len(plan) == 2 else posterior.single(*plan)
     return rng.betavariate(*belief), trajectory, plan
-
-
-def offered_tools(environment: Environment, task: Task) -> list[str]:
-    """The tools that an episode of the task offers."""
-    episode = ask(environment.start, task)
-    try:
-        return [entry["function"]["name"] for entry in ask(episode.tools)]
-    finally:
-        episode.close()
