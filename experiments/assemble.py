@@ -31,7 +31,7 @@ from cojax.policy.parameters import leaf_of, parameters
 from cojax.policy.sharding import SAMPLING, copies
 from cojax.policy.transformer import Params
 from cojax.preference.rounds import Rounds
-from cojax.prefixes import PrefixLengths
+from cojax.prefix_replay import PrefixLengths
 from cojax.registry import find
 from cojax.report.console import bar
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat

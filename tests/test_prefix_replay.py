@@ -6,7 +6,7 @@ import pytest
 import environments
 from cojax.environment import play
 from cojax.learner.batch import sampled_mask
-from cojax.prefixes import PrefixLengths, prefix, replayed
+from cojax.prefix_replay import PrefixLengths, prefix, replayed
 from cojax.rollout.chat import Chat, PolicyActor, PolicyActors, no_document
 from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.vocabulary import word_tokenizer

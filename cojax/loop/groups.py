@@ -10,7 +10,7 @@ from typing import Any
 from cojax.curriculum import task_weight
 from cojax.host.background import in_background
 from cojax.loop import Loop, State
-from cojax.prefixes import prefix
+from cojax.prefix_replay import prefix
 from cojax.rollout.chat import PolicyActors
 from cojax.rollout.collect import EpisodeCollector
 from cojax.types import Group, Signal, Task

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from cojax.environment import Charted, Environment, EnvironmentFailure
-from cojax.prefixes import replayed
+from cojax.prefix_replay import replayed
 from cojax.registry.annotations import Range
 from cojax.signals.tools import tools_of
 from cojax.types import Action, Group, Signal, Task, TaskDraft

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
 from cojax.environment import Environment
-from cojax.prefixes import ORIGIN, replayed
+from cojax.prefix_replay import ORIGIN, replayed
 from cojax.registry.annotations import Range
 from cojax.signals.kinds import step_of, task_of
 from cojax.signals.tools import tools_of

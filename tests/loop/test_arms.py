@@ -19,7 +19,7 @@ from cojax.loop.groups import probe_tasks
 from cojax.loop.records import save
 from cojax.metrics import Stopwatch
 from cojax.pool import TaskPool
-from cojax.prefixes import PrefixLengths, replayed
+from cojax.prefix_replay import PrefixLengths, replayed
 from cojax.rollout.chat import Chat, no_document
 from cojax.rollout.collect import Limits
 from cojax.rollout.engine import Completion, Sampling

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 from test_posteriors import DESK, EPISODES, EXPLORER, inputs
 
-from cojax.prefixes import ORIGIN
+from cojax.prefix_replay import ORIGIN
 from cojax.signals import Visit
 from cojax.synthesis import EVOLUTIONS, reads, synthesize
 from cojax.synthesis.frontier import feeding
