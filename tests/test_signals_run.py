@@ -49,7 +49,7 @@ def test_posteriors_with_a_probe_add_tasks_and_go_on_where_they_were_stopped(run
     for line in lines(tmp_path / "whole" / "memory.jsonl"):
         memory |= line["changes"].get("beliefs", {})
     assert memory["steps"] == 4
-    assert 0.0 < Posterior({"discount": 0.98, **memory}).tool("finish") < 1.0
+    assert 0.0 < Posterior({"discount": 0.98, **memory}).tool_mean("finish") < 1.0
     # A run that ended earlier and is extended finds the same tasks.
     assert runs(tmp_path / "parts", *ARM, "steps=2").returncode == 0
     done = runs(tmp_path / "parts", *ARM, "steps=4")

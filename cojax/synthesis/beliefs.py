@@ -12,6 +12,10 @@ the policy changes:
 where p_t is the mean of the belief about one tool alone. A tool borrows: its prior mean is half of its neighbours' rate
 of success, plus 1/4; without any it is 1/2. The success predicted for a task is the mean of the beliefs about the pairs
 of its tools.
+
+Discounted counts beside a prior that is not discounted are the Beta-Bernoulli posterior of discounted Thompson sampling
+(Raj and Kalyani, arXiv 1707.09727; for prompts MoPPS, arXiv 2507.04632). What a belief is about, the prior means and
+the prediction are ours.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ Discount = Annotated[float, Range(0.0, 1.0, low_open=True)]
 # How many episodes a prior counts as: with a far greater or smaller one no draw from a belief is possible.
 Strength = Annotated[float, Range(1e-3, 1e6)]
 Evidence = tuple[float, float]  # successes and failures, discounted
+BetaParameters = tuple[float, float]  # α and β of a Beta distribution, both above 0
 
 
 def no_evidence(discount: float) -> dict[str, Any]:
@@ -116,6 +121,11 @@ def _discounted(entry: Sequence[float] | None, now: int, discount: float) -> Evi
     return share * solved, share * failed
 
 
+def _mean(belief: BetaParameters) -> float:
+    alpha, beta = belief
+    return alpha / (alpha + beta)
+
+
 @dataclasses.dataclass(frozen=True)
 class Posterior:
     """The beliefs at one moment, from the memory of `Beliefs`.
@@ -127,24 +137,23 @@ class Posterior:
     neighbours: Callable[[str], Iterable[str]] = lambda tool: ()
     strength: float = 2.0
 
-    def tool(self, tool: str) -> float:
+    def tool_mean(self, tool: str) -> float:
         """The mean of the belief about tasks that need the tool."""
-        solved, failed = self.single(tool)
-        return solved / (solved + failed)
+        return _mean(self.tool_belief(tool))
 
-    def single(self, tool: str) -> Evidence:
-        """(α, β) of the belief about tasks that need the tool, both above 0."""
+    def tool_belief(self, tool: str) -> BetaParameters:
+        """The belief about tasks that need the tool."""
         solved, failed = evidence(self.memory, tool_key(tool))
         mean = self._borrowed(tool)
         return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
-    def pair(self, one: str, other: str, length: int) -> Evidence:
-        """(α, β) of the belief about tasks that need both tools, with solutions of `length` actions, both above 0."""
+    def pair_belief(self, one: str, other: str, length: int) -> BetaParameters:
+        """The belief about tasks that need both tools, with solutions of `length` actions."""
         solved, failed = evidence(self.memory, pair_key(one, other, length))
-        mean = self.tool(one) * self.tool(other)
+        mean = self.tool_mean(one) * self.tool_mean(other)
         return self.strength * mean + solved, self.strength * (1.0 - mean) + failed
 
-    def task(self, solution: Sequence[Action], ending: str = "") -> float | None:
+    def task_mean(self, solution: Sequence[Action], ending: str = "") -> float | None:
         """The success believed of a task with this solution, in (0, 1); None if it calls no tool but `ending`.
 
         That is the mean, over the pairs of its tools without `ending`, of the means of their beliefs at its length. For
@@ -152,9 +161,9 @@ class Posterior:
         """
         tools = [tool for tool in _tools(solution) if tool != ending]
         if len(tools) < 2:
-            return self.tool(tools[0]) if tools else None
-        beliefs = [self.pair(one, other, len(solution)) for one, other in itertools.combinations(tools, 2)]
-        return sum(solved / (solved + failed) for solved, failed in beliefs) / len(beliefs)
+            return self.tool_mean(tools[0]) if tools else None
+        beliefs = [self.pair_belief(one, other, len(solution)) for one, other in itertools.combinations(tools, 2)]
+        return sum(map(_mean, beliefs)) / len(beliefs)
 
     def known(self, tool: str) -> float:
         """How many episodes the belief about the tool rests on, discounted."""
@@ -162,7 +171,7 @@ class Posterior:
 
     def masters(self, tool: str, mean: float, episodes: float) -> bool:
         """Whether the belief about the tool has at least this mean and rests on so many episodes, discounted."""
-        return self.known(tool) >= episodes and self.tool(tool) >= mean
+        return self.known(tool) >= episodes and self.tool_mean(tool) >= mean
 
     def _borrowed(self, tool: str) -> float:
         """The prior mean of a tool, between 1/4 and 3/4: its neighbours' rate of success counts as two episodes beside
@@ -200,7 +209,7 @@ def predictor(memory: Mapping[str, Any], environment: Environment, ending: str) 
         if oversize(draft.solution):
             return None
         try:
-            return posterior.task(draft.solution, ending)
+            return posterior.task_mean(draft.solution, ending)
         except EnvironmentFailure:
             return None
 

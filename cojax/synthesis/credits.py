@@ -9,6 +9,9 @@ it led to,
 
 with counts that are discounted as in beliefs.py. A task counts for the kind that it came from, and for each tool of its
 solution. So a kind that nothing is known of has credit 1/2, and a tool has that of its kind.
+
+Each credit is the mean of a Beta-Bernoulli posterior with discounted counts (arXiv 1707.09727). Signals are drawn in
+proportion to it, not by Thompson sampling. Live groups as the reward, the prior of a tool and this draw are ours.
 """
 
 from __future__ import annotations

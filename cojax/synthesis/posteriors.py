@@ -69,5 +69,5 @@ def _contender(
     """(success drawn from its belief, trajectory, the tools to use); `ends` is the number of calls that end a task."""
     trajectory, offered = rng.choice(parents)
     plan = tuple(rng.sample(offered, min(rng.choice((1, 2)), len(offered))))
-    belief = posterior.pair(*plan, len(plan) + ends) if len(plan) == 2 else posterior.single(*plan)
+    belief = posterior.pair_belief(*plan, len(plan) + ends) if len(plan) == 2 else posterior.tool_belief(*plan)
     return rng.betavariate(*belief), trajectory, plan

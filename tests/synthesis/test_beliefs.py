@@ -49,7 +49,7 @@ def test_evidence_is_discounted_by_the_steps_since_its_last_change():
     assert memory["tool:a"] == [0.5, 1.0, 3]
     # One further step has passed: 0.25 successes and 0.5 failures.
     assert Posterior(memory).known("a") == 0.75
-    assert Posterior(memory).tool("a") == pytest.approx((2 * 0.5 + 0.25) / 2.75)
+    assert Posterior(memory).tool_mean("a") == pytest.approx((2 * 0.5 + 0.25) / 2.75)
 
 
 def test_a_group_without_a_valid_episode_is_no_evidence():
@@ -59,21 +59,21 @@ def test_a_group_without_a_valid_episode_is_no_evidence():
 def test_the_belief_about_a_pair_begins_at_the_product_of_its_tools():
     memory = after([group(("a",), (1.0,) * 6), group(("b",), (0.0,) * 2)], discount=1.0)
     posterior = Posterior(memory)
-    assert posterior.tool("a") == pytest.approx(7 / 8)
-    assert posterior.tool("b") == pytest.approx(1 / 4)
-    assert posterior.pair("a", "b", 3) == pytest.approx((2 * 7 / 32, 2 * 25 / 32))
+    assert posterior.tool_mean("a") == pytest.approx(7 / 8)
+    assert posterior.tool_mean("b") == pytest.approx(1 / 4)
+    assert posterior.pair_belief("a", "b", 3) == pytest.approx((2 * 7 / 32, 2 * 25 / 32))
     known = after([group(("a", "b"), (1.0, 0.0, 0.0))], discount=1.0)
-    alpha, beta = Posterior(known).pair("b", "a", 3)
+    alpha, beta = Posterior(known).pair_belief("b", "a", 3)
     assert (alpha + beta, alpha) == pytest.approx((5.0, 1 + 2 * (2 / 5) ** 2))
     # Evidence at one length is none at another.
-    assert sum(Posterior(known).pair("a", "b", 4)) == pytest.approx(2.0)
+    assert sum(Posterior(known).pair_belief("a", "b", 4)) == pytest.approx(2.0)
 
 
 def test_a_tool_without_evidence_borrows_from_its_neighbours():
     memory = after([group(("a",), (1.0,) * 8), group(("c",), (0.0,) * 8)], discount=1.0)
     near = {"b": ("a",), "d": ("c",), "e": ("a", "c")}
     posterior = Posterior(memory, lambda tool: near.get(tool, ()))
-    assert [posterior.tool(tool) for tool in "bdef"] == pytest.approx([3 / 4, 1 / 4, 1 / 2, 1 / 2])
+    assert [posterior.tool_mean(tool) for tool in "bdef"] == pytest.approx([3 / 4, 1 / 4, 1 / 2, 1 / 2])
     assert tool_key("a") in memory
 
 
@@ -86,13 +86,13 @@ def test_what_beliefs_predict_of_a_task_is_the_mean_over_the_pairs_of_its_tools(
     posterior = Posterior(memory)
     # a and b: Beta(2 · 49/64 + 6, 2 · 15/64); a or b with c: the priors alone, 7/8 · 1/4.
     known, prior = (2 * 49 / 64 + 6) / 8, 7 / 8 * 1 / 4
-    assert posterior.task(steps("a", "b", "finish"), "finish") == pytest.approx(known)
-    assert posterior.task(steps("a", "b", "c"), "finish") == pytest.approx((known + 2 * prior) / 3)
+    assert posterior.task_mean(steps("a", "b", "finish"), "finish") == pytest.approx(known)
+    assert posterior.task_mean(steps("a", "b", "c"), "finish") == pytest.approx((known + 2 * prior) / 3)
     # No evidence at this length.
-    assert posterior.task(steps("a", "b", "c", "finish"), "finish") == pytest.approx((49 / 64 + 2 * prior) / 3)
-    assert posterior.task(steps("a", "a", "finish"), "finish") == pytest.approx(7 / 8)
-    assert posterior.task(steps("finish"), "finish") is None
-    assert posterior.task((), "finish") is None
+    assert posterior.task_mean(steps("a", "b", "c", "finish"), "finish") == pytest.approx((49 / 64 + 2 * prior) / 3)
+    assert posterior.task_mean(steps("a", "a", "finish"), "finish") == pytest.approx(7 / 8)
+    assert posterior.task_mean(steps("finish"), "finish") is None
+    assert posterior.task_mean((), "finish") is None
 
 
 def draft(*tools):
