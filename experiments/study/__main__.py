@@ -27,8 +27,8 @@ from experiments.study import figures, schedule, stored, tables
 from experiments.study.cells import percent
 from experiments.study.command import check_deadline, check_settings, settings_of, stoppable
 from experiments.study.comparison import differing_parts, mismatch
-from experiments.study.launch import THREADS
-from experiments.study.machines import differing_facts, threads_of, with_stored_threads
+from experiments.study.launch import VARIABLES
+from experiments.study.machines import differing_facts, variables_of, with_stored_variables
 from experiments.study.markdown import render_page
 from experiments.study.record import Record, record_or_reason
 from experiments.study.runs import StudyRun
@@ -154,9 +154,9 @@ def study(
     """Makes the runs that have no record, then writes the table of all complete seeds. Returns the exit status."""
     records = stored.read_runs(out, jobs)
     left = [job for job in jobs if (job.arm, job.seed) not in records]
-    left = with_stored_threads(left, stored.read_all(out).values() if left else ())
+    left = with_stored_variables(left, stored.read_all(out).values() if left else ())
     CONSOLE.print(f"{name}: {len(jobs)} runs, {len(records)} of them stored in {out}/runs", soft_wrap=True)
-    if older := [job.name for job in left if job.threads != THREADS]:
+    if older := [job.name for job in left if job.variables != VARIABLES]:
         CONSOLE.print(
             f"with the variables of stored runs of their seeds, which give other bits than today's: {', '.join(older)}",
             style="yellow", markup=False, soft_wrap=True,
@@ -208,7 +208,7 @@ def again(
     """Makes a stored run again from its settings alone, and prints whether the result is the same. Returns the exit
     status."""
     before = stored.read_run(out, name)
-    job = StudyRun(before["arm"], before["seed"], before["settings"], threads_of(before))
+    job = StudyRun(before["arm"], before["seed"], before["settings"], variables_of(before))
     workdir = folder / "again" / job.name
     # Wait for a run that a killed command left behind: it still writes into this folder.
     if not schedule.wait_until_free(workdir, stop):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cojax import registry
@@ -16,7 +16,7 @@ from experiments.entries import CHOICES, signal_name
 from experiments.leaf import defaults
 from experiments.ranges import is_open
 from experiments.study import schedule
-from experiments.study.runs import plain_configuration
+from experiments.study.runs import dotted_leaves, plain_configuration
 
 _DEADLINE = "limits.environment_deadline"
 _SIGNALS = "signal_settings"
@@ -38,8 +38,8 @@ def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     but today's default. A run's config.json has an absolute model.path, a record one from the checkout on; both count
     as the same.
     """
-    known = _comparable({**dict(_leaves(plain_configuration({}))), **dict(_leaves(record["config"]))})
-    now = _comparable(dict(_leaves(config)))
+    known = _comparable({**dict(dotted_leaves(plain_configuration({}))), **dict(dotted_leaves(record["config"]))})
+    now = _comparable(dict(dotted_leaves(config)))
     different = [name for name in now if name != "workdir" and (name not in known or known[name] != now[name])]
     different += [name for name in known if name not in now and is_open(name) and not _is_default(name, known, now)]
     was, here = ({name: repr(one[name]) if name in one else "not set" for name in different} for one in (known, now))
@@ -75,14 +75,6 @@ def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
         "model.path": os.path.relpath(schedule.ROOT / path, schedule.ROOT) if path else "",
         _DEADLINE: defaults(Limits)["environment_deadline"] if deadline is None else deadline,
     }
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for name, value in config.items():
-        path = f"{prefix}{name}"
-        found += _leaves(value, f"{path}.") if isinstance(value, Mapping) else [(path, value)]
-    return found
 
 
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

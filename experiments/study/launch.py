@@ -16,7 +16,7 @@ from environments.worker import kernel
 # So results are equal to the bit on x86-64 hosts with AVX2 and FMA, as far as tested (docs/bits.md): XLA's libraries do
 # not choose kernels by the processor, and XLA's own code has the same instructions. XLA's pool has two threads, on the
 # one core of the run: the order of sums depends on their number, and with one thread on the size of the L1 cache.
-THREADS: Mapping[str, str] = {
+VARIABLES: Mapping[str, str] = {
     "XLA_FLAGS": "--xla_cpu_enable_platform_dependent_math=false --xla_cpu_max_isa=AVX2",
     "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL": "0",  # gradients of matrices without oneDNN
     "NPROC": "2",  # XLA's own pool

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.study.launch import THREADS
-from experiments.study.runs import StudyRun
+from experiments.study.launch import VARIABLES
+from experiments.study.runs import StudyRun, dotted_leaves
 
 _RECORDED = ("XLA_FLAGS", "NPROC", "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL")  # variables that config.json holds
 # Facts that decide which bits a run computes, in the order of the lines.
@@ -18,7 +18,7 @@ _SECTIONS = ("hardware", "versions", "commit")
 
 def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each fact that differs between a record's facts and these, and one for those it does not say."""
-    was, here = ({name: value for name, value in _facts(facts)} for facts in (before, now))
+    was, here = map(_deciding_facts, (before, now))
     lines = [
         f"{name}: {_difference(was[name], here.get(name, 'not known'))}"
         for name in was
@@ -30,7 +30,7 @@ def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[s
     return lines
 
 
-def with_stored_threads(jobs: Sequence[StudyRun], records: Iterable[Mapping[str, Any]]) -> list[StudyRun]:
+def with_stored_variables(jobs: Sequence[StudyRun], records: Iterable[Mapping[str, Any]]) -> list[StudyRun]:
     """The runs, with the variables of a stored run that begins like them where there is one.
 
     Other variables give other bits, and the arms of a seed could not begin at the same policy. Raises ValueError where
@@ -38,17 +38,18 @@ def with_stored_threads(jobs: Sequence[StudyRun], records: Iterable[Mapping[str,
     """
     found: dict[tuple[Any, ...], tuple[StudyRun, ...]] = {}
     for record in records:
-        run = StudyRun(record["arm"], record["seed"], record["settings"], threads_of(record))
+        run = StudyRun(record["arm"], record["seed"], record["settings"], variables_of(record))
         found[run.warm_start] = (*found.get(run.warm_start, ()), run)
     chosen = []
     for job in jobs:
         first, *others = found.get(job.warm_start, (job,))
-        if other := next((one for one in others if one.threads != first.threads), None):
+        if other := next((one for one in others if one.variables != first.variables), None):
             raise ValueError(
                 f"{job.name} would begin like the stored {first.name} and {other.name}, which were made with different "
-                f"variables ({first.threads} and {other.threads}); delete one of these records, or choose another --out"
+                f"variables ({first.variables} and {other.variables}); delete one of these records, or choose another "
+                "--out"
             )
-        chosen.append(dataclasses.replace(job, threads=first.threads))
+        chosen.append(dataclasses.replace(job, variables=first.variables))
     return chosen
 
 
@@ -60,33 +61,24 @@ def begun_otherwise(job: StudyRun, workdir: Path) -> str:
         return ""
     if not isinstance(before, dict):
         return ""
-    different = next((name for name in _RECORDED if before.get(name) != job.threads.get(name)), None)
+    different = next((name for name in _RECORDED if before.get(name) != job.variables.get(name)), None)
     if different is None:
         return ""
     was, now = (
         f"with {different}={found[different]!r}" if different in found else f"without {different}"
-        for found in (before, job.threads)
+        for found in (before, job.variables)
     )
     return f"{workdir} was begun {was}, and would go on {now}: other bits. Delete it or choose another --runs"
 
 
-def threads_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of THREADS that a record was made with. One that it does not have was not set."""
-    return {name: str(record["threads"][name]) for name in THREADS if name in record["threads"]}
+def variables_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """Those of VARIABLES that a record was made with, under its key `threads`. One that it lacks was not set."""
+    return {name: str(record["threads"][name]) for name in VARIABLES if name in record["threads"]}
 
 
-def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for section in _SECTIONS:
-        if section in facts:
-            yield from _leaves(section, facts[section])
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _leaves(f"{name}.{key}", one)
-    else:
-        yield name, value
+def _deciding_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted name → value, for the sections that decide bits."""
+    return dict(dotted_leaves({section: facts[section] for section in _SECTIONS if section in facts}))
 
 
 def _difference(was: Any, here: Any) -> str:

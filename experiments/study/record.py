@@ -76,7 +76,7 @@ def record_of(job: StudyRun, workdir: Path) -> Record:
         "settings": json.loads(json.dumps(dict(job.settings))),  # as it is read again: tuples as lists
         "config": job.config,
         "facts": {name: config[name] for name in ("versions", "commit", "hardware")},
-        "threads": dict(job.threads),
+        "threads": dict(job.variables),
         "steps": summary["steps"],
         "zero_shot": summary["zero_shot"],
         # The success of the last trial, where there are several.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from cojax.registry.annotations import RegistryError, convert_setting, shown
 from experiments import desk
 from experiments.ranges import RANGES, is_open, is_section, unknown
-from experiments.study.launch import THREADS
+from experiments.study.launch import VARIABLES
 
 # Sections of the configuration that decide the warm start, beside the seed.
 _WARM_START = ("warm_start", "model", "environment")
@@ -23,13 +23,13 @@ Settings = Mapping[str, Any]  # dotted name of a leaf of experiments/desk.py →
 class StudyRun:
     """One run of the main command. `settings` are all its changes to experiments/desk.py, the seed included.
 
-    `threads` are the variables of its process that decide the bits; one of THREADS that is missing there is not set.
+    `variables` are those of its process that decide the bits; one of VARIABLES that is missing there is not set.
     """
 
     arm: str
     seed: int
     settings: Settings
-    threads: Mapping[str, str] = dataclasses.field(default_factory=lambda: THREADS)
+    variables: Mapping[str, str] = dataclasses.field(default_factory=lambda: VARIABLES)
 
     @property
     def name(self) -> str:
@@ -50,6 +50,15 @@ class StudyRun:
 def plain_configuration(settings: Settings) -> dict[str, Any]:
     """`configuration_of` as a dict of JSON values."""
     return json.loads(json.dumps(configuration_of(settings).to_dict()))
+
+
+def dotted_leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted name and the value of every leaf, in order. An empty section has none."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from dotted_leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def changes(config: ConfigDict, base: ConfigDict) -> dict[str, Any]:

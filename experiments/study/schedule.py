@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cojax.host.processes import descendants, end
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
-from experiments.study.launch import OTHERS, THREADS
+from experiments.study.launch import OTHERS, VARIABLES
 from experiments.study.machines import begun_otherwise
 from experiments.study.runs import StudyRun
 
@@ -134,8 +134,8 @@ def run(
     launch = [sys.executable, "-m", "experiments.study.launch", where, str(os.getpid()), *command(job, workdir)]
     if why := begun_otherwise(job, workdir):
         return why
-    inherited = {name: value for name, value in os.environ.items() if name not in (*THREADS, *OTHERS)}
-    environment = {**inherited, **job.threads, "PYTHONUNBUFFERED": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name not in (*VARIABLES, *OTHERS)}
+    environment = {**inherited, **job.variables, "PYTHONUNBUFFERED": "1"}
     with open(log, "ab") as out:
         # A new session: an interrupt from the terminal reaches only the study, which then stops each run once.
         process = subprocess.Popen(

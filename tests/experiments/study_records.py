@@ -1,6 +1,6 @@
 """Records of the study made by hand, for its tests."""
 
-from experiments.study.launch import THREADS
+from experiments.study.launch import VARIABLES
 from experiments.study.tables import Table, jobs
 
 
@@ -11,7 +11,7 @@ def record(arm, seed, final, zero_shot=0.25, digest="d", origins=("rare", "bound
     job = jobs([arm], [seed])[0]
     return {
         "arm": arm, "seed": seed, "split": "eval", "settings": dict(job.settings), "config": job.config, "steps": 2,
-        "facts": {"versions": {"jax": "1"}, "commit": "c", "hardware": {"processor": "P"}}, "threads": dict(THREADS),
+        "facts": {"versions": {"jax": "1"}, "commit": "c", "hardware": {"processor": "P"}}, "threads": dict(VARIABLES),
         "zero_shot": zero_shot, "final": final,
         "held_out": {"digest": digest, "tasks": 4, "zero_shot": "1000", "final": "1" * count + "0" * (4 - count)},
         "budget": dict.fromkeys(("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions",

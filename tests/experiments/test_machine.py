@@ -10,7 +10,7 @@ import jaxlib
 import pytest
 
 from experiments import machine
-from experiments.study.launch import THREADS
+from experiments.study.launch import VARIABLES
 
 CPUINFO = """processor	: 0
 vendor_id	: AuthenticAMD
@@ -95,4 +95,4 @@ def test_the_study_computes_the_same_bits_on_every_host_with_avx2_and_fma():
     instructions = machine.machine()["cpu"].get("instructions", [])
     if jaxlib.__version__ != "0.10.2" or not {"avx2", "fma"} <= set(instructions):
         pytest.skip("the digest is of jaxlib 0.10.2 on an x86-64 host with AVX2 and FMA")
-    assert digest(THREADS) == "529f2ad0b14f", f"docs/bits.md promises the digest on this host: {machine.machine()}"
+    assert digest(VARIABLES) == "529f2ad0b14f", f"docs/bits.md promises the digest on this host: {machine.machine()}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study.launch import THREADS
+from experiments.study.launch import VARIABLES
 
 pytestmark = [
     pytest.mark.nightly,
@@ -62,9 +62,9 @@ def emulator() -> str:
 
 @pytest.mark.parametrize("processor", ["EPYC-Milan", "Haswell-v4"])
 def test_a_run_of_the_study_has_the_same_bits_without_avx512(emulator, processor):
-    here = output(PROGRAM, [], dict(THREADS))
+    here = output(PROGRAM, [], dict(VARIABLES))
     assert len(here) > 10
-    assert output(PROGRAM, [emulator, "-cpu", processor], dict(THREADS)) == here
+    assert output(PROGRAM, [emulator, "-cpu", processor], dict(VARIABLES)) == here
 
 
 def test_the_processor_decides_the_bits_where_no_variable_fixes_the_kernels(emulator):

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from experiments.study.launch import THREADS
-from experiments.study.machines import begun_otherwise, differing_facts, threads_of, with_stored_threads
+from experiments.study.launch import VARIABLES
+from experiments.study.machines import begun_otherwise, differing_facts, variables_of, with_stored_variables
 from experiments.study.runs import StudyRun
 
 OLD = {
@@ -25,8 +25,8 @@ NEW = {
         "arithmetic": "0123",
     },
 }
-# The variables of records made before THREADS had its last one.
-OLDER = {name: value for name, value in THREADS.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
+# The variables of records made before VARIABLES had its last one.
+OLDER = {name: value for name, value in VARIABLES.items() if name != "TENSORFLOW_USE_CUSTOM_CONTRACTION_KERNEL"}
 
 
 def test_the_same_facts_give_no_line():
@@ -60,9 +60,9 @@ def test_each_difference_has_a_line():
 
 
 def test_a_run_is_repeated_with_the_variables_of_its_record_and_no_others():
-    before = {"threads": {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
-    assert threads_of(before) == {**THREADS, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
-    assert threads_of({"threads": OLDER}) == OLDER
+    before = {"threads": {**VARIABLES, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "LD_PRELOAD": "x"}}
+    assert variables_of(before) == {**VARIABLES, "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
+    assert variables_of({"threads": OLDER}) == OLDER
 
 
 def stored(arm, seed, threads, **settings):
@@ -72,21 +72,21 @@ def stored(arm, seed, threads, **settings):
 def test_a_new_run_has_the_variables_of_the_stored_runs_that_begin_like_it():
     jobs = [StudyRun(arm, seed, {}) for seed in (1, 2) for arm in ("static", "feedback")]
     other_ground = stored("static", 2, OLDER, **{"environment.suites": 4})
-    found = with_stored_threads(jobs, [stored("uniform", 1, {**OLDER, "LD_PRELOAD": "x"}, steps=3), other_ground])
+    found = with_stored_variables(jobs, [stored("uniform", 1, {**OLDER, "LD_PRELOAD": "x"}, steps=3), other_ground])
     assert [job.name for job in found] == ["static-1", "feedback-1", "static-2", "feedback-2"]
-    assert [job.threads for job in found] == [OLDER, OLDER, THREADS, THREADS]
+    assert [job.variables for job in found] == [OLDER, OLDER, VARIABLES, VARIABLES]
 
 
 def test_stored_runs_that_begin_alike_with_different_variables_are_refused():
-    both = [stored("static", 1, OLDER), stored("uniform", 1, dict(THREADS))]
+    both = [stored("static", 1, OLDER), stored("uniform", 1, dict(VARIABLES))]
     with pytest.raises(ValueError, match="feedback-1 would begin like the stored static-1 and uniform-1"):
-        with_stored_threads([StudyRun("feedback", 1, {})], both)
-    assert with_stored_threads([StudyRun("feedback", 2, {})], both)[0].threads == THREADS
+        with_stored_variables([StudyRun("feedback", 1, {})], both)
+    assert with_stored_variables([StudyRun("feedback", 2, {})], both)[0].variables == VARIABLES
 
 
 def test_a_run_does_not_go_on_with_other_variables(tmp_path):
     assert begun_otherwise(StudyRun("feedback", 1, {}), tmp_path) == ""
-    environment = {name: THREADS[name] for name in ("XLA_FLAGS", "NPROC")}
+    environment = {name: VARIABLES[name] for name in ("XLA_FLAGS", "NPROC")}
     (tmp_path / "config.json").write_text(json.dumps({"hardware": {"environment": environment}}))
     assert begun_otherwise(StudyRun("feedback", 1, {}, OLDER), tmp_path) == ""
     why = begun_otherwise(StudyRun("feedback", 1, {}), tmp_path)
