@@ -30,6 +30,13 @@ const learnKinds = (kinds) => {
     if (colour) COLOURS.set(name, colour);
   }
 };
+// Origins of evolutions from outside bring none: they get these in turn, and keep them when the page is drawn anew.
+const OUTSIDE = ["var(--outside)", "var(--outside-second)", "var(--outside-third)"];
+let outside = 0;
+const learnOrigins = (origins) => {
+  for (const name of [...new Set(origins)].sort())
+    if (name && !NAMED.has(name) && !COLOURS.has(name)) COLOURS.set(name, OUTSIDE[outside++ % OUTSIDE.length]);
+};
 const badge = (name) => h("span", {class: "badge", tone: tone(name)}, name || "none");
 
 const replace = (node, ...children) => { node.replaceChildren(); return fill(node, {}, children); };

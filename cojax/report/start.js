@@ -12,6 +12,7 @@ const follow = () => go(...chosenByAddress(), true);
 
 function draw(data) {
   learnKinds(data.kinds);
+  learnOrigins([...Object.keys(data.pool.origins), ...[...data.tasks, ...data.drafts].map((one) => one.origin)]);
   const episodes = episodeSection(data, go), tasks = taskSection(data, episodes, go);
   rooms = {task: tasks, episode: episodes, group: {show: episodes.showGroup, detail: episodes.detail}};
   const parts = [["learning", "Learning", curves(data)], ["agents", "Agents", agents(data)], ["evolution", "Co-evolution", evolution(data)], ["taskset", "Task set", taskSet(data)],

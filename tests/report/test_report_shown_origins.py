@@ -12,9 +12,15 @@ from pathlib import Path
 import pytest
 from test_report import CHILD, SEED, data_of, metrics
 
+import cojax.report
 from cojax.pool import task_record
 from cojax.report import write_report
 from cojax.storage.files import Log, write_json
+
+TONES = """
+const shown = ["posterior", "frontier", "boundary", "dreams"].map(tone);
+document.getElementById("main").append(`tones: ${shown.join(" ")} .`);
+"""
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
@@ -29,7 +35,8 @@ def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: P
     Log(run / "tasks.jsonl").append(task_record(task) for task in tasks)
     page = write_report(run).read_text()
     (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    (tmp_path / "page.js").write_text(script)
+    before, end = script.rsplit("})();", 1)  # all of the page's script is one function
+    (tmp_path / "page.js").write_text(f"{before}{TONES}}})();{end}")
     (tmp_path / "data.json").write_text(json.dumps(data_of(page)))
     shown = subprocess.run(
         ["node", Path(__file__).with_name("page_dom.js"), tmp_path / "page.js", tmp_path / "data.json"],
@@ -45,3 +52,7 @@ def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: P
         "New tasks accepted at each evolution, by origin",
     ):  # the legends of the charts
         assert "posterior frontier boundary dreams" in text.split(title, 1)[1][:200]
+    assert "tones: var(--posterior) var(--frontier) var(--boundary) var(--outside) ." in text
+    style = (Path(cojax.report.__file__).parent / "style.css").read_text()
+    for name in ("posterior", "frontier", "boundary", "outside", "outside-second", "outside-third"):
+        assert style.count(f"--{name}: #") == 3  # light, dark by the system, dark by choice
