@@ -17,7 +17,7 @@ from cojax.plain_json import to_json as to_json
 from cojax.unicode_forms import normal_form
 
 Outcome = Literal["finished", "truncated", "environment_error", "timeout", "engine_error", "cut"]
-Origin = str  # how a task came to be: seed, or the kind of the context that led to it
+Origin = str  # how a task came to be: seed, or the origin of the expedition that led to it
 Status = Literal["accepted", "retained", "discarded"]
 
 # Outcomes that say nothing about the policy and never become a reward: the machinery failed, or the step did not wait
@@ -220,8 +220,8 @@ class Signal:
 
 @dataclasses.dataclass(frozen=True)
 class ExplorationContext:
-    """What reflection gives to the explorer (CoEvolve §3.2): `kind` is the origin of its tasks, `plan` the tools to use
-    in order, () for those of the task's solution. `Guidance.whole` says whether each task found must use them all."""
+    """What reflection gives to the explorer (CoEvolve §3.2): `kind` names its guidance, `plan` the tools to use in
+    order, () for those of the task's solution. `Guidance.whole` says whether each task found must use them all."""
 
     task: Task
     kind: Origin

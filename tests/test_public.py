@@ -41,8 +41,10 @@ PUBLIC: dict[str, tuple[str, ...]] = {
     ),
     "cojax.synthesis": (
         "ADMISSIONS", "EVOLUTIONS", "SELECTIONS", "Admission", "EvolutionInputs", "Expedition", "initial_tasks",
+        "reflect_on",
     ),
     "cojax.synthesis.beliefs": ("Posterior",),
+    "cojax.synthesis.credits": ("credit",),
     "cojax.explorer": ("Exploration", "Explorer", "Metered"),
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),
     "cojax.policy.config": ("ModelConfig",),

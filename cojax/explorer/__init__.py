@@ -44,7 +44,7 @@ class Explorer(Protocol):
         """How many expeditions run in parallel."""
 
     def reflect(self, trajectory: Trajectory, kind: Origin, signal: Signal | None) -> ExplorationContext:
-        """What to explore around the trajectory, for tasks of origin `kind`; `signal` is None if there is none."""
+        """What to explore around the trajectory; `kind` names the guidance, and `signal` is None if there is none."""
 
     def explore(
         self,

@@ -24,7 +24,10 @@ def context_of(
     without guidance.
     """
     if kind not in guides:
-        raise ValueError(f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guides)}")
+        raise ValueError(
+            f"no guidance for contexts of kind {kind!r}; expected one of {', '.join(guides)}; "
+            "an expedition with a plan (cojax.synthesis.reflect_on) needs none of its own"
+        )
     named = signal.focus if signal else ()
     solution = (call.name for action in trajectory.task.solution for call in action.calls)
     pattern = tuple(dict.fromkeys(tool for tool in named or tools_called(trajectory) or solution if tool != ending))

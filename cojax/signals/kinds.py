@@ -54,6 +54,8 @@ TRAJECTORY = Guidance(
     purpose="Purpose: variation. Make near variations of this task, with the same and with neighbouring operations.",
 )
 
+# The kind of contexts with a plan, unless they have another of those in PLANNED.
+PLAN = "posterior"
 # The guidance for contexts with a plan. The explorer carries it out; a task found may use a part of it, if not `whole`.
 PLANNED = {
     "frontier": Guidance(
@@ -64,7 +66,7 @@ PLANNED = {
         change=0.0,
         whole=True,
     ),
-    "posterior": Guidance(
+    PLAN: Guidance(
         objectives=("find a task that needs {tools}",),
         reason="The record shows the place. Whether the tools named can be used there is not known well.",
         purpose="Purpose: evidence. Find a task at this place that needs the tools named, whatever the record did.",

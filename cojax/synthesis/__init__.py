@@ -27,7 +27,7 @@ from cojax.synthesis.admission import ADMISSIONS, Admission, admit
 from cojax.synthesis.collector import Collector, Predict, Synthesis
 from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, reads
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
-from cojax.synthesis.expeditions import EvolutionInputs, Expedition, sample_setups
+from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on, sample_setups
 from cojax.synthesis.interruption import Interrupted
 from cojax.synthesis.selection import SELECTIONS
 from cojax.types import Task, TaskDraft, Verdict
@@ -47,6 +47,7 @@ __all__ = [
     "admit",
     "initial_tasks",
     "reads",
+    "reflect_on",
     "sample_setups",
     "synthesize",
 ]  # fmt: skip

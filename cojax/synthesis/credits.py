@@ -117,7 +117,7 @@ def credited(
         [index] = rng.choices(range(len(left)), weights)
         signal, _ = left.pop(index)
         trajectory = inputs.find(signal.episode)
-        reflect = reflect_on(trajectory, signal.kind, signal)
+        reflect = reflect_on(trajectory, signal)
         return Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
     yield from partly_uniform(inputs, floor, rng, guided)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from cojax.environment import Environment, ask
 from cojax.explorer import Explorer
 from cojax.signals import SignalKind
-from cojax.signals.kinds import task_of
+from cojax.signals.kinds import PLAN, PLANNED, task_of
 from cojax.signals.tools import tools_called
 from cojax.synthesis.selection import Select, VisitsByTask, confidence_by, even, in_groups
 from cojax.types import ExplorationContext, Origin, Signal, Task, Trajectory, content_hash
@@ -108,7 +108,7 @@ def around_trajectories(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """The control: guided like a signal's expedition, but around trajectories picked at random, one for each task."""
     rng = random.Random(repr(("trajectory", inputs.seed)))
     for trajectory in itertools.islice(inputs.trajectories(rng), inputs.contexts):
-        yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory, "trajectory", None))
+        yield Expedition(trajectory.task, "trajectory", reflect=reflect_on(trajectory))
 
 
 def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
@@ -130,15 +130,14 @@ def around_displaced_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
         focus = tuple(rng.sample(called, min(len(called), len(signal.focus))))
         evidence = f"picked at random, in place of a trajectory with the signal {signal.kind}"
         moved = Signal(signal.kind, trajectory.task.id, trajectory.episode, evidence, focus)
-        reflect = reflect_on(trajectory, signal.kind, moved)
-        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect)
+        yield Expedition(trajectory.task, "trajectory", signal=evidence, reflect=reflect_on(trajectory, moved))
 
 
 def around_signals(inputs: EvolutionInputs) -> Iterator[Expedition]:
     """CoEvolve: around the trajectories that have the signals."""
     for signal in inputs.selected_signals():
         trajectory = inputs.find(signal.episode)
-        reflect = reflect_on(trajectory, signal.kind, signal)
+        reflect = reflect_on(trajectory, signal)
         yield Expedition(trajectory.task, signal.kind, signal=signal.evidence, reflect=reflect)
 
 
@@ -159,10 +158,19 @@ def partly_uniform(
 
 
 def reflect_on(
-    trajectory: Trajectory, kind: Origin, signal: Signal | None, plan: Sequence[str] = ()
+    trajectory: Trajectory, signal: Signal | None = None, plan: Sequence[str] = ()
 ) -> Callable[[Explorer], ExplorationContext]:
-    """Makes the context of an expedition around the trajectory, of that kind, when it starts. `plan` is as in
-    ExplorationContext."""
+    """Makes the context of an expedition around the trajectory when it starts. `plan` is as in ExplorationContext.
+
+    Signal and plan decide the kind of the context, which names the guidance; the expedition's origin may have any name.
+    The kind is the signal's, and \"trajectory\" without a signal. With a plan it is one of PLANNED: \"posterior\"
+    in place of any other.
+    """
+    if plan and signal is None:
+        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, "", tuple(dict.fromkeys(plan)))
+    kind = signal.kind if signal else "trajectory"
+    if plan and kind not in PLANNED:
+        kind = PLAN
     return lambda explorer: dataclasses.replace(explorer.reflect(trajectory, kind, signal), plan=tuple(plan))
 
 

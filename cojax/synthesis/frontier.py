@@ -52,7 +52,7 @@ def frontier(
         evidence = f"mastered, as is {second.task.query!r}"
         plan = (*partners.tools(first.task), *partners.tools(second.task))
         signal = Signal(ORIGIN, first.task.id, first.episode, evidence, tuple(dict.fromkeys(plan)))
-        return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, ORIGIN, signal, plan))
+        return Expedition(first.task, ORIGIN, signal=evidence, reflect=reflect_on(first, signal, plan))
 
     yield from partly_uniform(inputs, floor, rng, guided)
 

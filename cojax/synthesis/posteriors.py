@@ -54,8 +54,7 @@ def posteriors(
         p, trajectory, plan = max(drawn, key=lambda contender: contender[0] * (1.0 - contender[0]))
         evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
         signal = Signal(ORIGIN, trajectory.task.id, trajectory.episode, evidence, plan)
-        reflect = reflect_on(trajectory, ORIGIN, signal, plan)
-        return Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect)
+        return Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
 
     yield from partly_uniform(inputs, floor, rng, guided)
 
