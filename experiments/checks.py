@@ -121,24 +121,18 @@ def _check_warm_start(config: ConfigDict) -> None:
 
 
 def _check_prefix_replay(config: ConfigDict) -> None:
-    """Raises ValueError where no task would be replayed, or where replayed actions could not be left out of what is
-    learned."""
+    """Raises ValueError where no task would be replayed, or where what is replayed would be learned."""
     if not config.synthesis.prefix_replay:
         return
-    if config.method != "coevolve":
-        raise ValueError(
-            f"synthesis.prefix_replay is True, but method is {config.method!r}; only coevolve replays prefixes"
-        )
-    if config.evolve != "frontier" and ":" not in config.evolve:
-        raise ValueError(
-            f"synthesis.prefix_replay is True, but evolve is {config.evolve!r}; only frontier finds the joined tasks "
-            "whose prefixes are replayed; set --config.evolve=frontier, or --config.synthesis.prefix_replay=False"
-        )
-    if config.learner.routes != "own":
-        raise ValueError(
-            f"synthesis.prefix_replay is True, but learner.routes is {config.learner.routes!r}: the sampler reports no "
-            "routes of replayed actions; set --config.learner.routes=own"
-        )
+    finding = config.evolve if ":" in config.evolve else "frontier"
+    for name, value, needed, why in (
+        ("method", config.method, "coevolve", "only coevolve replays prefixes"),
+        ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
+        ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
+    ):
+        if value != needed:
+            found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
+            raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")
 
 
 def _check_pretrained(config: ConfigDict) -> None:

@@ -143,8 +143,8 @@ def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
             {"evolve": "frontier", "learner.routes": "compared"},
             "synthesis.prefix_replay is True, but learner.routes is 'compared'",
         ),
-        ({"evolve": "posteriors"}, "synthesis.prefix_replay is True, but evolve is 'posteriors'; only frontier finds"),
-        ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft'; only coevolve replays prefixes"),
+        ({"evolve": "posteriors"}, "synthesis.prefix_replay is True, but evolve is 'posteriors': only frontier finds"),
+        ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft': only coevolve replays prefixes"),
     ],
 )
 def test_prefixes_are_replayed_only_where_there_are_some_and_they_can_be_left_out(settings, reason):

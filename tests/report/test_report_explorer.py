@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from page_text import drawn, needs_node
 from test_report import ATTACK, CHILD, GRANDCHILD, SEED, SOURCE, data_of, episode, metrics
 
 from cojax.explorer.llm.journal import Journal
@@ -272,19 +269,10 @@ def test_a_run_without_journal_and_expeditions_is_printed_as_before(
     assert main([str(run), "--draft=2/2"]) == 0
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_the_script_draws_every_chart_and_opens_every_exchange(run: Path, tmp_path: Path) -> None:
     page = write_report(run).read_text()
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    (tmp_path / "page.js").write_text(script)
-    (tmp_path / "data.json").write_text(json.dumps(data_of(page)))
-    shown = subprocess.run(
-        ["node", Path(__file__).with_name("page_dom.js"), tmp_path / "page.js", tmp_path / "data.json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    shown = drawn(page, data_of(page), tmp_path)
     for text in (
         "Diversity: SR@5",
         "25.0 %",  # of the wall time

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from page_text import drawn, needs_node
 
 from cojax.report import read_run, write_report
 from cojax.report.episodes import BYTES, pairs
@@ -93,19 +92,10 @@ def test_damaged_episodes_are_named(run: Path) -> None:
         write_report(run)
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_the_script_draws_the_first_pair_and_lists_all(run: Path, tmp_path: Path) -> None:
     page, data = data_of(run)
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    (tmp_path / "page.js").write_text(script)
-    (tmp_path / "data.json").write_text(json.dumps(data))
-    shown = subprocess.run(
-        ["node", Path(__file__).with_name("page_dom.js"), tmp_path / "page.js", tmp_path / "data.json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    shown = drawn(page, data, tmp_path)
     part = shown.partition("Tasks of the evaluation")[2]
     assert "at temperature 0 (greedy)" in part
     assert "reward 0  →  solved" in part

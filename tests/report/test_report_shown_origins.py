@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
-import pytest
+from page_text import drawn, needs_node
 from test_report import CHILD, SEED, data_of, metrics
 
 import cojax.report
@@ -23,7 +19,7 @@ document.getElementById("main").append(`tones: ${shown.join(" ")} .`);
 """
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@needs_node
 def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: Path) -> None:
     run = tmp_path / "desk"
     write_json(run / "config.json", {"config": {"steps": 5}})
@@ -34,17 +30,7 @@ def test_charts_and_filters_have_the_origins_of_all_tasks_ours_first(tmp_path: P
     tasks = [SEED, *(dataclasses.replace(CHILD, query=f"{name} task", origin=name) for name in origins)]
     Log(run / "tasks.jsonl").append(task_record(task) for task in tasks)
     page = write_report(run).read_text()
-    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
-    before, end = script.rsplit("})();", 1)  # all of the page's script is one function
-    (tmp_path / "page.js").write_text(f"{before}{TONES}}})();{end}")
-    (tmp_path / "data.json").write_text(json.dumps(data_of(page)))
-    shown = subprocess.run(
-        ["node", Path(__file__).with_name("page_dom.js"), tmp_path / "page.js", tmp_path / "data.json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    shown = drawn(page, data_of(page), tmp_path, TONES)
     text = " ".join(shown.split())
     assert "all posterior frontier boundary dreams save as CSV" in text  # the filters of the table
     for title in (
