@@ -8,6 +8,7 @@ from typing import Any
 
 from cojax.registry.annotations import shown
 from cojax.signals import SIGNALS
+from experiments.study.origins import COUNTS, MEASURES
 from experiments.study.record import CURVES, EVOLUTION, Record
 from experiments.study.tasks import COLUMNS
 
@@ -35,6 +36,17 @@ def _is_count(value: Any) -> bool:
 
 def _are_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_number, value))
+
+
+def _is_object_of(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _has(value: Any, names: Sequence[str], fits: Callable[[Any], bool], or_null: bool = False) -> bool:
+    """Whether `value` is an object that has these names, and what stands there fits; `or_null` allows their absence."""
+    return isinstance(value, dict) and all(
+        fits(value.get(name)) or (or_null and value.get(name) is None) for name in names
+    )
 
 
 # A kind of value: its test, and what an error says of it.
@@ -76,6 +88,34 @@ _PARTS: Mapping[str, _Kind] = {
     "dev": _PAIRS,
     "evolutions": _ROWS,
 }
+# As _PARTS, of keys that not every record has: an older one, or one of a run without preferences or with one trial.
+_WHERE_GIVEN: Mapping[str, _Kind] = {
+    "learning": (lambda value: _is_object_of(value, _is_number), "an object of numbers"),
+    "origins": (
+        lambda value: _is_object_of(
+            value, lambda one: _has(one, COUNTS, _is_count) and _has(one, MEASURES, _is_number, or_null=True)
+        ),
+        f"for each origin an object with {', '.join((*COUNTS, *MEASURES))}",
+    ),
+    "predicted": (
+        lambda value: _is_object_of(
+            value, lambda one: _has(one, ("rho",), _is_number, or_null=True) and _has(one, ("tasks",), _is_count)
+        ),
+        "for each predictor an object with rho and tasks",
+    ),
+    "trials": (
+        lambda value: isinstance(value, list) and all(_has(one, ("episodes",), _is_count) for one in value),
+        "a list of objects with episodes",
+    ),
+    "failures": (
+        lambda value: (
+            isinstance(value, dict)
+            and _is_object_of(value.get("examples"), _is_count)
+            and _is_object_of(value.get("agents"), lambda one: _is_object_of(one, _is_number))
+        ),
+        "an object with examples and agents",
+    ),
+}
 # Dotted keys of equal length, and the one that counts them; without it they are as long as the first.
 _LENGTHS: Sequence[tuple[tuple[str, ...], str]] = (
     (("held_out.zero_shot", "held_out.final"), "held_out.tasks"),
@@ -95,6 +135,9 @@ def check_record(found: Mapping[str, Any], arm: str) -> Record:
             raise ValueError(f"a record has {key!r}, which is missing here") from None
         if not fits(value):
             raise ValueError(f"{key} is {shown(value)}; expected {expected}")
+    for key, (fits, expected) in _WHERE_GIVEN.items():
+        if key in found and not fits(found[key]):
+            raise ValueError(f"{key} is {shown(found[key])}; expected {expected}")
     for keys, counted in _LENGTHS:
         length = _at(found, counted) if counted else len(_at(found, keys[0]))
         if wrong := [key for key in keys if len(_at(found, key)) != length]:

@@ -206,6 +206,12 @@ MISSING = object()
         ("tasks.x", [0.5], "tasks.x has 1 values; tasks.step says 4"),
         ("evolutions", [{"step": 2}], "evolutions is .*expected a list of objects with step, origin"),
         ("dev", [7], "dev is .*expected a list of steps"),
+        ("learning", {"updates": "8"}, "learning is .*expected an object of numbers"),
+        ("origins", {"rare": {"groups": 4, "live": 1}}, "origins is .*for each origin an object with groups, live"),
+        ("origins", {"rare": {"groups": 4, "live": 1, "actions": 2, "norm": "0"}}, "origins is .*for each origin"),
+        ("predicted", {"signals": {"rho": None}}, "predicted is .*for each predictor an object with rho"),
+        ("trials", [{"success": 0.5}], "trials is .*expected a list of objects with episodes"),
+        ("failures", {"examples": {}}, "failures is .*expected an object with examples and agents"),
     ],
 )
 def test_a_record_that_tables_cannot_use_is_refused_by_what_is_wrong(key, value, why):
