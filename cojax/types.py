@@ -202,6 +202,11 @@ class Group:
         return len({trajectory.reward for trajectory in self.valid}) > 1
 
     @property
+    def solved(self) -> int:
+        """How many of the valid trajectories have the whole reward, 1."""
+        return sum(trajectory.reward >= 1.0 for trajectory in self.valid)
+
+    @property
     def score(self) -> float:
         """Mean reward of the valid trajectories; 0 when there are none."""
         return sum(t.reward for t in self.valid) / len(self.valid) if self.valid else 0.0

@@ -215,7 +215,11 @@ def limits() -> Section:
 def synthesis() -> Section:
     """How much an evolution explores."""
     return {
-        "contexts": Leaf(40, Count, "expeditions per evolution; times admission_settings.candidates with a probe"),
+        "contexts": Leaf(
+            40,
+            Annotated[int, Range(1, 10_000)],
+            "expeditions per evolution; times admission_settings.candidates with a probe",
+        ),
         "budget": Leaf(40, Count, "most tasks that an evolution adds, after admission"),
         "per_context": Leaf(2, Count, "most tasks from one expedition"),
         "admit": Leaf("all", str, "which of the tasks found enter the pool: all, or those that a probe chooses"),

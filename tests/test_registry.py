@@ -26,7 +26,7 @@ from cojax.registry import (
     source,
 )
 from cojax.registry.annotations import convert_setting, description, from_text
-from cojax.registry.commits import commit
+from cojax.registry.commits import commit, shortened
 
 Share = Annotated[float, "a share", Range(0.0, 1.0)]
 
@@ -317,3 +317,9 @@ def test_pairs_of_numbers() -> None:
     assert refusal(lambda: convert_setting("x", tuple[int, float], (1,))) == (
         "x is (1,); expected a tuple of a whole number, a number"
     )
+
+
+def test_a_shortened_commit_still_says_that_its_code_was_changed():
+    assert shortened(40 * "a") == 10 * "a"
+    assert shortened(40 * "a" + " with changes") == 10 * "a" + " with changes"
+    assert shortened("unknown") == "unknown"

@@ -37,3 +37,9 @@ def commit(file: str | Path, code: Sequence[str] = _PYTHON) -> str:
     if not listed or (new and _INSTALLED & set(file.parts)):
         return UNKNOWN
     return head.strip() + (" with changes" if new or changed.strip() else "")
+
+
+def shortened(commit: str) -> str:
+    """Ten digits of the hash, and what follows it: " with changes" or nothing."""
+    head, space, changes = commit.partition(" ")
+    return head[:10] + space + changes

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cojax.registry.commits import shortened
 from cojax.report.figures import curves, headline, totals
 from cojax.report.lineage import task_id_of
 from cojax.report.page import render
@@ -59,7 +60,7 @@ def comparison(runs: Sequence[Run]) -> Json:
                 "headline": headline(run),
                 "seconds": totals(run)["seconds"],
                 "settings": _settings(run),
-                "commit": str(run.config.get("commit") or "")[:10],
+                "commit": shortened(str(run.config.get("commit") or "")),
                 "curves": {key: column for key, column in curves(run.metrics).items() if key in _CURVES},
             }
             for name, run in zip(names, runs, strict=True)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from scipy.special import betainc
 
+from cojax import prefix_replay
+
 
 @dataclasses.dataclass(frozen=True)
 class Guidance:
@@ -58,7 +60,7 @@ TRAJECTORY = Guidance(
 PLAN = "posterior"
 # The guidance for contexts with a plan. The explorer carries it out; a task found may use a part of it, if not `whole`.
 PLANNED = {
-    "frontier": Guidance(
+    prefix_replay.ORIGIN: Guidance(
         objectives=("do in one task what two tasks ask for, one after the other: {tools}",),
         reason="The record is of a task that is mastered, as another one is. Both are to become one longer task.",
         purpose="Purpose: composition. Do what this task asks for and then what the other one does, in one task.",

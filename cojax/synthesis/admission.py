@@ -11,10 +11,11 @@ from cojax.registry.annotations import Range
 from cojax.synthesis.collector import Synthesis
 from cojax.types import Group, Task
 
-# The worth of a candidate that the policy solves with probability p, by what a probe prefers.
-_WORTH: dict[str, Callable[[float], float]] = {
-    "learnable": lambda p: p * (1.0 - p),
-    "hardest": lambda p: 1.0 - p if p else 0.0,
+# The worth of a candidate that was solved in s of n episodes, by what a probe prefers. Whole numbers are divided once,
+# so that equal worths are equal to the bit.
+_WORTH: dict[str, Callable[[int, int], float]] = {
+    "learnable": lambda s, n: s * (n - s) / (n * n) if n else 0.0,
+    "hardest": lambda s, n: (n - s) / n if s else 0.0,
 }
 
 
@@ -44,8 +45,8 @@ class Probe:
     equals.
     """
 
-    candidates: Annotated[int, Range(1)] = 10
-    attempts: Annotated[int, Range(2)] = 8
+    candidates: Annotated[int, Range(1, 1000)] = 10
+    attempts: Annotated[int, Range(2, 10_000)] = 8
     unselected: Annotated[float, Range(0.0, 1.0)] = 0.5
     prefer: Literal["learnable", "hardest"] = "learnable"
 
@@ -53,8 +54,9 @@ class Probe:
         rng = random.Random(repr(("admission", seed)))
         order = rng.sample(range(len(groups)), len(groups))
         free = order[: min(round(self.unselected * budget), budget)]
+        worth = [_WORTH[self.prefer](group.solved, len(group.valid)) for group in groups]
         # The sort is stable: equals stay in random order.
-        best = sorted(order[len(free) :], key=lambda place: -_WORTH[self.prefer](_success(groups[place])))
+        best = sorted(order[len(free) :], key=lambda place: -worth[place])
         kept = {*free, *best[: budget - len(free)]}
         return [group.task for place, group in enumerate(groups) if place in kept]
 
@@ -90,15 +92,11 @@ def admit(synthesis: Synthesis, groups: Sequence[Group], kept: Sequence[Task]) -
 
 
 def _success(group: Group) -> float:
-    return _solved(group) / len(group.valid) if group.valid else 0.0
-
-
-def _solved(group: Group) -> int:
-    return sum(trajectory.reward >= 1.0 for trajectory in group.valid)
+    return group.solved / len(group.valid) if group.valid else 0.0
 
 
 def _line(group: Group) -> str:
-    return f"probed: {_solved(group)} of {len(group.valid)} episodes of the present policy solved it"
+    return f"probed: {group.solved} of {len(group.valid)} episodes of the present policy solved it"
 
 
 def _draft_record(record: Mapping[str, Any], group: Group, kept: bool) -> dict[str, Any]:

@@ -97,8 +97,7 @@ class Beliefs:
     def update(self, memory: Mapping[str, Any], groups: Sequence[Group]) -> tuple[dict[str, Any], list[Signal]]:
         found: dict[str, Evidence] = {}
         for group in groups:
-            solved = sum(trajectory.reward >= 1.0 for trajectory in group.valid)
-            failed = len(group.valid) - solved
+            solved, failed = group.solved, len(group.valid) - group.solved
             if group.valid:
                 # The policy did not play the replayed actions, so they are no evidence.
                 for key in _keys(group.task.solution[replayed(group.valid[0]) :]):

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 from cojax.registry.annotations import Range
+from cojax.signals.kinds import PLAN
 from cojax.synthesis.beliefs import Posterior, Strength, neighbours_in
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, offered_tools, partly_uniform, reflect_on
 from cojax.types import Signal, Trajectory
 
-Count = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1, 10_000)]
 Share = Annotated[float, Range(0.0, 1.0)]
 
-ORIGIN = "posterior"
 # Trajectories whose setups contenders are drawn from, for each expedition.
 _PARENTS = 4
 
@@ -38,7 +38,7 @@ def posteriors(
     out, and tasks with one of its tools come first; a task need not have both. The share `floor` of the expeditions is
     unguided, as in `uniform`. A prior of the beliefs counts as `strength` episodes.
     """
-    rng = random.Random(repr((ORIGIN, inputs.seed)))
+    rng = random.Random(repr((PLAN, inputs.seed)))
     environment, ending = inputs.environment, inputs.explorer.ending
     posterior = Posterior(beliefs, neighbours_in(environment), strength)
     parents = [
@@ -53,8 +53,8 @@ def posteriors(
         drawn = [_contender(posterior, parents, int(bool(ending)), rng) for _ in range(contenders)]
         p, trajectory, plan = max(drawn, key=lambda contender: contender[0] * (1.0 - contender[0]))
         evidence = f"success with {' and '.join(plan)} drawn as {p:.2f}"
-        signal = Signal(ORIGIN, trajectory.task.id, trajectory.episode, evidence, plan)
-        return Expedition(trajectory.task, ORIGIN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
+        signal = Signal(PLAN, trajectory.task.id, trajectory.episode, evidence, plan)
+        return Expedition(trajectory.task, PLAN, signal=evidence, reflect=reflect_on(trajectory, signal, plan))
 
     yield from partly_uniform(inputs, floor, rng, guided)
 

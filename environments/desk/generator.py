@@ -82,7 +82,7 @@ def stream(
     profile, known = splits[split], set[str]()
     for index in itertools.count():
         rng = random.Random(f"{NAME}/{split}/{seed}/{index}")
-        # A single suite is not drawn: today's desk keeps its random numbers.
+        # A single suite is not drawn: the desk of the demo keeps its random numbers.
         suite = suites[0] if len(suites) == 1 else rng.choice(suites)
         drawn = draw(rng, profile, suite)
         if drawn is not None and drawn[0].id not in known:

@@ -124,23 +124,23 @@ _BARE: Mapping[str, Any] = {"marked": False, "locked": False, "links": []}
 
 def _tools(app: Application) -> Iterator[Tool]:
     """The application's tools; `Tool.slots` maps a parameter to what it takes."""
-    name, shelf, two = app.tools, app.name, app.attributes
+    tool_of, shelf, attributes = app.tools, app.name, app.attributes
     record = {"record": shelf}
-    values = {attribute: attribute for attribute in two}
-    yield _tool(name["add"], {"record": f"new_{shelf}", **values}, _add(shelf, two), "Add a record.")
-    for attribute in two:
+    values = {attribute: attribute for attribute in attributes}
+    yield _tool(tool_of["add"], {"record": f"new_{shelf}", **values}, _add(shelf, attributes), "Add a record.")
+    for attribute in attributes:
         setter = _set(shelf, (attribute,))
-        yield _tool(name[f"set_{attribute}"], {**record, attribute: attribute}, setter, f"Set the {attribute}.")
+        yield _tool(tool_of[f"set_{attribute}"], {**record, attribute: attribute}, setter, f"Set the {attribute}.")
         getter = _get(shelf, attribute)
-        yield _tool(name[f"get_{attribute}"], record, getter, f"Tell the {attribute} of a record.", attribute)
-    if len(two) > 1:
-        yield _tool(name["fill"], {**record, **values}, _set(shelf, two), "Set all of a record.")
-    yield _tool(name["drop"], record, _drop(shelf), "Remove a record.")
-    yield _tool(name["rename"], {**record, "name": f"new_{shelf}"}, _rename(shelf), "Give a record another name.")
-    yield _tool(name["mark"], record, _turn_on(shelf, "marked"), "Mark a record.")
-    yield _tool(name["link"], {**record, "other": shelf}, _link(shelf), "Link a record to another.")
-    yield _tool(name["lock"], record, _turn_on(shelf, "locked"), "Lock a record.")
-    yield _tool(name["seek"], record, _get(shelf, two[-1]), "Look at a record.", two[-1])
+        yield _tool(tool_of[f"get_{attribute}"], record, getter, f"Tell the {attribute} of a record.", attribute)
+    if len(attributes) > 1:
+        yield _tool(tool_of["fill"], {**record, **values}, _set(shelf, attributes), "Set all of a record.")
+    yield _tool(tool_of["drop"], record, _drop(shelf), "Remove a record.")
+    yield _tool(tool_of["rename"], {**record, "name": f"new_{shelf}"}, _rename(shelf), "Give a record another name.")
+    yield _tool(tool_of["mark"], record, _turn_on(shelf, "marked"), "Mark a record.")
+    yield _tool(tool_of["link"], {**record, "other": shelf}, _link(shelf), "Link a record to another.")
+    yield _tool(tool_of["lock"], record, _turn_on(shelf, "locked"), "Lock a record.")
+    yield _tool(tool_of["seek"], record, _get(shelf, attributes[-1]), "Look at a record.", attributes[-1])
 
 
 def _tool(name: str, slots: Mapping[str, str], rule: Callable[..., Any], description: str, gives: str = "") -> Tool:
@@ -151,7 +151,7 @@ def _skills(
     app: Application, applications: Sequence[Application], tools: Mapping[str, Tool], rng: random.Random
 ) -> Iterator[Skill]:
     """What a query can ask of the application: one skill for most tools, and those that need look-ups."""
-    name, a, at = app.tools, app.name, ", ".join(app.attributes)
+    tool_of, a, arguments = app.tools, app.name, ", ".join(app.attributes)
     having = " and ".join(f"{{{attribute}}}" for attribute in app.attributes)
 
     def skill(wording: str, script: str, **branches: Any) -> Skill:
@@ -160,42 +160,42 @@ def _skills(
             tool = script.partition("(")[0]
         return Skill(wording, script, _confused(tool, app, tools, rng), tools=tools, **branches)
 
-    yield skill(f"add {{new_{a}}} to {a} with {having}", f"{name['add']}(new_{a}, {at})")
+    yield skill(f"add {{new_{a}}} to {a} with {having}", f"{tool_of['add']}(new_{a}, {arguments})")
     if len(app.attributes) > 1:
-        yield skill(f"fill {{{a}}} in {a} with {having}", f"{name['fill']}({a}, {at})")
-    yield skill(f"remove {{{a}}} from {a}", f"{name['drop']}({a})")
-    yield skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{name['rename']}({a}, new_{a})")
-    yield skill(f"mark {{{a}}} in {a}", f"{name['mark']}({a})")
-    yield skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{name['link']}({a}, {a}2)")
+        yield skill(f"fill {{{a}}} in {a} with {having}", f"{tool_of['fill']}({a}, {arguments})")
+    yield skill(f"remove {{{a}}} from {a}", f"{tool_of['drop']}({a})")
+    yield skill(f"call {{{a}}} {{new_{a}}} in {a}", f"{tool_of['rename']}({a}, new_{a})")
+    yield skill(f"mark {{{a}}} in {a}", f"{tool_of['mark']}({a})")
+    yield skill(f"link {{{a}}} to {{{a}2}} in {a}", f"{tool_of['link']}({a}, {a}2)")
     for attribute in app.attributes:
-        get, put = name[f"get_{attribute}"], name[f"set_{attribute}"]
+        get, put = tool_of[f"get_{attribute}"], tool_of[f"set_{attribute}"]
         yield skill(f"set {attribute} of {{{a}}} in {a} to {{{attribute}}}", f"{put}({a}, {attribute})")
         yield skill(f"tell the {attribute} of {{{a}}} in {a}", f"{get}({a}) > found; finish(found)")
         yield skill(f"give {{{a}}} the {attribute} of {{{a}2}} in {a}", f"{get}({a}2) > found; {put}({a}, found)")
-        for b, other in _with(attribute, applications, app):
+        for b, other in _source(attribute, applications, app):
             wording = f"give {{{a}}} in {a} the {attribute} of {{{b}}} in {b}"
             yield skill(wording, f"{other}({b}) > found; {put}({a}, found)")
     first = app.attributes[0]
     yield skill(
         f"if the {first} of {{{a}}} in {a} is {{{first}}} remove it otherwise mark it",
-        f"{name[f'get_{first}']}({a}) > found",
+        f"{tool_of[f'get_{first}']}({a}) > found",
         when=("found", first),
-        then=f"{name['drop']}({a})",
-        otherwise=f"{name['mark']}({a})",
+        then=f"{tool_of['drop']}({a})",
+        otherwise=f"{tool_of['mark']}({a})",
     )
     if len(app.attributes) > 1:
-        found = [next(_with(attribute, applications, app), None) for attribute in app.attributes]
+        found = [next(_source(attribute, applications, app), None) for attribute in app.attributes]
         sources = [source for source in found if source]
         if len(sources) == 2 and sources[0][0] != sources[1][0]:
             (b, get_b), (c, get_c) = sources
-            k, m = app.attributes
+            one, other = app.attributes
             yield skill(
-                f"add {{new_{a}}} to {a} with the {k} of {{{b}}} in {b} and the {m} of {{{c}}} in {c}",
-                f"{get_b}({b}) > found; {get_c}({c}) > seen; {name['add']}(new_{a}, found, seen)",
+                f"add {{new_{a}}} to {a} with the {one} of {{{b}}} in {b} and the {other} of {{{c}}} in {c}",
+                f"{get_b}({b}) > found; {get_c}({c}) > seen; {tool_of['add']}(new_{a}, found, seen)",
             )
 
 
-def _with(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
+def _source(attribute: str, applications: Sequence[Application], app: Application) -> Iterator[tuple[str, str]]:
     """The next application that tells this attribute, in the circle of the suite, with the tool that does; or none."""
     place = applications.index(app)
     for other in (*applications[place + 1 :], *applications[:place]):
@@ -216,13 +216,13 @@ def _confused(tool: str, app: Application, tools: Mapping[str, Tool], rng: rando
     return rng.choice(near or alike).name
 
 
-def _on(state: State, shelf: str, name: str) -> Entity:
+def _entity(state: State, shelf: str, name: str) -> Entity:
     if (entity := state[shelf].get(name)) is None:
         raise Refused("no such record")
     return entity
 
 
-def _free(state: State, shelf: str, name: str) -> None:
+def _expect_free(state: State, shelf: str, name: str) -> None:
     if name in state[shelf]:
         raise Refused("record exists")
 
@@ -236,7 +236,7 @@ def _valued(attributes: Sequence[str], values: Sequence[str]) -> dict[str, str]:
 
 def _add(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
     def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
-        _free(state, shelf, name)
+        _expect_free(state, shelf, name)
         return ((shelf, name, {**_valued(attributes, values), **_BARE}),)
 
     return rule
@@ -244,18 +244,18 @@ def _add(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, .
 
 def _set(shelf: str, attributes: Sequence[str]) -> Callable[..., tuple[Change, ...]]:
     def rule(state: State, name: str, *values: str) -> tuple[Change, ...]:
-        return ((shelf, name, {**_on(state, shelf, name), **_valued(attributes, values)}),)
+        return ((shelf, name, {**_entity(state, shelf, name), **_valued(attributes, values)}),)
 
     return rule
 
 
 def _get(shelf: str, attribute: str) -> Callable[[State, str], str]:
-    return lambda state, name: str(_on(state, shelf, name)[attribute])
+    return lambda state, name: str(_entity(state, shelf, name)[attribute])
 
 
 def _drop(shelf: str) -> Callable[[State, str], tuple[Change, ...]]:
     def rule(state: State, name: str) -> tuple[Change, ...]:
-        _on(state, shelf, name)
+        _entity(state, shelf, name)
         return ((shelf, name, None),)
 
     return rule
@@ -263,21 +263,21 @@ def _drop(shelf: str) -> Callable[[State, str], tuple[Change, ...]]:
 
 def _rename(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
     def rule(state: State, name: str, new: str) -> tuple[Change, ...]:
-        entity = _on(state, shelf, name)
-        _free(state, shelf, new)
+        entity = _entity(state, shelf, name)
+        _expect_free(state, shelf, new)
         return ((shelf, name, None), (shelf, new, entity))
 
     return rule
 
 
 def _turn_on(shelf: str, switch: str) -> Callable[[State, str], tuple[Change, ...]]:
-    return lambda state, name: ((shelf, name, {**_on(state, shelf, name), switch: True}),)
+    return lambda state, name: ((shelf, name, {**_entity(state, shelf, name), switch: True}),)
 
 
 def _link(shelf: str) -> Callable[[State, str, str], tuple[Change, ...]]:
     def rule(state: State, name: str, other: str) -> tuple[Change, ...]:
-        entity = _on(state, shelf, name)
-        _on(state, shelf, other)
+        entity = _entity(state, shelf, name)
+        _entity(state, shelf, other)
         return ((shelf, name, {**entity, "links": sorted({*entity["links"], other})}),)
 
     return rule

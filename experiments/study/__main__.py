@@ -181,7 +181,13 @@ def study(
         CONSOLE.print("stopped; run the same command again to go on")
         return 130
     if seeds := complete_seeds(table, sorted({job.seed for job in jobs}), records):
-        publish(name, table, sorted({job.seed for job in jobs}), records, out)
+        try:
+            publish(name, table, sorted({job.seed for job in jobs}), records, out)
+        except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise ValueError(
+                f"{out / 'runs'} holds a record that no run wrote ({error!r}); restore the records of the arms "
+                f"{', '.join(table.arms)}, or delete them and run the study again"
+            ) from error
     if failed:
         CONSOLE.print(
             f"{len(failed)} of {len(jobs)} runs did not finish: {', '.join(failed)}"

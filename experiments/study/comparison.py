@@ -20,13 +20,16 @@ from experiments.study.runs import dotted_leaves, plain_configuration
 
 _DEADLINE = "limits.environment_deadline"
 _SIGNALS = "signal_settings"
-# Keys that are equal to the last bit in two runs with the same settings, machine type and versions.
+# Keys that are equal to the last bit in two runs with the same settings, machine type and versions, but for _UNITS.
 RESULT = (
     "zero_shot", "final", "held_out", "trials", "budget", "curves", "dev", "signals", "evolutions", "refused", "tasks",
     "quality",
 )  # fmt: skip
+# Coordinates and similarities of tasks are products of numpy, whose bits depend on the processor. They are stored
+# rounded to these units, and may fall on the other side of a rounding's edge.
+_UNITS = {"tasks": 1e-4, "quality": 1e-6}
 # Equal to the last bit too, but an older record lacks them, or some of their names. None of them holds a time.
-MEASURES = ("learning", "origins", "predicted", "failures")
+NEWER_PARTS = ("learning", "origins", "predicted", "failures")
 
 
 def mismatch(record: Mapping[str, Any], config: Mapping[str, Any]) -> str:
@@ -78,16 +81,28 @@ def _comparable(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differing_parts(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The keys of RESULT in which two records differ, and those of MEASURES where both records know them.
+    """The keys of RESULT in which two records differ, and those of NEWER_PARTS where both records know them.
 
-    None where the results are the same to the last bit.
+    None where the results are the same to the last bit. Similarities and coordinates of tasks may differ by the unit
+    that they are rounded to.
     """
     # As they are read again: tuples as lists.
-    first, second = ({name: record.get(name) for name in (*RESULT, *MEASURES)} for record in (one, other))
+    first, second = ({name: record.get(name) for name in (*RESULT, *NEWER_PARTS)} for record in (one, other))
     first, second = json.loads(json.dumps(first)), json.loads(json.dumps(second))
-    different = [name for name in RESULT if first[name] != second[name]]
-    return different + [name for name in MEASURES if first[name] and second[name]
+    different = [name for name in RESULT if not _same(first[name], second[name], _UNITS.get(name, 0.0))]
+    return different + [name for name in NEWER_PARTS if first[name] and second[name]
                         and not _alike(first[name], second[name])]  # fmt: skip
+
+
+def _same(one: Any, other: Any, unit: float) -> bool:
+    """Whether two values are equal, but for numbers with a fraction, which may differ by `unit`."""
+    if unit and isinstance(one, float) and isinstance(other, float):
+        return abs(one - other) < 1.5 * unit
+    if unit and isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name], unit) for name in one)
+    if unit and isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(_same(*pair, unit) for pair in zip(one, other, strict=True))
+    return bool(one == other)
 
 
 def _alike(one: Any, other: Any) -> bool:

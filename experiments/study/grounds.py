@@ -45,17 +45,17 @@ _HARDEST: Settings = {
 _METHODS: Mapping[str, tuple[str, Settings]] = {
     "static": ("static D_0", {"evolve": "none"}),
     "random": ("random exploration", {"evolve": "random"}),
-    "uniform": ("uniform exploration (the probe's control)", {"evolve": "uniform"}),
+    "uniform": ("uniform", {"evolve": "uniform"}),
     # With the explorer's actions counted, as many environment actions as `best`.
-    "uniform-more": ("uniform exploration, a quarter more episodes", {"evolve": "uniform", "batch_size": 20}),
+    "uniform-more": ("uniform, a quarter more episodes", {"evolve": "uniform", "batch_size": 20}),
     "control": ("control: guided, without signals", {"evolve": "trajectory"}),
     "feedback": ("feedback (CoEvolve)", {"evolve": "feedback"}),
-    "credited": ("feedback, repaired: weighted by what it led to", {"evolve": "credited"}),
-    "posteriors": ("posteriors: Thompson sampling", {"evolve": "posteriors"}),
-    "frontier": ("frontier: joins with prefix replay", {"evolve": "frontier", "synthesis.prefix_replay": True}),
-    "probe": ("uniform + probe before admission", {"evolve": "uniform", **_PROBED}),
-    "hardest": ("uniform + the hardest that a probe solved", {"evolve": "uniform", **_HARDEST}),
-    "best": ("posteriors + the hardest that a probe solved", {"evolve": "posteriors", **_HARDEST}),
+    "credited": ("credited: feedback by what it led to", {"evolve": "credited"}),
+    "posteriors": ("posteriors", {"evolve": "posteriors"}),
+    "frontier": ("frontier", {"evolve": "frontier", "synthesis.prefix_replay": True}),
+    "probe": ("probe", {"evolve": "uniform", **_PROBED}),
+    "hardest": ("hardest", {"evolve": "uniform", **_HARDEST}),
+    "best": ("best: posteriors and hardest", {"evolve": "posteriors", **_HARDEST}),
 }
 # Arm → its title and settings: a method on a ground.
 ARMS: Mapping[str, tuple[str, Settings]] = {
@@ -119,5 +119,5 @@ TABLES = {
         (("best", "uniform"), ("feedback", "uniform")),
     ),
 }
-COUNTS = {"primary": 12}  # seeds of a table by default, where they are not six
+SEED_COUNTS = {"primary": 12}  # seeds of a table by default, where they are not six
 REFERENCES = {"wide-growth": "wide-uniform"}  # budgets are compared with the first arm elsewhere

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cojax.registry.commits import shortened
 from experiments.study.breakdown import LONG
 from experiments.study.cells import interval, markdown_table, points
 from experiments.study.failures import EXAMPLES_HEAD, FAILURES_HEAD, example_rows, failure_rows
@@ -74,7 +75,7 @@ def _heading(summary: Mapping[str, Any]) -> str:
 
 def made_by(summary: Mapping[str, Any]) -> list[str]:
     """The commits that made the runs, shortened."""
-    return [f"`{commit[:10]}`" for commit in summary["made_with"]["commits"]]
+    return [f"`{shortened(commit)}`" for commit in summary["made_with"]["commits"]]
 
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:

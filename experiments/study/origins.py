@@ -10,10 +10,10 @@ from cojax.report.origins import PREDICTORS, worth
 from cojax.report.run import Run
 
 # Of an origin: groups played of its tasks, those of them that were live, and actions of the explorer to find them.
-COUNTS = ("groups", "live", "actions")
+ORIGIN_COUNTS = ("groups", "live", "actions")
 # Of an origin, where it is known: how many tools its tasks were the first to solve, and the mean norm of the gradient
 # of the steps that its live groups were in.
-MEASURES = ("solved", "norm")
+ORIGIN_MEASURES = ("solved", "norm")
 WORTH_HEAD = (
     "arm", "origin", "groups", "live", "share", "explorer's actions", "a live group", "tools first solved",
     "norm of its steps",
@@ -25,9 +25,9 @@ _DIGITS = 6
 def worth_of(run: Run) -> dict[str, Any]:
     """The keys `origins` and `predicted` of a run's record, D_0's tasks included.
 
-    `origins` has COUNTS and MEASURES by origin; a measure that is not known is None. `predicted` has for each of
-    PREDICTORS that predicted the success of a task Spearman's `rho` of predicted and realised success, None where it is
-    not given, and the number of `tasks`.
+    `origins` has ORIGIN_COUNTS and ORIGIN_MEASURES by origin; a measure that is not known is None. `predicted` has for
+    each of PREDICTORS that predicted the success of a task Spearman's `rho` of predicted and realised success, None
+    where it is not given, and the number of `tasks`.
     """
     found = worth(run, histories(run))
     return {
@@ -61,8 +61,8 @@ def mean_worth(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
     every = {name: [record["origins"].get(name, {}) for record in records] for name in names}
     return {
         origin: {
-            **{name: sum(one.get(name, 0) for one in of) / len(records) for name in COUNTS},
-            **{name: _mean([one.get(name) for one in of]) for name in MEASURES},
+            **{name: sum(one.get(name, 0) for one in of) / len(records) for name in ORIGIN_COUNTS},
+            **{name: _mean([one.get(name) for one in of]) for name in ORIGIN_MEASURES},
         }
         for origin, of in every.items()
     }

@@ -43,7 +43,7 @@ def record_or_reason(job: StudyRun, workdir: Path) -> tuple[Record | None, str]:
         return record_of(job, workdir), ""
     except (NotFinished, StorageError) as error:
         return None, str(error)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         return None, f"{workdir} holds a damaged run ({error!r}); delete it and run the same command again"
 
 

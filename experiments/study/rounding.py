@@ -26,6 +26,8 @@ from experiments.study.command import check_deadline, check_settings, settings_o
 from experiments.study.record import record_or_reason
 from experiments.study.runs import StudyRun
 
+_COPIES = 1000
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0; 1 where a run failed; 2 for wrong settings; 130 when stopped."""
@@ -63,8 +65,8 @@ def copies(arm: str, seed: int, count: int, further: dict[str, Any]) -> list[Stu
     if seed not in tables.DEVELOPMENT_SEEDS:
         known = ", ".join(map(str, tables.DEVELOPMENT_SEEDS))
         raise ValueError(f"--seed={seed} is no development seed; expected one of {known}")
-    if count < 1:
-        raise ValueError(f"--copies={count}; expected at least 1 perturbed run beside the run itself")
+    if not 1 <= count <= _COPIES:
+        raise ValueError(f"--copies={count}; expected 1 to {_COPIES} perturbed runs beside the run itself")
     (job,) = tables.jobs([arm], [seed], True, further)
     check_settings([job])
     return [

@@ -1,4 +1,4 @@
-"""The arms and seeds of each table. Comparisons were fixed before any run on evaluation seeds.
+"""The arms and seeds of each table. docs/study-details.md says which comparisons were fixed before their runs.
 
 Settings were chosen only on development seeds and the development split: `--development` runs see nothing else.
 """
@@ -164,7 +164,7 @@ TABLES: Mapping[str, Table] = {
         name: Table(
             **table,
             seeds=grounds.SEEDS,
-            count=grounds.COUNTS.get(name, DEFAULT_SEEDS),
+            count=grounds.SEED_COUNTS.get(name, DEFAULT_SEEDS),
             reference=grounds.REFERENCES.get(name, table["arms"][0]),
         )
         for name, table in grounds.TABLES.items()

@@ -186,6 +186,17 @@ def test_measures_are_compared_where_both_records_have_them():
     assert differing_parts(one, {**one, "learning": {"updates": 9.0, "grad_norm": 1.0}}) == ["learning"]
 
 
+def test_similarities_may_fall_on_the_other_side_of_their_rounding_and_nothing_else_may_differ():
+    one = record("feedback", 1, 0.5)
+    similar = one["tasks"]["similarity"]
+    near = {**one, "tasks": {**one["tasks"], "similarity": [similar[0] + 1e-4, *similar[1:]]}}
+    far = {**one, "tasks": {**one["tasks"], "similarity": [similar[0] + 2e-4, *similar[1:]]}}
+    assert differing_parts(one, near) == []
+    assert differing_parts(one, far) == ["tasks"]
+    assert differing_parts(one, {**one, "tasks": {**one["tasks"], "tool": ["other"] * 4}}) == ["tasks"]
+    assert differing_parts(one, {**one, "final": one["final"] + 1e-7}) == ["final"]
+
+
 MISSING = object()
 
 
@@ -211,6 +222,16 @@ MISSING = object()
         ("origins", {"rare": {"groups": 4, "live": 1, "actions": 2, "norm": "0"}}, "origins is .*for each origin"),
         ("predicted", {"signals": {"rho": None}}, "predicted is .*for each predictor an object with rho"),
         ("trials", [{"success": 0.5}], "trials is .*expected a list of objects with episodes"),
+        ("predicted", {"probe": {"rho": 17.5, "tasks": 3}}, "predicted is .*rho, from -1 to 1"),
+        ("predicted", {"probe": {"rho": 10**400, "tasks": 3}}, "predicted is .*rho, from -1 to 1"),
+        ("origins", {"x": {"groups": 1, "live": 2, "actions": 0, "solved": None, "norm": None}}, "no more live than"),
+        ("quality.max_similarity", None, "quality.max_similarity is None; expected an object with mean"),
+        ("refused.duplicate", "x", "refused is .*expected an object of whole numbers"),
+        ("facts.versions.jax", None, "facts.versions is .*expected an object of texts"),
+        ("budget.probe_episodes", None, "budget is .*expected an object of whole numbers"),
+        ("budget.turns", 10**400, "budget.turns is .*expected a whole number"),
+        ("tasks.tool", [None] * 4, "tasks.tool is .*expected a list of texts"),
+        ("final", 0.99, "final is 0.99, but held_out.final says 2 of 4 tasks"),
         ("failures", {"examples": {}}, "failures is .*expected an object with examples and agents"),
     ],
 )

@@ -32,7 +32,8 @@ def test_the_spread_is_over_runs():
     [
         (["--seed=201"], "--seed=201 is no development seed; expected one of 21, 22, 23, 24, 25, 26"),
         (["--deadline=0"], "--deadline=0; expected seconds above 0"),
-        (["--copies=0"], "--copies=0; expected at least 1 perturbed run beside the run itself"),
+        (["--copies=0"], "--copies=0; expected 1 to 1000 perturbed runs beside the run itself"),
+        (["--copies=1000000000"], "--copies=1000000000; expected 1 to 1000 perturbed runs beside the run itself"),
         (["--config.nosuch=1"], "nosuch is not a setting; python -m experiments.reference lists them all"),
     ],
 )
@@ -66,6 +67,9 @@ def test_a_damaged_run_does_not_end_the_others(tmp_path, capsys, ended):
             write_json(tmp_path / run.name / f"{name}.json", {})
     assert measure(ended, tmp_path, [None], 1.0, threading.Event()) == 1
     assert capsys.readouterr().out.count("holds a damaged run (KeyError('config')); delete it") == 2
+    write_json(tmp_path / ended[0].name / "config.json", {"config": -1})
+    assert measure(ended[:1], tmp_path, [None], 1.0, threading.Event()) == 1
+    assert "holds a damaged run (AttributeError" in capsys.readouterr().out
 
 
 def test_runs_without_evaluation_tasks_have_no_spread(tmp_path, capsys, monkeypatch, ended):

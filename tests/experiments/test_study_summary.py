@@ -167,7 +167,7 @@ def test_budgets_are_compared_with_the_tables_own_reference():
     table = Table("A ground", ("wide-uniform", "wide-feedback"), (), reference="wide-uniform")
     records = known(record("wide-uniform", 1, 0.25), record("wide-feedback", 1, 0.5, origins=("rare",) * 3))
     page = render_page(summarise("one", table, (1,), records))
-    assert "in brackets compared with uniform exploration (the probe's control)." in page
+    assert "in brackets compared with uniform." in page
     assert "| tasks added | 2 | 3 (+50 %) |" in page
     without = render_page(summarise("one", dataclasses.replace(table, reference="feedback"), (1,), records))
     assert "Means over seeds.\n" in without

@@ -44,6 +44,13 @@ def test_the_hardest_that_were_solved_at_all_are_kept() -> None:
     assert fifth == {0, 1, 5, 6, 8, 9, 10, 11}
 
 
+@pytest.mark.parametrize(("lost", "rates"), [(1, (1, 6)), (3, (1, 4)), (3, (2, 3))])
+def test_chance_decides_between_equals_whatever_the_number_of_valid_episodes(lost: int, rates: tuple[int, int]) -> None:
+    groups = [group(number, solved, lost) for number, solved in enumerate(rates)]
+    first = sum(chosen(Probe(unselected=0.0), 1, (seed,), groups) == [0] for seed in range(400))
+    assert 150 < first < 250  # a fair coin is outside of this once in 2 million times
+
+
 def test_a_budget_is_filled_by_chance_where_nothing_more_can_be_learned() -> None:
     extra = collections.Counter(
         place for seed in range(400) for place in chosen(Probe(unselected=0.0), 5, (seed,)) if RATES[place] in (0, 8)
