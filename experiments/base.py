@@ -91,8 +91,8 @@ def _budgets(own: Mapping[str, Any]) -> Section:
         ),
         "environment_steps": Leaf(
             own["environment_steps"], Number,
-            "the most environment steps (actions) of all training episodes, both agents' together, probes left out; the "
-            "step that reaches it is played to its end; later ones learn nothing, but evolutions go on; 0 is no limit",
+            "the most environment steps (actions) of all training episodes, both agents' together, probes left out; "
+            "the step that reaches it is played to its end; later ones learn nothing, but evolutions go on; 0 is no limit",
         ),
     }  # fmt: skip
 
@@ -215,7 +215,9 @@ def limits() -> Section:
 def synthesis() -> Section:
     """How much an evolution explores."""
     return {
-        "contexts": Leaf(40, Annotated[int, Range(1, 10_000)], "expeditions per evolution, × candidates with a probe"),
+        "contexts": Leaf(
+            40, Annotated[int, Range(1, 10_000)], "expeditions per evolution, times candidates with a probe"
+        ),
         "budget": Leaf(40, Count, "most tasks that an evolution adds, after admission"),
         "per_context": Leaf(2, Count, "most tasks from one expedition"),
         "admit": Leaf("all", str, "which of the tasks found enter the pool: all, or those that a probe chooses"),
