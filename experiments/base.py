@@ -92,7 +92,7 @@ def _budgets(own: Mapping[str, Any]) -> Section:
         "environment_steps": Leaf(
             own["environment_steps"], Number,
             "the most environment steps (actions) of all training episodes, both agents' together, probes left out; "
-            "the step that reaches it is played to its end; later ones learn nothing, but evolutions go on; 0 is no limit",
+            "the step that reaches it is played to its end; later ones learn nothing but evolve; 0 is no limit",
         ),
     }  # fmt: skip
 
