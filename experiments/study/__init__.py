@@ -2,6 +2,7 @@
 
 arms.py        the arms and their settings
 grounds.py     arms and tables of the study of signals
+table.py       what an arm and a table are
 tables.py      which arms and seeds; which differences are asked for
 former.py      the former rule of selection, for one arm
 runs.py        a run and its configuration

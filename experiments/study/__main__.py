@@ -33,7 +33,8 @@ from experiments.study.markdown import render_page
 from experiments.study.record import Record, record_or_reason
 from experiments.study.runs import StudyRun
 from experiments.study.summary import Records, complete_seeds, summarise
-from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES, Table
+from experiments.study.table import DEFAULT_SEEDS, Table
+from experiments.study.tables import DEVELOPMENT_SEEDS, TABLES
 
 _ALL = "all"
 # Records that are part of the repository.
@@ -79,7 +80,7 @@ def _parser() -> CommandLineParser:
     )
     parser.add_argument("--name", choices=(*TABLES, _ALL), default="main", help="the table (main), or all of them")
     parser.add_argument("--arms", help="some of its arms alone, with commas: a table of its own name")
-    parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({tables.DEFAULT_SEEDS}; losses: 4)")
+    parser.add_argument("--seeds", type=int, help=f"so many, from the first on ({DEFAULT_SEEDS}; losses: 4)")
     parser.add_argument("--quick", action="store_true", help=f"{tables.QUICK_SEEDS} seeds")
     parser.add_argument("--development", action="store_true", help="development seeds, evaluated on the dev split")
     parser.add_argument("--again", metavar="ARM-SEED", help="a stored run anew, compared with its record")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 from experiments import desk, desk_smollm2
 from experiments.study import grounds
 from experiments.study.runs import Settings, changes
+from experiments.study.table import Arm
 
 # Settings that all arms share beside experiments/desk.py: a run on one core, so one lane.
 COMMON: Settings = {
@@ -55,14 +55,6 @@ _PRETRAINED: Settings = {
 # Drafts of up to six actions, and fewer environment steps than feedback plays in 100 steps (seeds 101 to 106: 43,638
 # on average).
 _LONG: Settings = {"explorer.longest": 6, "environment_steps": 43_000}
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm:
-    """What one arm changes of the common settings, and what it is called in tables."""
-
-    title: str
-    settings: Settings
 
 
 ARMS: Mapping[str, Arm] = {
@@ -165,6 +157,6 @@ ARMS: Mapping[str, Arm] = {
             **_LONG,
         },
     ),
-    **{name: Arm(title, settings) for name, (title, settings) in grounds.ARMS.items()},
+    **grounds.ARMS,
     "hard-negatives": Arm("feedback + hard negatives", {"evolve": "feedback", "preference.hard_negatives": 0.1}),
 }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from experiments.study.runs import Settings
+from experiments.study.table import DEFAULT_SEEDS, Arm, Table
 
 SEEDS = tuple(range(201, 213))  # no run before the settings below are fixed
 
@@ -57,30 +57,40 @@ _METHODS: Mapping[str, tuple[str, Settings]] = {
     "hardest": ("hardest", {"evolve": "uniform", **_HARDEST}),
     "best": ("best: posteriors and hardest", {"evolve": "posteriors", **_HARDEST}),
 }
-# Arm → its title and settings: a method on a ground.
-ARMS: Mapping[str, tuple[str, Settings]] = {
-    f"{ground}-{name}": (title, {**settings, **own})
+# Each method on each ground.
+ARMS: Mapping[str, Arm] = {
+    f"{ground}-{name}": Arm(title, {**settings, **own})
     for ground, settings in (("wide", _WIDE), ("deep", _DEEP))
     for name, (title, own) in _METHODS.items()
 }
 
 
-def _table(title: str, ground: str, names: Sequence[str], pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Title, arms and differences of a table on a ground."""
-    return {
-        "title": title,
-        "arms": tuple(f"{ground}-{name}" for name in names),
-        "differences": tuple((f"{ground}-{one}", f"{ground}-{other}") for one, other in pairs),
-    }
+def _table(
+    title: str,
+    ground: str,
+    names: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    count: int = DEFAULT_SEEDS,
+    reference: str = "",
+) -> Table:
+    """A table on a ground. Budgets are compared with its first arm, if not with `reference`."""
+    return Table(
+        title,
+        tuple(f"{ground}-{name}" for name in names),
+        tuple((f"{ground}-{one}", f"{ground}-{other}") for one, other in pairs),
+        seeds=SEEDS,
+        count=count,
+        reference=f"{ground}-{reference or names[0]}",
+    )
 
 
-# All but `primary` take the first six seeds; `primary` takes all twelve.
-TABLES = {
+TABLES: Mapping[str, Table] = {
     "primary": _table(
         "The primary comparison: the best combination against uniform growth, in as many episodes",
         "wide",
         ("uniform", "best"),
         (("best", "uniform"),),
+        count=12,
     ),
     "wide": _table(
         "Where choice matters: a grown desk of hundreds of tools, in as many episodes",
@@ -111,6 +121,7 @@ TABLES = {
         "wide",
         ("static", "random", "uniform", "control", "feedback"),
         (("uniform", "static"), ("uniform", "random"), ("feedback", "control"), ("feedback", "static")),
+        reference="uniform",
     ),
     "deep": _table(
         "A grown desk of fewer tools and longer tasks, in as many episodes",
@@ -119,5 +130,3 @@ TABLES = {
         (("best", "uniform"), ("feedback", "uniform")),
     ),
 }
-SEED_COUNTS = {"primary": 12}  # seeds of a table by default, where they are not six
-REFERENCES = {"wide-growth": "wide-uniform"}  # budgets are compared with the first arm elsewhere

@@ -13,7 +13,7 @@ from experiments.study.failures import mean_failures
 from experiments.study.origins import mean_predicted, mean_worth
 from experiments.study.record import Record, cross_table
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
-from experiments.study.tables import Table
+from experiments.study.table import Table
 
 Records = Mapping[tuple[str, int], Record]  # (arm, seed) → record
 # The paper's task-set metrics of the pool at the end; None for what needs evaluation tasks, where there are none.

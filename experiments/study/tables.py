@@ -5,38 +5,20 @@ Settings were chosen only on development seeds and the development split: `--dev
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
 from experiments.study import grounds
 from experiments.study.arms import ARMS, COMMON, ON_DEVELOPMENT_TASKS
 from experiments.study.runs import Settings, StudyRun
+from experiments.study.table import Table
 
 # The training environment steps of each run, those of both agents together.
 _PREFERENCES: Settings = {"environment_steps": 35_000}
-EVALUATION_SEEDS = (101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112)
 LOSS_SEEDS = (201, 202, 203, 204)  # shared with the grounds, whose desks and policies are others
 PRETRAINED_SEEDS = (301, 302, 303, 304, 305, 306)  # of the table `pretrained` alone
 PREFERENCE_SEEDS = (401, 402, 403, 404, 405, 406)  # of the tables `coevolving` and `second-agent` alone
 DEVELOPMENT_SEEDS = (21, 22, 23, 24, 25, 26)
-DEFAULT_SEEDS, QUICK_SEEDS = 6, 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Table:
-    """A question, its arms, and the paired differences (one, other), meaning one − other, that answer it.
-
-    `settings` are shared by all its arms, beside COMMON; the default seeds are the first `count` of `seeds`. The page
-    compares budgets with those of the arm `reference`, where it is one of its arms.
-    """
-
-    title: str
-    arms: tuple[str, ...]
-    differences: tuple[tuple[str, str], ...]
-    settings: Settings = dataclasses.field(default_factory=dict)
-    seeds: tuple[int, ...] = EVALUATION_SEEDS
-    count: int = DEFAULT_SEEDS
-    reference: str = "feedback"
+QUICK_SEEDS = 2
 
 
 TABLES: Mapping[str, Table] = {
@@ -160,15 +142,7 @@ TABLES: Mapping[str, Table] = {
         _PREFERENCES,
         PREFERENCE_SEEDS,
     ),
-    **{
-        name: Table(
-            **table,
-            seeds=grounds.SEEDS,
-            count=grounds.SEED_COUNTS.get(name, DEFAULT_SEEDS),
-            reference=grounds.REFERENCES.get(name, table["arms"][0]),
-        )
-        for name, table in grounds.TABLES.items()
-    },
+    **grounds.TABLES,
     "second-agent": Table(
         "What the failure agent adds, and a task set that grows",
         ("coevolving", "positive-agent", "coevolving-growing", "one-agent-growing", "rft-growing", "feedback"),

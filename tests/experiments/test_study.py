@@ -25,9 +25,9 @@ from experiments.study.command import settings_of
 from experiments.study.panels import colours
 from experiments.study.runs import changes, configuration_of
 from experiments.study.statistics import SeedEstimate, estimate, paired_difference
+from experiments.study.table import EVALUATION_SEEDS
 from experiments.study.tables import (
     DEVELOPMENT_SEEDS,
-    EVALUATION_SEEDS,
     LOSS_SEEDS,
     PREFERENCE_SEEDS,
     PRETRAINED_SEEDS,

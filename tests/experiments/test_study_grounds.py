@@ -23,7 +23,8 @@ from experiments.study.markdown import render_page
 from experiments.study.record import budget
 from experiments.study.runs import configuration_of
 from experiments.study.summary import summarise
-from experiments.study.tables import TABLES, Table, jobs
+from experiments.study.table import Table
+from experiments.study.tables import TABLES, jobs
 from experiments.study.tasks import environment_of, least_popular
 
 PAIR = Table("A table", ("wide-uniform", "wide-probe"), (("wide-probe", "wide-uniform"),))

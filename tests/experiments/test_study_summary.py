@@ -19,7 +19,8 @@ from experiments.study.markdown import render_page
 from experiments.study.origins import worth_of
 from experiments.study.shape import check_record
 from experiments.study.summary import summarise
-from experiments.study.tables import Table, jobs
+from experiments.study.table import Table
+from experiments.study.tables import jobs
 
 
 def test_what_updates_were_like_is_told_where_all_records_know_it():
