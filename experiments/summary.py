@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from cojax import signals
 from cojax.metrics import Stopwatch
 from cojax.preference import KINDS
+from cojax.report.verdicts import verdicts_of
 from cojax.storage.run_directory import RunDirectory
+from cojax.types import Status
 from experiments.origins import origin_of
 from experiments.scores import HeldOut
 
@@ -47,11 +49,9 @@ def summarise(
         "tasks_initial": tasks - sum(added.values()),
         "tasks_final": tasks,
         "signals": _signals(records),
-        "verdicts": {
-            status: sum(evolution[status] for evolution in evolutions)
-            for status in ("accepted", "retained", "discarded")
-        },
+        "verdicts": _verdicts(evolutions),
         "added": added,
+        **_probed(evolutions),
         "initial": _initial(directory),
         "explorer": _explored(evolutions),
         "quality": evolutions[-1].get("quality", {}) if evolutions else {},
@@ -98,6 +98,17 @@ def _explored(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         **{name: sum(found[name] for found in figures) for name in sorted(costs)},
         **({"failures": _sum(found["failures"] for found in figures)} if figures else {}),
     }
+
+
+def _verdicts(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return dict.fromkeys(get_args(Status), 0) | _sum(map(verdicts_of, evolutions))
+
+
+def _probed(evolutions: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The key `probe`, with what the probes before admission took; {} for a run without."""
+    probes = [evolution["probe"] for evolution in evolutions if evolution.get("probe")]
+    names = ("candidates", "episodes", "turns", "tokens")
+    return {"probe": {name: sum(probe.get(name, 0) for probe in probes) for name in names}} if probes else {}
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -43,7 +43,7 @@ PUBLIC: dict[str, tuple[str, ...]] = {
         "ADMISSIONS", "EVOLUTIONS", "SELECTIONS", "Admission", "EvolutionInputs", "Expedition", "initial_tasks",
         "reflect_on",
     ),
-    "cojax.synthesis.beliefs": ("Posterior",),
+    "cojax.synthesis.beliefs": ("Posterior", "neighbours_in"),
     "cojax.synthesis.credits": ("credit",),
     "cojax.explorer": ("Exploration", "Explorer", "Metered"),
     "cojax.rollout.engine": ("Completion", "Engine", "Routed", "Sampling", "Weights"),

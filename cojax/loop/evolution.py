@@ -14,7 +14,7 @@ from cojax.loop import Loop, State
 from cojax.loop.groups import groups_left, probe_tasks
 from cojax.rollout.collect import RolloutStopped
 from cojax.storage.run_directory import RunDirectory
-from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, synthesize
+from cojax.synthesis import EvolutionInputs, Interrupted, Synthesis, admit, expeditions_of, synthesize
 from cojax.synthesis.beliefs import predictor
 from cojax.synthesis.idle import why_idle
 from cojax.synthesis.selection import visits_of
@@ -106,7 +106,7 @@ class Evolution:
 
         def evolve(stop: Callable[[], bool]) -> Synthesis:
             synthesis = synthesize(
-                loop.evolve(inputs, *read.values()),
+                expeditions_of(loop.evolve, inputs, *read.values()),
                 loop.environment,
                 loop.explorer,
                 loop.validate,

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cojax.report.run import origin_line
-from cojax.types import Status
+from cojax.report.verdicts import verdicts_of
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
@@ -128,11 +128,14 @@ def _evolved(evolution: Mapping[str, Any]) -> str:
     """What an evolution did, or why it did nothing."""
     if evolution.get("idle"):
         return f"no expedition: {evolution['idle']}"
-    verdicts = {status: evolution[status] for status in get_args(Status)}
-    return (
-        f"{evolution['expeditions']} expeditions → {evolution['drafts']} drafts → {_kinds(verdicts)} → "
-        f"new tasks: {_kinds(evolution['added'])}"
-    )
+    stages = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
+    stages += [_probed(evolution["probe"])] if evolution.get("probe") else []
+    stages += [_kinds(verdicts_of(evolution)), f"new tasks: {_kinds(evolution['added'])}"]
+    return " → ".join(stages)
+
+
+def _probed(probe: Mapping[str, int]) -> str:
+    return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"
 
 
 def explorer_line(figures: Mapping[str, Any]) -> str:
@@ -265,6 +268,8 @@ def _results(summary: Mapping[str, Any]) -> Table:
     for name, key in _COUNTED.items():
         counts = summary.get(key, {})
         table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
+    if probe := summary.get("probe"):
+        table.add_row("probe", f"{_probed(probe)}, {probe['tokens']:,} tokens")
     if (tokens := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))
     if summary.get("logprob_mismatch") is not None:

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from cojax.report.lineage import TaskHistory
 from cojax.report.paired import paired
 from cojax.report.run import Json, Run, joined_at, origin_line, task_scores
-from cojax.types import Status
+from cojax.report.verdicts import verdicts_of
 
 POINTS = 1_500  # steps drawn at most
 CURVES = (
@@ -67,7 +67,7 @@ def evolutions(run: Run) -> list[Json]:
                 {
                     "step": evolution_step(row),
                     "signals": dict(detected),
-                    "verdicts": _verdicts(evolution),
+                    "verdicts": verdicts_of(evolution),
                     "added": evolution["added"],
                 }
             )
@@ -100,7 +100,7 @@ def totals(run: Run) -> Json:
         for name in ("seconds", "outcomes", "signals"):
             summed[name].update(row.get(name, {}))
         if "evolution" in row:
-            summed["verdicts"].update(_verdicts(row["evolution"]))
+            summed["verdicts"].update(verdicts_of(row["evolution"]))
     return {name: run.summary.get(name) or dict(counts) for name, counts in summed.items()}
 
 
@@ -146,10 +146,6 @@ def evenly(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[round(place * (len(items) - 1) / (count - 1))] for place in range(count)]
-
-
-def _verdicts(evolution: Json) -> dict[str, int]:
-    return {status: evolution[status] for status in get_args(Status)}
 
 
 def _cumulative(added: Mapping[int, int], steps: Sequence[int]) -> list[int]:

@@ -4,7 +4,7 @@ const inOrder = (origins) => {
   const found = new Set(origins), ours = ["seed", "unguided", "uniform", "trajectory", "posterior", "frontier", ...KINDS];
   return [...ours.filter((name) => found.has(name)), ...[...found].filter((name) => !ours.includes(name)).sort()];
 };
-const STATUSES = ["accepted", "retained", "discarded"];
+const STATUSES = ["accepted", "retained", "discarded", "not admitted"];
 const PART_COLORS = {generation: "var(--boundary)", environment: "var(--teal)", update: "var(--violet)", sync: "var(--pink)", feedback: "var(--forgetting)",
   evaluation: "var(--rare)", checkpoint: "var(--unguided)", "everything else": "var(--discarded)"};
 const OUTCOME_COLORS = {finished: "var(--accepted)", truncated: "var(--rare)", timeout: "var(--forgetting)", environment_error: "var(--bad)", engine_error: "var(--violet)"};
@@ -56,7 +56,7 @@ function hero({headline, totals, counts}) {
         h("i", {css: {width: `${100 * (pair[1] || 0)}%`, background: "var(--accent)"}}),
         h("i", {css: {width: `${100 * (pair[0] || 0)}%`, background: "var(--unguided)", opacity: both && pair[1] < pair[0] ? 0.45 : 1}}))),
     tile("tasks, start → end", `${whole(counts.tasks)} synthesized`, whole(headline.tasks_initial), arrow(), whole(headline.tasks_final)),
-    tile("drafts accepted", verdicts ? `of ${whole(verdicts)} validated in evolutions` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
+    tile("drafts accepted", verdicts ? `of ${whole(verdicts)} examined in evolutions` : "no evolution yet", verdicts ? percent((totals.verdicts.accepted || 0) / verdicts) : "–"),
     tile("wall time", known(seconds.warm_start) && seconds.warm_start > 0 ? `after a warm start of ${duration(seconds.warm_start)}` : counted(headline.step, "step"), duration(spent)),
     tile("spent on feedback", "of the wall time", percent(spent > 0 ? (seconds.feedback || 0) / spent : null, 1)));
 }
@@ -110,7 +110,7 @@ function evolution({evolutions, pool, totals, helped}) {
     h("div", {class: "grid"},
       card("Signals", `raised since the last evolution, by kind${evolutions.some((one) => one.open) ? " (* = not yet explored)" : ""}`, chart({x: steps, unit: "evolution at step", format: whole, series: bars(evolutions, "signals", KINDS)})),
       card("Pool", "tasks by origin, after each step", chart({x: pool.step, format: whole, marks: closed.map((one) => one.step), series: origins.map((name) => ({name, color: tone(name), kind: "area", legend: true, values: pool.origins[name]}))})),
-      card("Verdicts", "what validation made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
+      card("Verdicts", "what validation, and a probe if there is one, made of the drafts of each evolution", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "verdicts", STATUSES)})),
       card("New tasks", "accepted at each evolution, by origin", chart({x: closed.map((one) => one.step), unit: "evolution at step", format: whole, series: bars(closed, "added", inOrder(closed.flatMap((one) => Object.keys(one.added || {}))))})),
       card("Where the time went", null, split(timeParts(totals.seconds), duration)),
       card("How episodes ended", "errors of the environment or the engine never count as failures of the policy", split(Object.entries(totals.outcomes).map(([name, value]) => ({name: name.replaceAll("_", " "), value, color: OUTCOME_COLORS[name] || "var(--faint)"})), whole))),

@@ -39,7 +39,7 @@ function conversionCard({step, pass_rate, fruitful}) {
 
 function feedbackCard({step, share}, seconds) {
   const whole = seconds.total > 0 ? (seconds.feedback || 0) / seconds.total : null;
-  return card("Time spent on feedback", known(whole) ? `${percent(whole, 1)} of the wall time (${duration(seconds.feedback || 0)} of ${duration(seconds.total)}): signals, exploration, validation` : "share of the wall time so far",
+  return card("Time spent on feedback", known(whole) ? `${percent(whole, 1)} of the wall time (${duration(seconds.feedback || 0)} of ${duration(seconds.total)}): signals, exploration, validation, probes` : "share of the wall time so far",
     chart({x: step, format: percent, series: [{name: "share of the wall time so far", format: (value) => percent(value, 1), color: "var(--forgetting)", values: share, legend: true}]}));
 }
 

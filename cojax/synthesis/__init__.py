@@ -25,7 +25,7 @@ from cojax.environment import Environment, EnvironmentFailure
 from cojax.explorer import Explorer, Metered
 from cojax.synthesis.admission import ADMISSIONS, Admission, admit
 from cojax.synthesis.collector import Collector, Predict, Synthesis
-from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, reads
+from cojax.synthesis.evolutions import EVOLUTIONS, MEMORIES, expeditions_of, reads
 from cojax.synthesis.expedition_batch import ExpeditionBatch, Validate
 from cojax.synthesis.expeditions import EvolutionInputs, Expedition, reflect_on, sample_setups
 from cojax.synthesis.interruption import Interrupted
@@ -45,6 +45,7 @@ __all__ = [
     "Synthesis",
     "Validate",
     "admit",
+    "expeditions_of",
     "initial_tasks",
     "reads",
     "reflect_on",

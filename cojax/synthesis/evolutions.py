@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from cojax.registry import RegistryError
+from cojax.registry.annotations import shown
 from cojax.signals import Detector
 from cojax.synthesis.beliefs import Beliefs
 from cojax.synthesis.credits import Credits, credited
 from cojax.synthesis.expeditions import (
+    EvolutionInputs,
     Expedition,
     around_displaced_signals,
     around_signals,
@@ -47,7 +51,26 @@ def reads(evolve: Evolve) -> tuple[str, ...]:
     names = tuple(one.name for one in positional[1:] if one.default is one.empty)
     if unknown := [name for name in names if name not in MEMORIES]:
         raise RegistryError(
-            f"the evolution {evolve!r} takes the parameter {unknown[0]!r}; beside its inputs it can read "
+            f"{_named(evolve)} takes the parameter {unknown[0]!r}; beside its inputs it can read "
             f"{', '.join(MEMORIES)}, and its settings stand after a *"
         )
     return names
+
+
+def expeditions_of(evolve: Evolve, inputs: EvolutionInputs, *memories: Mapping[str, Any]) -> Iterator[Expedition]:
+    """What the evolution gives, one by one. Raises RegistryError for anything but an Expedition."""
+    found = evolve(inputs, *memories)
+    if not isinstance(found, Iterable):
+        raise RegistryError(
+            f"{_named(evolve)} returned {shown(found)}; expected an iterator of cojax.synthesis.Expedition"
+        )
+    for one in found:
+        if not isinstance(one, Expedition):
+            raise RegistryError(f"{_named(evolve)} gave {shown(one)}; expected a cojax.synthesis.Expedition")
+        yield one
+
+
+def _named(evolve: Evolve) -> str:
+    """How a configuration names it."""
+    function = evolve.func if isinstance(evolve, functools.partial) else evolve
+    return f"evolve '{function.__module__}:{getattr(function, '__qualname__', type(function).__qualname__)}'"

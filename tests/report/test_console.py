@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.control import Control
 
-from cojax.report.console import CONSOLE, bar, duration, seconds_left, show_step, show_summary, step_line
+from cojax.report.console import CONSOLE, bar, duration, extra_lines, seconds_left, show_step, show_summary, step_line
 
 RECORD = {
     "step": 7,
@@ -108,6 +108,18 @@ def test_a_bar_on_a_terminal_shows_count_and_total() -> None:
     assert "3/4" in file.getvalue()
 
 
+def test_an_evolution_with_a_probe_tells_what_validation_refused_and_what_was_not_admitted() -> None:
+    evolution = {
+        "expeditions": 60, "drafts": 65, "accepted": 6, "retained": 0, "discarded": 59, "added": {"posterior": 6},
+        "probe": {"candidates": 60, "episodes": 240},
+    }  # fmt: skip
+    (line,) = extra_lines({"evolution": evolution})
+    assert " ".join(line.plain.split()) == (
+        "evolved 60 expeditions → 65 drafts → 60 valid tasks tried in 240 episodes → "
+        "6 accepted, 5 discarded, 54 not admitted → new tasks: 6 posterior"
+    )
+
+
 def test_the_closing_table() -> None:
     console, file = plain_console()
     summary = {
@@ -119,7 +131,8 @@ def test_the_closing_table() -> None:
         "tasks_initial": 100,
         "tasks_final": 380,
         "signals": {"forgetting": 11, "boundary": 900, "rare": 1000},
-        "verdicts": {"accepted": 280, "retained": 0, "discarded": 100},
+        "verdicts": {"accepted": 280, "retained": 0, "discarded": 100, "not admitted": 20},
+        "probe": {"candidates": 300, "episodes": 2400, "turns": 5000, "tokens": 40000},
         "added": {"boundary": 200, "rare": 80},
         "outcomes": {"finished": 10240},
         "seconds": {"warm_start": 150.0, "generation": 60.0, "update": 30.0, "total": 100.0},
@@ -136,7 +149,8 @@ def test_the_closing_table() -> None:
         "gain +24.8 points",
         "tasks, start → end 100 → 380",
         "signals 11 forgetting, 900 boundary, 1000 rare",
-        "verdicts 280 accepted, 0 retained, 100 discarded",
+        "verdicts 280 accepted, 0 retained, 100 discarded, 20 not admitted",
+        "probe 300 valid tasks tried in 2,400 episodes, 40,000 tokens",
         "tasks added 200 boundary, 80 rare",
         "generation 1:00 60.0 % ██████████████████",
         "update 30 s 30.0 % █████████",
@@ -144,7 +158,7 @@ def test_the_closing_table() -> None:
         "warm start (before) 2:30",
         "report: runs/desk/report.html",
     ):
-        assert row in rows, row
+        assert row in " ".join(rows), row  # a long row is wrapped
 
 
 def test_kinds_of_signal_from_outside_have_letters_of_their_own() -> None:

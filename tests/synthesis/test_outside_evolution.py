@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +15,10 @@ import environments
 from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.explorer.scripted.explorer import ScriptedExplorer
-from cojax.registry import find
-from cojax.synthesis import EVOLUTIONS, EvolutionInputs, reads, reflect_on, synthesize
-from cojax.synthesis.beliefs import solution_tools
-from cojax.types import Signal
+from cojax.registry import RegistryError, find
+from cojax.synthesis import EVOLUTIONS, EvolutionInputs, expeditions_of, reads, reflect_on, synthesize
+from cojax.synthesis.beliefs import solution_tools, tool_key
+from cojax.types import Group, Signal
 from cojax.validation import Validation
 
 DOCS = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -34,11 +37,56 @@ def inputs(contexts: int) -> EvolutionInputs:
     )  # fmt: skip
 
 
+def of_docs(beginning: str) -> str:
+    """The one example of the docs that begins so."""
+    (code,) = re.findall(rf"```python\n({beginning}.*?)```", DOCS.read_text(), re.DOTALL)
+    return str(code)
+
+
+def test_the_documented_evolution_with_beliefs_goes_to_the_weakest_tool() -> None:
+    found: dict[str, Any] = {}
+    exec(of_docs("import random\n\nfrom cojax.signals"), found)
+    evolve = found["weakest"]
+    assert reads(evolve) == ("beliefs",)
+    weak = solution_tools(FIRST.task)[0]
+    memory = {"steps": 1, "discount": 1.0, tool_key(weak): [0.0, 50.0, 1]}
+    trips = list(expeditions_of(evolve, inputs(6), memory))
+    assert {trip.origin for trip in trips} == {"weak"}
+    towards = [trip.prepared(EXPLORER).context.plan for trip in trips if trip.task == FIRST.task]
+    assert towards == [(weak,)]
+
+
+def test_the_documented_admission_keeps_the_shortest_that_were_solved() -> None:
+    found: dict[str, Any] = {}
+    exec(of_docs("import dataclasses\n\n\n@dataclasses"), found)
+    groups = [
+        Group(episode.task, (dataclasses.replace(episode, reward=float(number != 0)),))
+        for number, episode in enumerate(EPISODES.values())
+    ]
+    chosen = found["Shortest"]().choose(groups, 3, (0,))
+    lengths = sorted(len(group.task.solution) for group in groups[1:])
+    assert [len(task.solution) for task in chosen] == lengths[:3]
+    assert FIRST.task not in chosen
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda inputs: None, "returned None; expected an iterator of cojax.synthesis.Expedition"),
+        (lambda inputs: [3], "gave 3; expected a cojax.synthesis.Expedition"),
+    ],
+)
+def test_an_evolution_that_gives_something_else_is_named(given: Any, said: str) -> None:
+    with pytest.raises(RegistryError, match=rf"^evolve '{__name__}:<lambda>' {said}$"):
+        list(expeditions_of(given, inputs(2)))
+    with pytest.raises(RegistryError, match=said):
+        list(expeditions_of(functools.partial(given), inputs(2)))
+
+
 @pytest.fixture
 def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The evolution of the docs in a file of the current folder, by its name."""
-    (code,) = re.findall(r"```python\n(import itertools\n.*?)```", DOCS.read_text(), re.DOTALL)
-    (tmp_path / "evolution_of_mine.py").write_text(code)
+    (tmp_path / "evolution_of_mine.py").write_text(of_docs("import itertools"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "evolution_of_mine:dreams"
