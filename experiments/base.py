@@ -86,8 +86,8 @@ def _budgets(own: Mapping[str, Any]) -> Section:
     return {
         "episodes": Leaf(
             own["episodes"], Number,
-            "the most training episodes of a run, in whole groups; once they are used up, steps learn nothing; 0 is no "
-            "limit",
+            "the most training episodes of a run, in whole groups, probes left out; once they are used up, steps learn "
+            "nothing but evolve; 0 is no limit",
         ),
         "environment_steps": Leaf(
             own["environment_steps"], Number,

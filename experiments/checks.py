@@ -14,7 +14,7 @@ import environments
 from cojax import curriculum
 from cojax.learner import weightings
 from cojax.quality import EMBEDDINGS
-from experiments import engines, entries, explorers, methods, placement, policies, processes
+from experiments import engines, entries, evolution_checks, explorers, methods, placement, policies, processes
 from experiments.mesh import check_mesh
 from experiments.ranges import check_ranges
 from experiments.settings import attempts
@@ -67,7 +67,7 @@ def check(config: ConfigDict) -> None:
             "--config.evaluation.trials=3, say, or take it back"
         )
     _check_validation(config)
-    _check_prefix_replay(config)
+    evolution_checks.check(config)
     _check_explorers(config)
     if not config.model.path and not config.model.shape.num_hidden_layers:
         raise ValueError(
@@ -118,21 +118,6 @@ def _check_warm_start(config: ConfigDict) -> None:
         raise ValueError(
             f"warm_start.demonstrations is {section.demonstrations}; expected at least a batch of {section.batch_size}"
         )
-
-
-def _check_prefix_replay(config: ConfigDict) -> None:
-    """Raises ValueError where no task would be replayed, or where what is replayed would be learned."""
-    if not config.synthesis.prefix_replay:
-        return
-    finding = config.evolve if ":" in config.evolve else "frontier"
-    for name, value, needed, why in (
-        ("method", config.method, "coevolve", "only coevolve replays prefixes"),
-        ("evolve", config.evolve, finding, "only frontier finds joined tasks"),
-        ("learner.routes", config.learner.routes, "own", "the sampler reports no routes of replayed actions"),
-    ):
-        if value != needed:
-            found = f"synthesis.prefix_replay is True, but {name} is {value!r}: {why}"
-            raise ValueError(f"{found}; set --config.{name}={needed}, or --config.synthesis.prefix_replay=False")
 
 
 def _check_pretrained(config: ConfigDict) -> None:

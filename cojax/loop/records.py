@@ -8,6 +8,7 @@ from typing import Any
 from cojax import signals
 from cojax.loop import Loop, State
 from cojax.loop.evolution import evolution_record
+from cojax.prefix_replay import replayed
 from cojax.rollout.collect import count_outcomes
 from cojax.storage.run_directory import RunDirectory
 from cojax.synthesis import Synthesis
@@ -36,6 +37,7 @@ def step_record(
         **({"groups_sampled": len(groups)} if loop.dynamic_sampling else {}),
         "outcomes": count_outcomes(trajectories),
         "origins": _origins(groups),
+        **({"replayed": _replayed(groups)} if "prefixes" in loop.detectors else {}),
         "signals": {kind: sum(s.kind == kind for s in found) for kind in signals.kind_names(loop.kinds)},
         **figures,
     }
@@ -70,6 +72,12 @@ def _origins(groups: Sequence[Group]) -> dict[str, dict[str, int]]:
             counts["groups"] += 1
             counts["live"] += group.live
     return dict(sorted(found.items()))
+
+
+def _replayed(groups: Sequence[Group]) -> dict[str, float]:
+    """The number of groups whose episodes began with replayed actions, and the mean number of these actions."""
+    lengths = [length for group in groups if group.valid and (length := replayed(group.valid[0]))]
+    return {"groups": len(lengths), "actions": sum(lengths) / max(1, len(lengths))}
 
 
 def with_scores(loop: Loop, state: State, record: Mapping[str, Any]) -> dict[str, Any]:

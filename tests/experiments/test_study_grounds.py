@@ -137,23 +137,6 @@ def test_the_desk_of_the_other_tables_has_too_few_tools_for_a_worst_tenth():
     assert "worst_tenth" not in summarise("one", Table("A table", ("feedback",), ()), (101,), known(one))
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (
-            {"evolve": "frontier", "learner.routes": "compared"},
-            "synthesis.prefix_replay is True, but learner.routes is 'compared'",
-        ),
-        ({"evolve": "posteriors"}, "synthesis.prefix_replay is True, but evolve is 'posteriors': only frontier finds"),
-        ({"method": "rft"}, "synthesis.prefix_replay is True, but method is 'rft': only coevolve replays prefixes"),
-    ],
-)
-def test_prefixes_are_replayed_only_where_there_are_some_and_they_can_be_left_out(settings, reason):
-    given = {"synthesis.prefix_replay": True, **settings}
-    with pytest.raises(ValueError, match=reason):
-        check(resolve(configuration_of(given), given))
-
-
 def test_long_tasks_are_told_apart():
     made, _ = held_out("wide-uniform", 201, lambda tool: True)
     _, tasks = held_out_tasks(made)

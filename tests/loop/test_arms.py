@@ -219,6 +219,10 @@ def test_joined_tasks_begin_with_a_replayed_prefix_and_no_others(tmp_path):
         for trajectory in group.trajectories:
             begun["frontier" if of_joins else ""].add((replayed(trajectory), (len(group.task.solution) - 1) // 2))
     assert {length for length, _ in begun[""]} == {0}
+    told = [row["replayed"] for row in run.left("metrics")]
+    lengths = [replayed(group.valid[0]) for group in run.learner.groups if replayed(group.valid[0])]
+    assert sum(one["groups"] for one in told) == len(lengths)
+    assert sum(one["groups"] * one["actions"] for one in told) == pytest.approx(sum(lengths))
     # A joined task is visited twice at most: its length has moved by at most one.
     assert all(abs(length - half) <= 1 for length, half in begun["frontier"])
     assert max(length for length, _ in begun["frontier"]) >= 1
