@@ -51,18 +51,22 @@ def read_arm(out: Path, arm: str) -> dict[int, Record]:
 
 def read_all(out: Path) -> dict[tuple[str, int], Record]:
     """(arm, seed) → record of all that is stored. Raises ValueError, with the path, for a damaged file."""
-    arms = sorted(path.name.removesuffix(_ENDING) for path in (out / "runs").glob(f"*{_ENDING}"))
-    return {(arm, seed): record for arm in arms for seed, record in read_arm(out, arm).items()}
+    return {(arm, seed): record for arm in _arms(out) for seed, record in read_arm(out, arm).items()}
+
+
+def _arms(out: Path) -> list[str]:
+    return sorted(path.name.removesuffix(_ENDING) for path in (out / "runs").glob(f"*{_ENDING}"))
 
 
 def read_run(out: Path, name: str) -> Record:
-    """The record of the run ARM-SEED. Raises ValueError for a missing one, naming those there are, and for a damaged
-    file."""
+    """The record of the run ARM-SEED. Raises ValueError for a missing one, naming the seeds or arms that there are, and
+    for a damaged file."""
     arm, _, seed = name.rpartition("-")
     found = read_arm(out, arm) if arm and seed.isascii() and seed.isdigit() else {}
     if not found or int(seed) not in found:
-        known = ", ".join(f"{arm}-{seed}" for arm, seed in read_all(out)) or "none"
-        raise ValueError(f"no record {name!r} in {out / 'runs'}; there are: {known}")
+        seeds, arms = ", ".join(map(str, sorted(found))), ", ".join(_arms(out)) or "none"
+        known = f"{arm} has the seeds {seeds}" if found else f"expected ARM-SEED, of the arms {arms}"
+        raise ValueError(f"no record {name!r} in {out / 'runs'}; {known}")
     return found[int(seed)]
 
 

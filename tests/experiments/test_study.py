@@ -200,7 +200,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--config.learner.loss_settings.kl_coefficient=x"], "kl_coefficient is 'x', which is of another type"),
         (["--config.signal_settings.rrare.percent=3"], "did you mean signal_settings.rare? "),
         (["--arms=nosuch"], "it has static, random, control, feedback"),
-        (["--again=feedback-7", f"--out={tmp_path}"], "there are: none"),
+        (["--again=feedback-7", f"--out={tmp_path}"], "expected ARM-SEED, of the arms none"),
         (["--again=feedback"], "no record 'feedback'"),
         (["--again=feedback-7"], "coevolving-401, coevolving-402, "),
         (["--jobs=0"], "--jobs=0"),

@@ -35,8 +35,10 @@ def test_an_arm_has_one_file_with_a_line_for_each_seed_in_their_order(tmp_path):
     ]  # fmt: skip
     assert stored.read_run(tmp_path, "without-rare-101")["final"] == 0.75
     assert stored.read_runs(tmp_path, jobs(["static", "feedback"], [102, 104])) == {("static", 102): made[2]}
-    with pytest.raises(ValueError, match=r"no record 'static-104'.*there are: static-101, static-102, static-103, w"):
+    with pytest.raises(ValueError, match=r"no record 'static-104'.*static has the seeds 101, 102, 103$"):
         stored.read_run(tmp_path, "static-104")
+    with pytest.raises(ValueError, match=r"no record 'static'.*; expected ARM-SEED, of the arms static, without-rare$"):
+        stored.read_run(tmp_path, "static")
 
 
 def test_a_record_takes_the_place_of_one_of_its_seed(tmp_path):

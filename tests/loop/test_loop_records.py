@@ -13,7 +13,7 @@ MEANS = {"success", "reward", "partial", "turns", "live_groups"}
 
 
 def recorded(groups, dynamic_sampling=0):
-    loop = SimpleNamespace(dynamic_sampling=dynamic_sampling, kinds={})
+    loop = SimpleNamespace(dynamic_sampling=dynamic_sampling, kinds={}, detectors={})
     return step_record(loop, State(3, None, (), {}), groups, (), count_groups(groups), ())
 
 
