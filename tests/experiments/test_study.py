@@ -202,7 +202,7 @@ def test_the_command_refuses_what_makes_no_sense(tmp_path, capsys):
         (["--arms=nosuch"], "it has static, random, control, feedback"),
         (["--again=feedback-7", f"--out={tmp_path}"], "expected ARM-SEED, of the arms none"),
         (["--again=feedback"], "no record 'feedback'"),
-        (["--again=feedback-7"], "coevolving-401, coevolving-402, "),
+        (["--again=feedback-7"], "feedback has the seeds 101, 102, "),
         (["--jobs=0"], "--jobs=0"),
         (["--deadline=nan"], "expected seconds above 0"),
         (["--seed=3"], "unexpected argument '--seed=3'"),
