@@ -251,10 +251,8 @@ class Triplet:
 
 @dataclasses.dataclass(frozen=True)
 class TaskDraft:
-    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started.
-
-    `objections` are the rules that it is known to break, one line each. A draft with objections becomes no task.
-    """
+    """A task proposed by abstraction, not yet validated. `setup` is where the exploration started. `objections` are the
+    rules that it is known to break, one line each; a draft with objections becomes no task."""
 
     environment: str
     setup: Mapping[str, Any]
@@ -268,11 +266,8 @@ class TaskDraft:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The result of validation: the status, and one readable line for each examination.
-
-    `difficulty` is the share of failed attempts on the query alone, None where no attempt was made. `quarantine` is the
-    rule for which a person should look at the draft, "" where there is none.
-    """
+    """The result of validation: the status, and one readable line for each examination. `difficulty` is the share of
+    failed attempts on the query alone, None without one; `quarantine` the rule that asks for a person's look, or ""."""
 
     status: Status
     evidence: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cojax.report.run import origin_line
-from cojax.report.verdicts import verdicts_of
+from cojax.report.verdicts import probed, verdicts_of
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
@@ -129,13 +129,9 @@ def _evolved(evolution: Mapping[str, Any]) -> str:
     if evolution.get("idle"):
         return f"no expedition: {evolution['idle']}"
     stages = [f"{evolution['expeditions']} expeditions", f"{evolution['drafts']} drafts"]
-    stages += [_probed(evolution["probe"])] if evolution.get("probe") else []
+    stages += [probed(evolution["probe"])] if evolution.get("probe") else []
     stages += [_kinds(verdicts_of(evolution)), f"new tasks: {_kinds(evolution['added'])}"]
     return " → ".join(stages)
-
-
-def _probed(probe: Mapping[str, int]) -> str:
-    return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"
 
 
 def explorer_line(figures: Mapping[str, Any]) -> str:
@@ -269,7 +265,7 @@ def _results(summary: Mapping[str, Any]) -> Table:
         counts = summary.get(key, {})
         table.add_row(name, ", ".join(f"{count} {kind}" for kind, count in counts.items()) or "none")
     if probe := summary.get("probe"):
-        table.add_row("probe", f"{_probed(probe)}, {probe['tokens']:,} tokens")
+        table.add_row("probe", f"{probed(probe)}, {probe['tokens']:,} tokens")
     if (tokens := summary.get("tokens")) is not None:
         table.add_row("tokens", ", ".join(f"{count:,} {kind}" for kind, count in tokens.items()))
     if summary.get("logprob_mismatch") is not None:

@@ -20,3 +20,8 @@ def verdicts_of(evolution: Mapping[str, Any]) -> dict[str, int]:
         return counts
     left_out = probe["candidates"] - sum(evolution["added"].values())
     return {**counts, "discarded": counts["discarded"] - left_out, NOT_ADMITTED: left_out}
+
+
+def probed(probe: Mapping[str, int]) -> str:
+    """How much a probe tried, in words."""
+    return f"{probe['candidates']:,} valid tasks tried in {probe['episodes']:,} episodes"

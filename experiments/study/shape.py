@@ -27,7 +27,7 @@ _KEYS: Mapping[str, Any] = {
 
 _BUDGETS = ("episodes", "turns", "tokens_sampled", "tokens_trained", "explorer_actions", "drafts", "tasks_added")
 # Beyond these a number is damage, and means of such numbers would overflow.
-_GREATEST = 1e15
+_GREATEST = 1e100
 # How far a success may be from the share of held-out tasks that it is told with: some are left out, whose episode was
 # lost before or after training.
 _LEFT_OUT = 0.05

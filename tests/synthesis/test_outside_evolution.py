@@ -45,13 +45,14 @@ def of_docs(beginning: str) -> str:
 
 def test_the_documented_evolution_with_beliefs_goes_to_the_weakest_tool() -> None:
     found: dict[str, Any] = {}
-    exec(of_docs("import random\n\nfrom cojax.signals"), found)
+    exec(of_docs("import random\nfrom itertools"), found)
     evolve = found["weakest"]
     assert reads(evolve) == ("beliefs",)
     weak = solution_tools(FIRST.task)[0]
     memory = {"steps": 1, "discount": 1.0, tool_key(weak): [0.0, 50.0, 1]}
-    trips = list(expeditions_of(evolve, inputs(6), memory))
+    trips = list(expeditions_of(evolve, inputs(len(EPISODES)), memory))
     assert {trip.origin for trip in trips} == {"weak"}
+    assert len(list(expeditions_of(evolve, inputs(3), memory))) == 3
     towards = [trip.prepared(EXPLORER).context.plan for trip in trips if trip.task == FIRST.task]
     assert towards == [(weak,)]
 
