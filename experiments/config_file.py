@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import importlib.machinery
@@ -92,12 +93,29 @@ def check_file(given: str) -> None:
     try:
         if given and located(given.partition(":")[0]).is_file():
             return
-        files = [str(one) for one in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        near = _similar(path)
     except OSError as error:
         raise FlagError(f"--config={given}: {error.strerror}") from error
-    near = [one for one in difflib.get_close_matches(str(path), files) if one != str(path)]
-    meant = f"did you mean {near[0]}?" if near else "expected a file with get_config(), such as experiments/desk.py"
+    meant = f"did you mean {near}?" if near else "expected a file with get_config(), such as experiments/desk.py"
     raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
+
+
+def _similar(path: Path) -> Path | None:
+    """An experiment whose file is named almost like that one, or is ours and named so; None for none."""
+    ours = Path(__file__).parent
+    for folder in (path.parent, Path(ours.name)):
+        place = ours if folder == Path(ours.name) and not folder.is_dir() else folder
+        files = place.glob("*.py") if place.is_dir() else ()
+        names = [one.stem for one in files if _is_experiment(one)]
+        if near := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
+            return folder / f"{near[0]}.py"
+    return None
+
+
+def _is_experiment(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.is_file() and "def get_config(" in path.read_text(errors="replace")
+    return False
 
 
 def located(path: str) -> Path:

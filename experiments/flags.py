@@ -98,6 +98,8 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     workdir = _value("workdir", arguments)
     if workdir is None:
         if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
+            _check_names(arguments)
+            _check_flags(arguments)
             raise FlagError(
                 "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
                 "go on with, --workdir=runs/desk"
@@ -161,6 +163,23 @@ def _check_names(arguments: Sequence[str]) -> None:
             raise FlagError(unknown(matched[1], entries.declared()))
 
 
+def _check_flags(arguments: Sequence[str]) -> None:
+    """Raises FlagError for a flag that there is not."""
+    for argument in arguments:
+        if argument == "--":
+            break
+        matched = re.match(r"--?([A-Za-z_]\w*)(?=$|=)", argument)
+        if matched and matched[1] not in flags.FLAGS and matched[1].removeprefix("no") not in flags.FLAGS:
+            raise FlagError(_no_flag(matched[1]))
+
+
+def _no_flag(name: str) -> str:
+    """The error for an unknown flag; it suggests a flag, or a setting, that is named almost so."""
+    near = difflib.get_close_matches(name, [*flags.FLAGS, *(f"config.{one}" for one in RANGES)], n=1)
+    near = near or [f"config.{one}" for one in difflib.get_close_matches(name, RANGES, n=1)]
+    return f"--{name} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
+
+
 def _plainly(message: str) -> str:
     """absl's message about a flag; if it is about a setting, in this project's words."""
     if section := re.match(r"flag --config\.([\w.]+)=(.*?): Failed to parse .* as a ConfigDict", message, re.DOTALL):
@@ -174,9 +193,7 @@ def _plainly(message: str) -> str:
         expected = "a whole number" if number[3].startswith("invalid") else "a number"
         return f"--{number[1]} is {number[2]!r}; expected {expected}"
     if strange := re.match(r"Unknown command line flag '([^']+)'", message):
-        near = difflib.get_close_matches(strange[1], [*flags.FLAGS, *(f"config.{name}" for name in RANGES)], n=1)
-        near = near or [f"config.{name}" for name in difflib.get_close_matches(strange[1], RANGES, n=1)]
-        return f"--{strange[1]} is no flag; {f'did you mean --{near[0]}? ' if near else ''}--help lists the flags"
+        return _no_flag(strange[1])
     return f"{' '.join(message.split()).rstrip('.')}. --help lists the flags"
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cojax.policy.config import ModelConfig
     from cojax.policy.transformer import Params
 
-# Its older code generator takes half the time. Results differ in their last bits from those of the newer one, so that
-# what is compared bit for bit must be compiled by one of them alone.
-QUICK = "--xla_cpu_use_fusion_emitters=false"
+
+def flags(devices: int) -> str:
+    """XLA_FLAGS of a child with that many CPU devices, which compiles as fast as the tests themselves (conftest.py)."""
+    return f"--xla_force_host_platform_device_count={devices} {os.environ['QUICK_XLA_FLAGS']}"
 
 
 def initialize(config: ModelConfig, seed: int) -> Params:

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import Commands
-from compiling import QUICK
+from installed import quick_flags
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,8 +22,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
     In the environment before JAX looks there, so that commands of the tests, and workers of xdist, have it too.
     """
-    if "not real" in config.getoption("markexpr") and QUICK not in (flags := os.environ.get("XLA_FLAGS", "")):
-        os.environ["XLA_FLAGS"] = f"{flags} {QUICK}".strip()
+    if hasattr(config, "workerinput"):
+        return
+    quick = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
+    if "not real" in config.getoption("markexpr"):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
 
 
 # The longest files of `make test`. A worker gets one file at a time: these go first, so that all workers end together.

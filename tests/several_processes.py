@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compiling import QUICK
+import compiling
 from steady_engine import SUMS
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ class Processes:
         self.count = count
         environment = {
             **os.environ, "COJAX_CACHE": str(cache), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
+            "XLA_FLAGS": compiling.flags(devices),
             "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", SUMS: f"{workdir}.sums",
         }  # fmt: skip
         self.outputs = [Path(f"{workdir}.{number}.txt") for number in range(count)]

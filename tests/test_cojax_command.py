@@ -29,8 +29,17 @@ def test_help_version_and_unknown_names(capsys: pytest.CaptureFixture[str]) -> N
     assert all(f"\n  {name} " in usage() for name in COMMANDS)
     assert (main([]), main(["--version"])) == (2, 0)
     assert capsys.readouterr().out.endswith(f"\ncojax {__version__}\n")
-    assert main(["exprot"]) == 2
-    assert capsys.readouterr().err == "error: cojax has no command 'exprot'; did you mean export?\n"
+    for given, meant in (
+        ("exprot", "export"),
+        ("train", "run"),
+        ("trian", "run"),
+        ("resume", "run"),
+        ("eval", "evaluate"),
+    ):
+        assert main([given]) == 2
+        assert capsys.readouterr().err == f"error: cojax has no command {given!r}; did you mean {meant}?\n"
+    assert main(["xyzzy"]) == 2
+    assert capsys.readouterr().err.startswith("error: cojax has no command 'xyzzy'; expected one of run, evaluate, ")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -154,6 +154,10 @@ def test_two_run_directories_are_refused(runs, tmp_path):
         ),
         (("--config=experiments/desk.py", "--noconfig.validate=1"), "--noconfig.validate=1 does not take an argument"),
         (("--config=experiments/desk.py", "--stpes=3"), "--stpes is no flag; did you mean --config.steps?"),
+        (("--cofnig=experiments/desk.py",), "error: --cofnig is no flag; did you mean --config? "),
+        (("-wrokdir", "runs/desk"), "error: --wrokdir is no flag; did you mean --workdir? "),
+        (("--chekc",), "error: --chekc is no flag; did you mean --check? "),
+        (("--config.stpes=3",), "error: stpes is not a setting; did you mean steps? "),
     ],
 )
 def test_a_flag_without_a_value_and_a_name_of_no_folder(arguments, said, runs):

@@ -1,4 +1,4 @@
-"""Wheel and sdist, built and installed, and a run from them in a project that has packages named as ours."""
+"""The package as wheel, sdist and editable install: from where it can be imported, a run from it, and its extras."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ran(command: list[str | Path], folder: Path, *, timeout: float = 600, **vari
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the sdist, from a copy of what belongs to the package."""
-    copy = tmp_path_factory.mktemp("sources")
+    copy = tmp_path_factory.mktemp("sources") / "cojax"
     for name in PACKAGES:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -62,27 +62,82 @@ def test_the_sdist_makes_the_same_wheel(built: tuple[Path, Path], tmp_path: Path
     assert names(again) == names(built[0])
 
 
-@pytest.fixture(scope="module")
-def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(folder: Path, wheel: Path) -> Path:
     """The bin folder of an environment with the wheel; the dependencies are those of this interpreter."""
-    folder = tmp_path_factory.mktemp("an environment") / "env"
     venv.create(folder, with_pip=False)
     (packages,) = folder.glob("lib/python*/site-packages")
     # A folder that a .pth file names is searched, but its own .pth files, of this checkout too, are not read.
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        folder / "bin" / "python",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    ran([*pip, built[0]], folder)
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install"]
+    ran([*pip, "--quiet", "--no-deps", "--no-index", wheel], folder)
     return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("an environment") / "env", built[0])
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("editable", [False, True])
+def test_it_works_in_the_parent_of_a_clone_in_the_clone_and_elsewhere(
+    built: tuple[Path, Path], tmp_path: Path, editable: bool
+) -> None:
+    """In the parent, Python takes the clone for a package without __init__.py."""
+    clone, wheel = built[0].parents[1], built[0]
+    if editable:  # as `pip install --editable` does
+        made = ran([sys.executable, "-P", "-c", _BUILD_EDITABLE, tmp_path], clone).splitlines()[-1]
+        wheel = tmp_path / made
+    bin = environment(tmp_path / "env", wheel)
+    for folder in (clone.parent, clone, tmp_path):
+        imported = ran([bin / "python", "-c", "import cojax; cojax.open_run; print(cojax.__file__)"], folder)
+        ours = clone if editable or folder == clone else bin.parent
+        assert Path(imported.strip()).is_relative_to(ours), folder
+        commands = [[bin / "cojax", "run"]]
+        commands += [[bin / "python", "-m", "experiments.run"]] if editable or folder == clone else []
+        for command in commands:
+            done = subprocess.run([*command, "--workdir=none"], cwd=folder, capture_output=True, text=True, check=False)
+            assert done.stdout.startswith("error: none holds no run to go on with"), (folder, command, done.stderr)
+
+
+_BUILD_EDITABLE = "import sys; from setuptools import build_meta; print(build_meta.build_editable(sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def resolver(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
+    """A dry run into an empty environment, by today's pip, which reads a wheel's needs without fetching the wheel."""
+    folder = tmp_path_factory.mktemp("resolver")
+    for name in ("pip", "empty"):
+        ran([sys.executable, "-m", "venv", folder / name], folder)
+    pip = [folder / "pip" / "bin" / "python", "-m", "pip"]
+    ran([*pip, "install", "--quiet", "--upgrade", "pip"], folder)
+    empty = [*pip, "--python", folder / "empty" / "bin" / "python", "--disable-pip-version-check"]
+    return [*empty, "install", "--dry-run", "--use-feature=fast-deps"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("extra", "brought"),
+    [
+        ("cuda12", "jax-cuda12-plugin"),
+        ("cuda13", "jax-cuda13-plugin"),
+        ("tpu", "libtpu"),
+        pytest.param(
+            "sglang", "sglang",
+            marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="SGLang has wheels for Python 3.11 and 3.12"),
+        ),
+    ],
+)  # fmt: skip
+def test_pip_resolves_the_extras(
+    built: tuple[Path, Path], resolver: list[str | Path], tmp_path: Path, extra: str, brought: str
+) -> None:
+    """Where there is no such extra, of ours or of JAX, pip says so and goes on."""
+    asked = [*resolver, f"{built[0]}[{extra}]"]
+    done = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "does not provide the extra" not in done.stdout + done.stderr
+    chosen = next(line for line in done.stdout.splitlines() if line.startswith("Would install "))
+    assert {"cojax", "jax", brought} <= {one.rpartition("-")[0] for one in chosen.split()}, chosen
 
 
 def project_of(folder: Path) -> tuple[Path, dict[str, str]]:

@@ -135,6 +135,32 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     return tuple(one.name for one in given)
 
 
+def _check_returned(name: str, returned: Any) -> None:
+    """Raises ValueError unless it is a pair, loss and facts, with one float for each token in each of its arrays."""
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2 or not isinstance(returned[1], Mapping):
+        raise ValueError(
+            f"loss {name!r} returns {_outline(returned)}; expected a pair, the loss of each token and a dict of facts: "
+            "return per_token, {}"
+        )
+    per_token, facts = returned
+    arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
+    for what, array in arrays.items():
+        if getattr(array, "shape", None) != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(
+                f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each "
+                "token"
+            )
+
+
+def _outline(returned: Any) -> str:
+    """What a loss returned, in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
+    if isinstance(returned, jax.ShapeDtypeStruct):
+        return f"{returned.dtype}{list(returned.shape)}"
+    if isinstance(returned, (tuple, list)):
+        return f"({', '.join(map(_outline, returned[:4]))}{', …' if len(returned) > 4 else ''})"
+    return type(returned).__name__
+
+
 def _used_inputs(
     name: str, function: Loss, settings: Mapping[str, Any], reads: tuple[str, ...]
 ) -> tuple[frozenset[str], frozenset[str]]:
@@ -142,17 +168,10 @@ def _used_inputs(
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
     try:
         traced, returned = jax.make_jaxpr(lambda *arrays: function(*arrays, **settings), return_shape=True)(*inputs)
-        per_token, facts = returned
-        shapes = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
-    for what, array in shapes.items():
-        if array.shape != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(
-                f"loss {name!r}: {what} is {array.dtype}{list(array.shape)} of arrays {list(_SHAPE)}; expected one "
-                "float for each token"
-            )
+    _check_returned(name, returned)
     inputs_read = dict(zip(traced.jaxpr.invars, reads, strict=True))
 
     def inputs_of(results: Sequence[Any]) -> frozenset[str]:

@@ -131,9 +131,7 @@ def run(
     finally:
         player.close()
     half.violations += leaks.leaked(start, leaks.wait_until_settled(start), "episodes, closed")
-    half.violations += [
-        Violation("traces", "episodes", f"{path} holds a canary") for path in leaks.canary_paths(canary, moment)
-    ]
+    half.violations += leaks.traces(canary, moment)
     half.seconds = time.monotonic() - began
     return half
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import errno
 import gc
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -20,8 +22,10 @@ from experiments.campaign.cases import Canary, Violation
 _SHARED = ("/tmp", "/var/tmp", "/dev/shm")
 # Prefixes of the names that this project uses there.
 _OURS = ("cojax-", "world-")
-# The largest file that is searched for canaries, in bytes; the most directory entries looked at.
-_SEARCHED, _ENTRIES = 64 * 2**10, 100_000
+# The largest file that is searched for canaries, in bytes: no child may write a larger one (Bounds.file_size).
+_SEARCHED = 64 * 2**20
+# After so many directory entries the search ends.
+_ENTRIES = 5_000_000
 # User ids of children under root begin here.
 _CHILDREN = 10**9
 # Megabytes by which memory may grow, whatever its size: allocators keep memory that they once had.
@@ -97,26 +101,64 @@ def _of_another(name: str) -> bool:
     return owner.isdigit() and os.path.exists(f"/proc/{owner}") and int(owner) not in family(os.getpid())
 
 
-def canary_paths(canary: Canary, since: float) -> list[str]:
-    """Paths in shared folders that hold a canary in their name, or in contents written since `since`."""
+def traces(canary: Canary, since: float) -> list[Violation]:
+    """A violation for each of `canary_paths`, and one where not all could be searched."""
     found: list[str] = []
-    looked = 0
-    for top in dict.fromkeys((*_SHARED, tempfile.gettempdir())):
-        for folder, folders, files in os.walk(top):
-            looked += len(files) + len(folders)
-            if looked > _ENTRIES:
-                return found
-            for name in (*folders, *files):
-                if canary.mark in name or (name in files and _holds(os.path.join(folder, name), canary, since)):
-                    found.append(os.path.join(folder, name))
-    return found
+    try:
+        for path in canary_paths(canary, since):
+            found.append(f"{path} holds a canary")
+    except OSError as error:
+        found.append(f"the search for traces is not complete: {error.filename}: {error.strerror}")
+    return [Violation("traces", "episodes", reason) for reason in found]
 
 
-def _holds(path: str, canary: Canary, since: float) -> bool:
-    with contextlib.suppress(OSError):
-        about = os.lstat(path)
-        if os.path.isfile(path) and about.st_mtime >= since and about.st_size <= _SEARCHED:
-            return canary.mark.encode() in Path(path).read_bytes()
+def canary_paths(canary: Canary, since: float) -> Iterator[str]:
+    """Paths that hold a canary in their name, or in contents that changed after the time `since`.
+
+    Searches the temporary folder, and of the shared folders what a child's user may enter. What cannot be searched does
+    not count as clean: once the rest is searched, it raises the OSError.
+    """
+    own = tempfile.gettempdir()
+    folders = [*reversed(dict.fromkeys((own, *_SHARED)))]
+    looked, failures = 0, list[OSError]()
+    while folders:
+        folder = folders.pop()
+        if looked > _ENTRIES:
+            raise OSError(errno.E2BIG, f"not searched, after {looked:,} files elsewhere", folder)
+        try:
+            for entry, about in _entries(folder):
+                looked += 1
+                if canary.mark in entry.name or _holds(entry.path, about, canary, since):
+                    yield entry.path
+                if entry.path != own and stat.S_ISDIR(about.st_mode) and _may_enter(entry.path, about):
+                    folders.append(entry.path)
+        except OSError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _entries(folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
+    """What is in a folder, without what is removed meanwhile."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                yield entry, entry.stat(follow_symlinks=False)
+
+
+def _may_enter(path: str, about: os.stat_result) -> bool:
+    """Whether a child's user may enter the folder: under root one of its own, else the user who runs this."""
+    if os.geteuid() == 0:
+        return about.st_uid >= _CHILDREN or bool(about.st_mode & stat.S_IXOTH)
+    return os.access(path, os.X_OK)
+
+
+def _holds(path: str, about: os.stat_result, canary: Canary, since: float) -> bool:
+    """Whether the file changed after `since` (its ctime, which cannot be set back) and holds a canary."""
+    if not stat.S_ISREG(about.st_mode) or about.st_ctime < since or about.st_size > _SEARCHED:
+        return False
+    with contextlib.suppress(FileNotFoundError, PermissionError):
+        return canary.mark.encode() in Path(path).read_bytes()
     return False
 
 

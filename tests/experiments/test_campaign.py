@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +33,12 @@ from experiments.campaign.hostile_cases import HostileCases
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need Linux")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_elses_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other programs do in /tmp is not these tests' business; the campaign's real test searches there."""
+    monkeypatch.setattr(leaks, "_SHARED", (str(tmp_path),))
 
 
 def campaign(capsys: Capture, broken: Callable[[Any], Any], count: int = 12) -> tuple[int, dict[str, Any]]:
@@ -130,14 +138,59 @@ def test_an_interrupt_within_a_lock_ends_it_in_order_too(monkeypatch: pytest.Mon
     assert command.main(["--episodes=1", "--faults=0"]) == 130
 
 
+def found_on_disk(canary: Canary, since: float) -> set[str]:
+    """Names of what holds a canary, and the reason of a violation that names no such thing."""
+    reasons = [violation.reason for violation in leaks.traces(canary, since)]
+    return {Path(one.removesuffix(" holds a canary")).name if one.endswith("canary") else one for one in reasons}
+
+
 def test_a_word_that_lies_on_disk_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     canary, began = Canary("y"), time.time() - 1
     (tmp_path / "note").write_text(f"remember {canary.word('e7')}")
+    os.utime(tmp_path / "note", (1.0, 1.0))  # the time of a file is whatever its writer says
     (tmp_path / canary.word("e8")).mkdir()
+    (tmp_path / "large").write_text("." * 2**20 + canary.word("e9"))
     (tmp_path / "other").write_text("nothing")
-    names = {Path(path).name for path in leaks.canary_paths(canary, began)}
-    assert names == {"note", canary.word("e8")}
+    assert found_on_disk(canary, began) == {"note", "large", canary.word("e8")}
+    assert {Path(path).name for path in leaks.canary_paths(canary, time.time() + 60)} == {canary.word("e8")}
+
+
+def test_the_temporary_folder_is_searched_whole_whatever_else_lies_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, shared, canary = tmp_path / "own", tmp_path / "shared", Canary("y")
+    for folder in (own / "deep", shared / "open", shared / "closed"):
+        folder.mkdir(parents=True)
+        (folder / "note").write_text(f"{folder.name} {canary.word('e7')}")
+        for number in range(20):
+            (folder / f"{number}").touch()
+    (shared / "closed").chmod(0o700 if os.geteuid() == 0 else 0)  # to the users of children
+    monkeypatch.setattr(tempfile, "tempdir", str(own))
+    monkeypatch.setattr(leaks, "_SHARED", (str(shared), str(tmp_path / "no such folder")))
+    assert [Path(path).parent.name for path in leaks.canary_paths(canary, 0.0)] == ["deep", "open"]
+    (shared / "closed").chmod(0o700)
+    monkeypatch.setattr(leaks, "_ENTRIES", 21)
+    assert found_on_disk(canary, 0.0) == {
+        "note", f"the search for traces is not complete: {shared}: not searched, after 22 files elsewhere"
+    }  # fmt: skip
+
+
+def test_a_folder_that_cannot_be_searched_fails_the_campaign(
+    capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refusing(folder: Any) -> Any:
+        if str(folder) == str(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(leaks, "_SHARED", (str(tmp_path),))
+    monkeypatch.setattr(os, "scandir", refusing)
+    status, told = campaign(capsys, lambda desk: desk)
+    assert (status, told["traces"]) == (1, 1)
+    assert f"the search for traces is not complete: {tmp_path}: Permission denied" in told["violations"][0]
 
 
 def test_what_stays_behind_is_counted(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

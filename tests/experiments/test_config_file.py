@@ -87,6 +87,9 @@ def test_arguments_of_a_file(tmp_path: Path) -> None:
     [
         ("", "--config is empty; expected a file with get_config()"),
         ("experiments/dsk.py", "--config=experiments/dsk.py: there is no such file; did you mean experiments/desk.py?"),
+        ("desk.py", "--config=desk.py: there is no such file; did you mean experiments/desk.py?"),
+        ("nope.py", "--config=nope.py: there is no such file; expected a file with get_config(), such as"),
+        ("experiments/check.py", "--config=experiments/check.py: there is no such file; expected a file with"),
         ("experiments", "--config=experiments: there is no such file; "),
         ("x" * 300 + ".py", "File name too long"),
     ],
@@ -94,6 +97,16 @@ def test_arguments_of_a_file(tmp_path: Path) -> None:
 def test_a_name_of_no_file(given: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
     assert said in refusal(given)
+
+
+def test_outside_of_the_checkout_our_experiments_are_suggested_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no such file; did you mean experiments/desk.py?" in refusal("experiments/dsk.py")
+    written(tmp_path, "pass")
+    (tmp_path / "nope.py").symlink_to(tmp_path / "removed")
+    assert "did you mean mine.py?" in refusal("mien.py")
 
 
 def test_lists_and_whole_numbers_are_taken_where_nothing_is_lost(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiling
 import jax
 import orbax.checkpoint as ocp
 import pytest
-from compiling import QUICK
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -28,7 +28,7 @@ def run(
         **os.environ,
         "COJAX_CACHE": str(folder / "cache"),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
+        "XLA_FLAGS": compiling.flags(devices),
     }
     own = [f"--config.{setting}" for setting in (*SMALL, f"workdir={folder / 'run'}", *settings)]
     command = [sys.executable, "-m", "experiments.run", "--config=experiments/desk.py", *own, *flags]

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiling
 import pytest
-from compiling import QUICK
 
 
 @pytest.mark.real
@@ -16,7 +16,7 @@ def test_eight_devices_learn_as_one(kind: str, tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
+        "XLA_FLAGS": compiling.flags(8),
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of it is compiling
         "PYTHONPATH": str(root),

@@ -96,7 +96,7 @@ def test_memory_that_runs_out_becomes_advice(monkeypatch):
     """Of more than a processor can address, so that it is refused on every machine, as an accelerator refuses it."""
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
-    learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
+    learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 20), config=config)
     with pytest.raises(DeviceMemoryError, match=r"the update does not fit: RESOURCE_EXHAUSTED: .*; lower learner\."):
         rehearse(learner, learner.init(initialize(config, 0)), [1])
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiling
 import pytest
-from compiling import QUICK
 
 
 @pytest.mark.real
@@ -27,7 +27,7 @@ def _run(program: str, *arguments: str) -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=8 {QUICK}",
+        "XLA_FLAGS": compiling.flags(8),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(root),
     }

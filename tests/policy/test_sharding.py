@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiling
 import jax
 import pytest
-from compiling import QUICK
 from jax.sharding import PartitionSpec
 from references import initialize
 
@@ -54,7 +54,7 @@ def test_log_probs_do_not_depend_on_the_mesh() -> None:
     root = Path(__file__).parents[2]
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}",
+        "XLA_FLAGS": compiling.flags(4),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)]),
     }

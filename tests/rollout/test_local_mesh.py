@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiling
 import pytest
-from compiling import QUICK
 
 MORE = ("data", "tensor", "tensor-4", "expert", "fsdp-expert")
 
@@ -16,7 +16,7 @@ def test_a_mesh_samples_as_one_device(kind: str) -> None:
     """Tokens and routes are equal, log-probs to 1e-5, bits the same in any company, and memory is as counted."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {QUICK}",
+        "XLA_FLAGS": compiling.flags(4),
         "JAX_PLATFORMS": "cpu",
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # most of it is compiling
         "PYTHONPATH": str(Path(__file__).parents[2]),
