@@ -16,14 +16,13 @@ class DeviceMemoryError(RuntimeError):
     """The update does not fit into memory; the message says how much it needs and which settings to lower."""
 
 
-def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int, advice: str) -> None:
-    """Raises DeviceMemoryError if the largest of the programs needs more of this host's memory than is available.
+def check_fits(need: int, advice: str) -> None:
+    """Raises DeviceMemoryError if an update needs more of this host's memory than is available.
 
     For CPU devices only: there the system grants memory that it does not have, and later kills the process without a
-    message. The program runs on `devices` devices that share that memory, with `arrays` further bytes that are yet to
-    be allocated. Does nothing if the system does not report the available memory.
+    message. Does nothing if the system does not report the available memory.
     """
-    there, need = available_bytes(), needed_bytes(programs, devices, arrays)
+    there = available_bytes()
     if there is not None and need > there:
         raise DeviceMemoryError(
             f"the update needs {need / GIB:.1f} GiB beside what is loaded, and {there / GIB:.1f} GiB are available; "
@@ -32,7 +31,10 @@ def check_fits(programs: Sequence[jax.stages.Compiled], devices: int, arrays: in
 
 
 def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
-    """`arrays` plus the bytes that the largest of the programs takes on `devices` devices together."""
+    """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` further ones.
+
+    The latter are those of arrays that are yet to be allocated.
+    """
     return arrays + devices * max(extra_bytes(program) for program in programs)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.stages import Compiled
 
@@ -37,7 +38,8 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
             here = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(_programs(learner, state, full, pairs), here, _batch_bytes(full, pairs), advice)
+            check_fits(least_bytes(learner), advice)
+            check_fits(needed_bytes(_programs(learner, state, full, pairs), here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
         # An update keeps the old state if loss or gradient is not finite. Here neither is, so the state is unchanged.
@@ -57,7 +59,7 @@ def fastest_that_fits(learner: Learner, state: TrainState, sizes: Sequence[int],
     """
     devices = learner.placement.devices
     available = free_bytes(devices)
-    if available is not None:
+    if available is not None and available >= least_bytes(learner):
         full, pairs = full_batches(learner, sizes)
         for remat in _FASTEST_FIRST[:-1]:
             candidate = dataclasses.replace(learner, remat=remat)
@@ -81,6 +83,17 @@ def full_batches(learner: Learner, sizes: Sequence[int]) -> tuple[TrainBatch, Tr
 def _programs(learner: Learner, state: TrainState, full: TrainBatch, pairs: TrainBatch | None) -> list[Compiled]:
     """The programs of a step, compiled. Later calls of `prepare` and `apply` find them compiled."""
     return [program.compile() for program in learner.lowered(state, full, pairs).values()]
+
+
+def least_bytes(learner: Learner) -> int:
+    """Bytes of the layers' inputs in a micro-batch, which every backward pass keeps.
+
+    Of what is far too large it is known so without a program: compiling one takes long, and jaxlib 0.12 may end the
+    process.
+    """
+    config = learner.config
+    tokens = learner.micro_rows * learner.row_length
+    return config.num_hidden_layers * tokens * config.hidden_size * jnp.dtype(config.dtype).itemsize
 
 
 def _batch_bytes(*full: TrainBatch | None) -> int:

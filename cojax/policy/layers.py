@@ -64,6 +64,7 @@ class Attention(nnx.Module):
         self.value = project(config.num_key_value_heads)
         self.output = nnx.LinearGeneral(
             (config.num_attention_heads, size), width, axis=(-2, -1), use_bias=False, rngs=rngs,
+            dot_general=_flat_product if config.dtype == "bfloat16" else None,
             **_linear(config, config.num_attention_heads * size * 2 * config.num_hidden_layers),
         )  # fmt: skip
         if config.qk_norm:
@@ -172,6 +173,18 @@ def _norm(config: ModelConfig, size: int, rngs: nnx.Rngs) -> nnx.RMSNorm:
         size, epsilon=config.rms_norm_eps, dtype=jnp.dtype(config.dtype), param_dtype=jnp.dtype(config.param_dtype),
         rngs=rngs,
     )  # fmt: skip
+
+
+def _flat_product(x: jax.Array, kernel: jax.Array, dimensions: Any, **options: Any) -> jax.Array:
+    """The product [..., H, S] × [H, S, D] → [..., D] over one axis of H · S numbers.
+
+    Over two axes, jaxlib 0.12 sums the kernel's gradient in bfloat16 on CPUs. In float32 both have the same precision,
+    and other bits.
+    """
+    flat = x.reshape(*x.shape[:-2], -1)
+    return jax.lax.dot_general(
+        flat, kernel.reshape(-1, kernel.shape[-1]), (((flat.ndim - 1,), (0,)), ((), ())), **options
+    )
 
 
 def _linear(config: ModelConfig, fan_in: int) -> dict[str, Any]:

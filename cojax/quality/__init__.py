@@ -93,7 +93,7 @@ def _embedding_figures(
 def _distribution(cosines: Floats) -> dict[str, Any]:
     return {
         "mean": round(float(cosines.mean()), _DIGITS),
-        "max": round(float(cosines.max()), _DIGITS),
+        "max": round(float(np.max(cosines)), _DIGITS),
         "histogram": histogram(cosines),
     }
 

@@ -18,7 +18,7 @@ from cojax.policy.wanted_tokens import chunk_size
 from experiments.bench.arithmetic import forward_flops, parameter_count
 from experiments.compile import program_text
 from experiments.compile.program_text import Collective, Program
-from experiments.compile.targets import Chip
+from experiments.compile.targets import Chip, lowered_for
 
 # What names of kernels begin with → what they are.
 _FAMILIES = {
@@ -48,7 +48,9 @@ def report(learner: Learner, state: TrainState, sizes: Sequence[int], chip: Chip
     batch = device_bytes(batches)
     count = len(learner.placement.devices)
     programs = {}
-    for name, lowered in learner.lowered(state, full, pairs).items():
+    with lowered_for(learner.placement.devices[0]):
+        lowerings = learner.lowered(state, full, pairs)
+    for name, lowered in lowerings.items():
         own = device_bytes(taken[name])
         programs[name] = {**_compiled(lowered, learner, full, count, own + batch), "bytes_beside": held - own}
     peak = max(one["bytes_peak"] + one["bytes_beside"] for one in programs.values())

@@ -6,9 +6,11 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from cojax.warm_start import cache
 from experiments.settings import choose
@@ -139,6 +141,17 @@ def devices(target: Target) -> Sequence[jax.Device]:
             f"target {target.name} needs {missing}, which is not installed here; {ways}, and pip install "
             "'cojax[compilers]' into this one"
         ) from error
+
+
+def lowered_for(device: jax.Device) -> contextlib.AbstractContextManager[Any]:
+    """Within it, programs are lowered for that device, which need not be here.
+
+    Triton's kernels ask what card they are for; since JAX 0.11 they do not take it from the sharding of the arrays.
+    """
+    if device.platform not in ("gpu", "cuda"):
+        return contextlib.nullcontext()
+    kind = AbstractDevice(device_kind=device.device_kind, num_cores=None, platform="cuda")
+    return use_abstract_mesh(AbstractMesh((), (), abstract_device=kind))
 
 
 @contextlib.contextmanager

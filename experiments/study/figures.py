@@ -58,7 +58,7 @@ def success(arms: Arms) -> Figure:
     axes.set(xlabel="step", ylabel="success on the development split, %")
     if crowded:
         axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    else:
+    elif axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=8, frameon=False)
     return made
 

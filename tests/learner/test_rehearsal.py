@@ -13,7 +13,7 @@ from cojax.learner import rehearsal
 from cojax.learner.advantages import group_relative
 from cojax.learner.batch import pack
 from cojax.learner.device_memory import GIB, DeviceMemoryError, available_bytes
-from cojax.learner.rehearsal import fastest_that_fits, rehearse
+from cojax.learner.rehearsal import fastest_that_fits, least_bytes, rehearse
 from cojax.policy.adapters import Lora
 
 SIZES = [len(group.trajectories) for group in GROUPS]
@@ -84,7 +84,9 @@ def test_what_the_backward_pass_keeps_is_the_most_that_fits(monkeypatch):
         return fastest_that_fits(learner, state, SIZES, beside).remat
 
     monkeypatch.setattr(rehearsal, "needed_bytes", needed)
-    assert chosen(0) == "layers"  # where nothing fits `rehearse` says so
+    assert chosen(0) == chosen(least_bytes(learner) - 1) == "layers"  # where nothing fits `rehearse` says so
+    assert not asked  # nor is a program compiled to see that
+    assert chosen(least_bytes(learner)) == "layers"
     none, dots = asked
     assert none > dots
     assert (chosen(none), chosen(none - 1), chosen(dots - 1)) == ("none", "dots", "layers")

@@ -11,6 +11,7 @@ import pytest
 from cojax.policy import attention, flash
 from cojax.policy.attention import packed_attention
 from cojax.policy.sharding import make_mesh
+from experiments.compile.targets import H100, lowered_for
 
 
 @pytest.mark.parametrize("length", [5, 32, 33, 300])
@@ -72,7 +73,9 @@ def test_the_kernel_of_an_accelerator_is_what_is_compiled_there(
         jax.ShapeDtypeStruct(shape, dtype)
         for shape, dtype in [((2, 130, 4, 128), "bfloat16"), ((2, 130, 2, 128), "bfloat16"), ((2, 130), "int32")]
     )
-    program = jax.jit(gradient).trace(query, key, key, segments).lower(lowering_platforms=(platform,)).as_text()
+    device = type("Device", (), {"platform": platform, "device_kind": H100.kind})
+    with lowered_for(device):
+        program = jax.jit(gradient).trace(query, key, key, segments).lower(lowering_platforms=(platform,)).as_text()
     assert program.count(call) >= 3  # forward, and the two halves of the backward pass
 
 

@@ -7,6 +7,7 @@ from cojax import signals
 from cojax.environment import EnvironmentFailure
 from cojax.synthesis.beliefs import Beliefs, Posterior, pair_key, predictor, tool_key
 from cojax.types import Action, Call, Group, Task, TaskDraft, Trajectory
+from environments.desk import Desk
 
 DESK = environments.load("desk")
 
@@ -110,14 +111,8 @@ def test_predictions_of_drafts_borrow_from_neighbours_and_survive_what_a_draft_m
 
 
 def test_where_the_environment_fails_nothing_is_predicted():
-    class Failing:
-        def __getattr__(self, name):
-            return getattr(DESK, name)
-
+    class Failing(Desk):
         def neighbours(self, tool):
             raise EnvironmentFailure("the worker is gone")
-
-        def popularity(self):
-            return DESK.popularity()
 
     assert predictor(Beliefs().init(), Failing(), "finish")(draft("mail_send")) is None
