@@ -8,6 +8,11 @@ SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 COMPILERS := $(dir $(SGLANG))compilers
 SHIMS := cojax/rollout/sglang/cpu_shims
 SMOLLM2 := models/SmolLM2-135M-Instruct
+# The newest Python of these that is found and runs.
+NEWEST = $(shell for version in 3.13 3.12; do for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
+  "$$python" -c '' 2>/dev/null && echo "$$python" && exit; done; done)
+# A worker that ends is replaced so often; one that ends wherever it starts would be for ever.
+PARALLEL := -n 2 --dist loadfile --max-worker-restart=2
 # Tests that two processes at once would disturb.
 ALONE := tests/rollout tests/experiments/test_campaign_real.py
 
@@ -21,7 +26,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-real test-real-together test-real-alone .worlds .worlds-nightly nightly test-wheels bench campaign study docs lint sglang compilers clean
+.PHONY: demo demo-lm smollm2 test test-newest test-oldest test-real test-real-together test-real-alone .compiles .arrays .worlds .worlds-nightly nightly test-wheels bench campaign study docs lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -39,7 +44,23 @@ $(SMOLLM2)/config.json: | $(VENV)/.base
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PARALLEL) --no-loadscope-reorder
+
+# A part of the tests that compiles, and the demo's preflight, on the newest Python and the newest packages.
+test-newest:
+	@if [ -n "$(NEWEST)" ]; then $(MAKE) .compiles VENV=.venv-newest PYTHON="$(NEWEST)"; \
+	  else echo "neither Python 3.13 nor 3.12 is found; nothing was tested on a newer one than $$($(PYTHON) -V)"; fi
+
+.compiles: $(VENV)/.test
+	$(BIN)/python -m pytest -m compiles
+	$(BIN)/python -m experiments.run --config=experiments/desk.py --check --workdir=build/check
+
+# The tests with the oldest packages that setup.py allows, as uv chooses them.
+test-oldest: $(VENV)/.test
+	$(BIN)/pip install --disable-pip-version-check --quiet uv
+	$(BIN)/python -m venv .venv-oldest
+	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct --editable '.[test]'
+	.venv-oldest/bin/python -m pytest $(PARALLEL) --no-loadscope-reorder
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.
 test-real: test-real-together test-real-alone
@@ -58,7 +79,7 @@ test-real: test-real-together test-real-alone
 	$(BIN)/python -m environments.install alfworld --data=tiny
 
 test-real-together: .worlds $(SGLANG)/.installed $(COMPILERS)/.installed
-	$(BIN)/python -m pytest -m 'real and not nightly' -n 2 --dist loadfile $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest -m 'real and not nightly' $(PARALLEL) $(ALONE:%=--ignore=%)
 
 # A real server takes the cores for itself, and the campaign counts all processes and files.
 test-real-alone: .worlds $(SGLANG)/.installed
@@ -67,6 +88,11 @@ test-real-alone: .worlds $(SGLANG)/.installed
 # What takes too long for continuous integration.
 nightly: .worlds .worlds-nightly $(SGLANG)/.installed $(COMPILERS)/.installed
 	$(BIN)/python -m pytest -m nightly
+	@if [ -n "$(NEWEST)" ]; then $(MAKE) .arrays VENV=.venv-newest PYTHON="$(NEWEST)"; \
+	  else echo "neither Python 3.13 nor 3.12 is found; nothing was tested on a newer one than $$($(PYTHON) -V)"; fi
+
+.arrays: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) tests/learner tests/policy tests/rollout
 
 # The package, built, installed with its dependencies by every interpreter from 3.11 to 3.13 that is found, and used.
 test-wheels: $(VENV)/.test
@@ -103,7 +129,7 @@ compilers: $(COMPILERS)/.installed
 	@echo "compile for an accelerator by $(COMPILERS)/bin/python -m experiments.compile --target=…"
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-newest .venv-oldest build *.egg-info
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \

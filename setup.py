@@ -47,10 +47,12 @@ setup(
         "transformers>=5.0",
     ],
     extras_require={
-        # Accelerators. The plugins of JAX are of its own version; cuda12 and cuda13 bring the CUDA libraries.
+        # JAX for an accelerator, with the CUDA libraries of that version.
         "cuda12": ["jax[cuda12]"],
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
+        # SGLang for NVIDIA GPUs, beside JAX: it holds transformers to one version. `make sglang` has it in an environment
+        # of its own, which serves on the CPU.
         "sglang": ["sglang>=0.5.23"],
         "test": [
             # These check deploy/. Their wheels hold the programs and schemas: nothing is fetched later.

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import Commands
-from installed import quick_flags
+from installed import quick_flags, versions
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
     quick = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
     if "not real" in config.getoption("markexpr"):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"tested with {versions()}")
 
 
 # The longest files of `make test`. A worker gets one file at a time: these go first, so that all workers end together.

@@ -46,6 +46,13 @@ def quick_flags(config: pytest.Config) -> str:
     return kept["flags"]
 
 
+def versions() -> str:
+    """The versions that decide most, in one line."""
+    named = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy")
+    found = [f"{name} {importlib.metadata.version(name)}" for name in named]
+    return ", ".join([f"Python {sys.version.split()[0]}", *found])
+
+
 def _versions() -> list[str]:
     """NAME==VERSION of each package that the tests need."""
     found = []

@@ -118,16 +118,8 @@ def resolver(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
 @pytest.mark.real
 @pytest.mark.parametrize(
     ("extra", "brought"),
-    [
-        ("cuda12", "jax-cuda12-plugin"),
-        ("cuda13", "jax-cuda13-plugin"),
-        ("tpu", "libtpu"),
-        pytest.param(
-            "sglang", "sglang",
-            marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="SGLang has wheels for Python 3.11 and 3.12"),
-        ),
-    ],
-)  # fmt: skip
+    [("cuda12", "jax-cuda12-plugin"), ("cuda13", "jax-cuda13-plugin"), ("tpu", "libtpu"), ("sglang", "sglang")],
+)
 def test_pip_resolves_the_extras(
     built: tuple[Path, Path], resolver: list[str | Path], tmp_path: Path, extra: str, brought: str
 ) -> None:

@@ -110,6 +110,7 @@ EXPECTED = {  # at log π = −1 = log π_old = log π_ref, advantage 1: value a
 }  # fmt: skip
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("name", LOSSES)
 def test_tokens_that_are_not_learned_cannot_poison_the_sum(name):
     """A prompt token the reference finds likely and the policy does not: e^990 would be infinite, 0 · ∞ NaN."""

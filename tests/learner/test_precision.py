@@ -34,6 +34,7 @@ def _gradient(config, params, tokens):
     return jax.value_and_grad(loss)(params)
 
 
+@pytest.mark.compiles
 def test_a_bfloat16_update_is_near_the_float32_one():
     """To 5 % of every leaf's gradient, with a token that stands everywhere: summed in bfloat16, the gradient of its
     embedding would stop growing after some hundred places."""

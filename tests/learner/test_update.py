@@ -37,6 +37,7 @@ def _one_token(token, advantage, weight):
     return TrainBatch(**{name: np.full((1, 1, 1), given.get(name, 0), dtype) for name, dtype in DTYPES.items()})
 
 
+@pytest.mark.compiles
 def test_the_gradient_is_the_policy_gradient():
     """π = (¼, ¼, ¼, ¼), A = 2, weight ½: −½ · 2 · (onehot − π), then SGD with rate 1."""
     optimizer = optax.sgd(1.0)

@@ -61,6 +61,7 @@ def test_a_kernel_gets_its_rows_and_heads_of_a_mesh(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(found, attention.blockwise(*arrays[:3], jnp.asarray(segments)), atol=5e-6)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(("platform", "call"), [("cuda", "xla.gpu.triton"), ("tpu", "tpu_custom_call")])
 def test_the_kernel_of_an_accelerator_is_what_is_compiled_there(
     platform: str, call: str, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ def found_logits(case: Case, config: ModelConfig, params: Params) -> np.ndarray:
     return np.asarray(scores)[tuple(places(case)[0].T)]
 
 
+@pytest.mark.compiles
 @EVERY
 def test_logits_are_those_of_transformers_padded_and_packed(case: Case) -> None:
     expected = reference(case.name)
