@@ -51,8 +51,8 @@ setup(
         "cuda12": ["jax[cuda12]"],
         "cuda13": ["jax[cuda13]"],
         "tpu": ["jax[tpu]"],
-        # SGLang for NVIDIA GPUs, beside JAX: it holds transformers to one version. `make sglang` has it in an environment
-        # of its own, which serves on the CPU.
+        # SGLang for NVIDIA GPUs, beside JAX: it holds transformers to one version. `make sglang` has it in a virtual
+        # environment of its own, which serves on the CPU.
         "sglang": ["sglang>=0.5.23"],
         "test": [
             # These check deploy/. Their wheels hold the programs and schemas: nothing is fetched later.
