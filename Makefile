@@ -20,6 +20,15 @@ ALONE := tests/rollout tests/experiments/test_campaign_real.py
 ifneq ($(words $(VENV)),1)
   $(error VENV is "$(VENV)"; expected a path without spaces)
 endif
+# An environment that is there keeps its interpreter.
+ifeq ($(origin PYTHON),command line)
+  ifneq ($(and $(wildcard $(BIN)/python),$(filter-out clean,$(MAKECMDGOALS))),)
+    VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
+    ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
+      $(error $(VENV) has Python $(shell $(BIN)/python $(VERSION)), not $(PYTHON); remove it by make clean, or name another VENV)
+    endif
+  endif
+endif
 ifneq ($(words $(SGLANG)),1)
   ifneq ($(filter sglang test-real nightly,$(MAKECMDGOALS)),)
     $(error the cache is "$(SGLANG)", a path with spaces; name one without in COJAX_CACHE)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,24 @@ def test_a_virtual_environment_with_spaces_is_refused():
     refused = planned("lint", "VENV=a b")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert 'VENV is "a b"; expected a path without spaces' in refused.stderr
+
+
+def test_an_environment_of_another_interpreter_is_not_taken_for_the_one_that_is_named(tmp_path: Path):
+    found = tmp_path / "bin/python"
+    found.parent.mkdir()
+    found.write_text("#!/bin/sh\necho 3.9\n")
+    found.chmod(0o755)
+    refused = planned("demo", f"VENV={tmp_path}", f"PYTHON={sys.executable}")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert (
+        f"{tmp_path} has Python 3.9, not {sys.executable}; remove it by make clean, or name another VENV"
+        in refused.stderr
+    )
+    assert (
+        planned("clean", f"VENV={tmp_path}").returncode
+        == planned("demo", f"PYTHON={found}", f"VENV={tmp_path}").returncode
+        == 0
+    )
 
 
 def test_the_pretrained_model_is_converted_once_and_the_folder_then_stays():
