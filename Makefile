@@ -22,7 +22,7 @@ ifneq ($(words $(VENV)),1)
 endif
 # An environment that is there keeps its interpreter.
 ifeq ($(origin PYTHON),command line)
-  ifneq ($(and $(wildcard $(BIN)/python),$(filter-out clean,$(MAKECMDGOALS))),)
+  ifneq ($(if $(filter clean,$(MAKECMDGOALS)),,$(wildcard $(BIN)/python)),)
     VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
     ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
       $(error $(VENV) has Python $(shell $(BIN)/python $(VERSION)), not $(PYTHON); remove it by make clean, or name another VENV)
