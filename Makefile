@@ -11,7 +11,7 @@ SMOLLM2 := models/SmolLM2-135M-Instruct
 # The newest Python of these that is found and runs.
 NEWEST = $(shell for version in 3.13 3.12; do for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
   "$$python" -c '' 2>/dev/null && echo "$$python" && exit; done; done)
-# A worker that ends is replaced so often; one that ends wherever it starts would be for ever.
+# A worker that crashes is replaced twice at most; one that crashes at every start would be replaced for ever.
 PARALLEL := -n 2 --dist loadfile --max-worker-restart=2
 # Tests that two processes at once would disturb.
 ALONE := tests/rollout tests/experiments/test_campaign_real.py
@@ -20,9 +20,9 @@ ALONE := tests/rollout tests/experiments/test_campaign_real.py
 ifneq ($(words $(VENV)),1)
   $(error VENV is "$(VENV)"; expected a path without spaces)
 endif
-# An environment that is there keeps its interpreter.
+# An environment that is there keeps its interpreter. Some goals do not use it.
 ifeq ($(origin PYTHON),command line)
-  ifneq ($(if $(filter clean,$(MAKECMDGOALS)),,$(wildcard $(BIN)/python)),)
+  ifneq ($(if $(filter clean sglang,$(MAKECMDGOALS)),,$(wildcard $(BIN)/python)),)
     VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
     ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
       $(error $(VENV) has Python $(shell $(BIN)/python $(VERSION)), not $(PYTHON); remove it by make clean, or name another VENV)

@@ -38,11 +38,15 @@ def ours_first() -> None:
 
 
 def with_current_folder() -> None:
-    """The same, with modules of the current folder importable after all others."""
+    """The same, with modules of the current folder importable after all others.
+
+    An editable install has the checkout on the import path, with more than our packages in it: that comes after it.
+    """
     ours_first()
     here = os.getcwd()
     if "" not in sys.path and here not in sys.path:
-        sys.path.append(here)
+        checkout = _ROOT in sys.path and os.path.exists(os.path.join(_ROOT, "setup.py"))
+        sys.path.insert(sys.path.index(_ROOT) if checkout else len(sys.path), here)
 
 
 def admit(folders: Mapping[str, Sequence[str]]) -> None:

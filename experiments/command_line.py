@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import sys
 from typing import Any, NoReturn
 
 from cojax.command import worded
@@ -17,5 +19,16 @@ class CommandLineParser(argparse.ArgumentParser):
     def __init__(self, *, prog: str, description: str | None, **options: Any) -> None:
         super().__init__(prog=worded(prog), description=worded(description or ""), **options)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._arguments = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
+        """An unknown flag is named before what it leaves missing."""
+        for argument in self._arguments:
+            name = argument.partition("=")[0]
+            if name.startswith("--") and not any(known.startswith(name) for known in self._option_string_actions):
+                near = difflib.get_close_matches(name, self._option_string_actions, n=1, cutoff=0.7)
+                message = f"{name} is no flag; {f'did you mean {near[0]}? ' if near else ''}--help lists the flags"
+                break
         self.exit(2, f"error: {message}\n")

@@ -100,21 +100,27 @@ def check_file(given: str) -> None:
     raise FlagError(f"--config={given}: there is no such file; {meant}" if given else f"--config is empty; {meant}")
 
 
+# Modules whose get_config() is this project's own affair.
+_NO_EXPERIMENTS = ("base", "continued", "given")
+
+
 def _similar(path: Path) -> Path | None:
-    """An experiment whose file is named almost like that one, or is ours and named so; None for none."""
+    """The experiment with the most similar file name, in that folder or among ours; None if there is none."""
     ours = Path(__file__).parent
     for folder in (path.parent, Path(ours.name)):
-        place = ours if folder == Path(ours.name) and not folder.is_dir() else folder
-        files = place.glob("*.py") if place.is_dir() else ()
-        names = [one.stem for one in files if _is_experiment(one)]
+        places = [folder, ours] if folder == Path(ours.name) else [folder]
+        files = [file for place in places if place.is_dir() for file in place.glob("*.py")]
+        names = [file.stem for file in files if _is_experiment(file)]
         if near := difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7):
             return folder / f"{near[0]}.py"
     return None
 
 
 def _is_experiment(path: Path) -> bool:
+    """Whether the file defines get_config(), as far as can be seen without running it."""
     with contextlib.suppress(OSError):
-        return path.is_file() and "def get_config(" in path.read_text(errors="replace")
+        if path.stem not in _NO_EXPERIMENTS and path.is_file():
+            return bool(re.search(r"^def get_config\(", path.read_text(errors="replace"), re.MULTILINE))
     return False
 
 

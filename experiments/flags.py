@@ -98,8 +98,9 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     workdir = _value("workdir", arguments)
     if workdir is None:
         if _value("config", arguments) is None and not any(one.lstrip("-").startswith("help") for one in arguments):
-            _check_names(arguments)
             _check_flags(arguments)
+            if file := next((one for one in arguments if re.match(r"[^-].*\.py$", one)), None):
+                raise FlagError(f"unexpected argument {file!r}; an experiment is named by --config={file}")
             raise FlagError(
                 "no experiment and no run: name an experiment, --config=experiments/desk.py, or the folder of a run to "
                 "go on with, --workdir=runs/desk"
@@ -118,6 +119,7 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     first = []
     if _value("config", arguments) is None:
         if not _is_there(Path(workdir) / "config.json"):
+            _check_flags(arguments)
             raise FlagError(
                 f"{workdir or 'the empty --workdir'} holds no run to go on with (no config.json there); to begin one, "
                 f"name its experiment too: --config=experiments/desk.py --workdir={workdir or 'runs/desk'}"
@@ -164,13 +166,16 @@ def _check_names(arguments: Sequence[str]) -> None:
 
 
 def _check_flags(arguments: Sequence[str]) -> None:
-    """Raises FlagError for a flag that there is not."""
+    """Raises FlagError for an unknown flag, and for an unknown setting."""
+    _check_names(arguments)
     for argument in arguments:
         if argument == "--":
             break
-        matched = re.match(r"--?([A-Za-z_]\w*)(?=$|=)", argument)
-        if matched and matched[1] not in flags.FLAGS and matched[1].removeprefix("no") not in flags.FLAGS:
-            raise FlagError(_no_flag(matched[1]))
+        matched = re.match(r"--?([A-Za-z_][^=]*)", argument)
+        name = matched[1] if matched else ""
+        known = name in flags.FLAGS or name.removeprefix("no") in flags.FLAGS or re.match(r"(no)?config\.", name)
+        if name and not known:
+            raise FlagError(_no_flag(name))
 
 
 def _no_flag(name: str) -> str:

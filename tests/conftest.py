@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commands import Commands
-from installed import quick_flags, versions
+from package_versions import quick_flags, versions
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,8 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     quick = os.environ["QUICK_XLA_FLAGS"] = quick_flags(config)
-    if "not real" in config.getoption("markexpr"):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
+    own = os.environ.get("XLA_FLAGS", "").strip()
+    if "not real" in config.getoption("markexpr") and (not own or own.startswith("--")):  # else they are in a file
+        os.environ["XLA_FLAGS"] = f"{own} {quick}".strip()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

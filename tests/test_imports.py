@@ -41,6 +41,15 @@ def test_ours_come_first_and_the_users_are_found_too(project: Path, first: bool)
     assert said(text, project, *path) == "by the user's package True environments.shop"
 
 
+def test_the_current_folder_comes_before_what_else_is_in_a_checkout(tmp_path: Path) -> None:
+    """As in an editable install, where the checkout is on the import path; it has a setup.py, examples and tests."""
+    (tmp_path / "setup.py").write_text("MINE = 1\n")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "compose.py").write_text("MINE = 2\n")
+    text = "import setup, examples.compose, experiments; print(setup.MINE, examples.compose.MINE, experiments.__file__)"
+    assert said(text, tmp_path) == f"1 2 {ROOT}/experiments/__init__.py"
+
+
 def test_names_of_the_users_package_and_missing_ones(project: Path) -> None:
     assert said("from experiments import SEED, base; print(SEED)", project) == "7"
     assert said("from experiments import nothing", project).startswith("ImportError: cannot import name 'nothing'")

@@ -156,6 +156,13 @@ def test_two_run_directories_are_refused(runs, tmp_path):
         (("--config=experiments/desk.py", "--stpes=3"), "--stpes is no flag; did you mean --config.steps?"),
         (("--cofnig=experiments/desk.py",), "error: --cofnig is no flag; did you mean --config? "),
         (("-wrokdir", "runs/desk"), "error: --wrokdir is no flag; did you mean --workdir? "),
+        (
+            ("--cofnig=experiments/desk.py", "--workdir=no-such-run"),
+            "error: --cofnig is no flag; did you mean --config? ",
+        ),
+        (("experiments/desk.py",), "an experiment is named by --config=experiments/desk.py"),
+        (("--work-dir=runs/desk",), "error: --work-dir is no flag; did you mean --workdir? "),
+        (("--cofnig.steps=3",), "error: --cofnig.steps is no flag; did you mean --config.steps? "),
         (("--chekc",), "error: --chekc is no flag; did you mean --check? "),
         (("--config.stpes=3",), "error: stpes is not a setting; did you mean steps? "),
     ],

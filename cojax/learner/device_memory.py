@@ -31,9 +31,9 @@ def check_fits(need: int, advice: str) -> None:
 
 
 def needed_bytes(programs: Sequence[jax.stages.Compiled], devices: int, arrays: int = 0) -> int:
-    """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` further ones.
+    """Bytes that the largest of the programs takes on `devices` devices that share a memory, and `arrays` more.
 
-    The latter are those of arrays that are yet to be allocated.
+    `arrays` are the bytes of arrays that are yet to be allocated.
     """
     return arrays + devices * max(extra_bytes(program) for program in programs)
 

@@ -135,18 +135,23 @@ def _inputs(name: str, function: Loss) -> tuple[str, ...]:
     return tuple(one.name for one in given)
 
 
+class _NoLoss(ValueError):
+    """What a function returned is not what a loss returns."""
+
+
 def _check_returned(name: str, returned: Any) -> None:
-    """Raises ValueError unless it is a pair, loss and facts, with one float for each token in each of its arrays."""
-    if not isinstance(returned, (tuple, list)) or len(returned) != 2 or not isinstance(returned[1], Mapping):
-        raise ValueError(
-            f"loss {name!r} returns {_outline(returned)}; expected a pair, the loss of each token and a dict of facts: "
-            "return per_token, {}"
+    """Raises _NoLoss unless it is a pair, loss and facts, with one float for each token in each of its arrays."""
+    pair = isinstance(returned, (tuple, list)) and len(returned) == 2
+    if not pair or not isinstance(returned[1], dict) or not all(isinstance(fact, str) for fact in returned[1]):
+        raise _NoLoss(
+            f"loss {name!r} returns {_outline(returned)[:100]}; expected a pair, the loss of each token and a dict of "
+            "facts: return per_token, {}"
         )
     per_token, facts = returned
     arrays = {"its loss": per_token, **{f"its fact {fact!r}": array for fact, array in facts.items()}}
     for what, array in arrays.items():
         if getattr(array, "shape", None) != _SHAPE or not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(
+            raise _NoLoss(
                 f"loss {name!r}: {what} is {_outline(array)} of arrays {list(_SHAPE)}; expected one float for each "
                 "token"
             )
@@ -154,7 +159,7 @@ def _check_returned(name: str, returned: Any) -> None:
 
 def _outline(returned: Any) -> str:
     """What a loss returned, in few words: float32[2, 8], (float32[2, 8], dict), NoneType."""
-    if isinstance(returned, jax.ShapeDtypeStruct):
+    if isinstance(returned, jax.Array):
         return f"{returned.dtype}{list(returned.shape)}"
     if isinstance(returned, (tuple, list)):
         return f"({', '.join(map(_outline, returned[:4]))}{', …' if len(returned) > 4 else ''})"
@@ -166,12 +171,19 @@ def _used_inputs(
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The inputs that loss and facts depend on, and those that the loss alone depends on, from a trace."""
     inputs = [jax.ShapeDtypeStruct(_SHAPE, DTYPES.get(read, jnp.float32)) for read in reads]
+
+    def checked(*arrays: jax.Array) -> Any:
+        returned = function(*arrays, **settings)
+        _check_returned(name, returned)
+        return returned
+
     try:
-        traced, returned = jax.make_jaxpr(lambda *arrays: function(*arrays, **settings), return_shape=True)(*inputs)
+        traced = jax.make_jaxpr(checked)(*inputs)
+    except _NoLoss:
+        raise
     except Exception as error:  # a user's loss may raise anything
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"loss {name!r} cannot be traced: {type(error).__name__}: {reason}") from error
-    _check_returned(name, returned)
     inputs_read = dict(zip(traced.jaxpr.invars, reads, strict=True))
 
     def inputs_of(results: Sequence[Any]) -> frozenset[str]:

@@ -18,6 +18,7 @@ from cojax.learner.batch import TrainBatch
 from cojax.learner.device_memory import DeviceMemoryError, check_fits, free_bytes, needed_bytes
 from cojax.learner.learner import Learner
 from cojax.learner.train_state import TrainState
+from cojax.policy.attention import block_scores_bytes
 from cojax.policy.routes import RouteShape
 from cojax.policy.transformer import REMAT
 
@@ -38,7 +39,7 @@ def rehearse(learner: Learner, state: TrainState, sizes: Sequence[int]) -> Train
         devices = learner.placement.devices
         if all(device.platform == "cpu" for device in devices):
             here = sum(device.process_index == jax.process_index() for device in devices)
-            check_fits(least_bytes(learner), advice)
+            check_fits(least_bytes(learner) * here // len(devices), advice)
             check_fits(needed_bytes(_programs(learner, state, full, pairs), here, _batch_bytes(full, pairs)), advice)
         batch = learner.prepare(state, full, count)
         extra = None if pairs is None else learner.prepare_pairs(state, pairs, count)
@@ -86,14 +87,16 @@ def _programs(learner: Learner, state: TrainState, full: TrainBatch, pairs: Trai
 
 
 def least_bytes(learner: Learner) -> int:
-    """Bytes of the layers' inputs in a micro-batch, which every backward pass keeps.
+    """Bytes that an update needs at least, on all devices together.
 
-    Of what is far too large it is known so without a program: compiling one takes long, and jaxlib 0.12 may end the
-    process.
+    These are the layers' inputs in a micro-batch, which every backward pass keeps, or on CPUs the attention scores of
+    a block of queries, whichever is more. So an update that is far too large is refused before a program is compiled:
+    that takes long, and jaxlib 0.12 may end the process.
     """
-    config = learner.config
-    tokens = learner.micro_rows * learner.row_length
-    return config.num_hidden_layers * tokens * config.hidden_size * jnp.dtype(config.dtype).itemsize
+    config, rows, length = learner.config, learner.micro_rows, learner.row_length
+    inputs = config.num_hidden_layers * rows * length * config.hidden_size * jnp.dtype(config.dtype).itemsize
+    on_cpu = all(device.platform == "cpu" for device in learner.placement.devices)
+    return max(inputs, rows * config.num_attention_heads * block_scores_bytes(length) if on_cpu else 0)
 
 
 def _batch_bytes(*full: TrainBatch | None) -> int:

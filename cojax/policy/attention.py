@@ -108,6 +108,11 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + block, length)) for start in range(0, length, block))
 
 
+def block_scores_bytes(length: int) -> int:
+    """Bytes of one head's scores, in float32, of the block of queries that has the most."""
+    return 4 * max(((end - start) * end for start, end in _blocks(length)), default=0)
+
+
 def _scores(query: jax.Array, key: jax.Array, segment_ids: jax.Array, start: int, end: int) -> jax.Array:
     """float32[N, R · (end − start), end] of the queries start … end, _HIDDEN where a query does not see a key."""
     scores = _product(_rows(query[:, :, start:end]), key[:, :end], 2) * query.shape[-1] ** -0.5

@@ -118,48 +118,67 @@ def canary_paths(canary: Canary, since: float) -> Iterator[str]:
     Searches the temporary folder, and of the shared folders what a child's user may enter. What cannot be searched does
     not count as clean: once the rest is searched, it raises the OSError.
     """
-    own = tempfile.gettempdir()
-    folders = [*reversed(dict.fromkeys((own, *_SHARED)))]
+    own = os.path.realpath(tempfile.gettempdir())
+    folders = [*reversed(dict.fromkeys(map(os.path.realpath, (own, *_SHARED))))]
     looked, failures = 0, list[OSError]()
     while folders:
         folder = folders.pop()
         if looked > _ENTRIES:
             raise OSError(errno.E2BIG, f"not searched, after {looked:,} files elsewhere", folder)
-        try:
-            for entry, about in _entries(folder):
-                looked += 1
+        for entry in _entries(folder, failures):
+            looked += 1
+            try:
+                about = entry.stat(follow_symlinks=False)
                 if canary.mark in entry.name or _holds(entry.path, about, canary, since):
                     yield entry.path
                 if entry.path != own and stat.S_ISDIR(about.st_mode) and _may_enter(entry.path, about):
                     folders.append(entry.path)
-        except OSError as error:
-            failures.append(error)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except OSError as error:
+                failures.append(error)
     if failures:
         raise failures[0]
 
 
-def _entries(folder: str) -> Iterator[tuple[os.DirEntry[str], os.stat_result]]:
-    """What is in a folder, without what is removed meanwhile."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):
-                yield entry, entry.stat(follow_symlinks=False)
+def _entries(folder: str, failures: list[OSError]) -> list[os.DirEntry[str]]:
+    """What is in a folder; one that cannot be listed is added to the failures, unless it is gone."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        failures.append(error)
+        return []
 
 
 def _may_enter(path: str, about: os.stat_result) -> bool:
-    """Whether a child's user may enter the folder: under root one of its own, else the user who runs this."""
+    """Whether a child's user may enter the folder: under root one of its own, else the user who runs this.
+
+    An owner may, whatever the mode says: it may change that too. Of another user's folder that can be neither listed
+    nor written, nothing is a child's.
+    """
     if os.geteuid() == 0:
         return about.st_uid >= _CHILDREN or bool(about.st_mode & stat.S_IXOTH)
-    return os.access(path, os.X_OK)
+    if about.st_uid == os.geteuid():
+        return True
+    return os.access(path, os.X_OK) and (os.access(path, os.R_OK) or os.access(path, os.W_OK))
 
 
 def _holds(path: str, about: os.stat_result, canary: Canary, since: float) -> bool:
     """Whether the file changed after `since` (its ctime, which cannot be set back) and holds a canary."""
-    if not stat.S_ISREG(about.st_mode) or about.st_ctime < since or about.st_size > _SEARCHED:
+    mark = canary.mark.encode()
+    if not stat.S_ISREG(about.st_mode) or about.st_ctime < since or not len(mark) <= about.st_size <= _SEARCHED:
         return False
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        return canary.mark.encode() in Path(path).read_bytes()
-    return False
+    try:
+        # What has taken the file's place since is neither followed nor waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return mark in file.read(_SEARCHED)
+    except PermissionError:
+        if about.st_uid == os.geteuid():
+            raise
+        return False  # of another user, so no child's
 
 
 @dataclasses.dataclass(frozen=True)

@@ -176,6 +176,33 @@ def test_the_temporary_folder_is_searched_whole_whatever_else_lies_on_disk(
     }  # fmt: skip
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+def test_an_ordinary_user_cannot_hide_what_it_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are that user too, so what they close to themselves is to be searched."""
+    canary = Canary("y")
+    with tempfile.TemporaryDirectory() as folder:
+        own, shared = Path(folder, "own"), Path(folder, "shared")
+        monkeypatch.setattr(tempfile, "tempdir", str(own))
+        monkeypatch.setattr(leaks, "_SHARED", (str(shared),))
+        for path in (own / "file", own / "inner/note", shared / "others/note"):
+            path.parent.mkdir(exist_ok=True, parents=True)
+            path.write_text(canary.word("e7"))
+        (shared / "others").chmod(0o711)  # another user's: nothing in it is a child's
+        for path in (Path(folder), own, own / "file", own / "inner", own / "inner/note"):
+            os.chown(path, 65534, 65534)
+        found = []
+        for path in (own / "file", own / "inner"):
+            path.chmod(0)
+            os.seteuid(65534)
+            try:
+                found.append(found_on_disk(canary, 0.0))
+            finally:
+                os.seteuid(0)
+            path.chmod(0o700)
+    incomplete = "the search for traces is not complete: {}: Permission denied"
+    assert found == [{"note", incomplete.format(own / "file")}, {"file", incomplete.format(own / "inner")}]
+
+
 def test_a_folder_that_cannot_be_searched_fails_the_campaign(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

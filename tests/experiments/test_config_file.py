@@ -89,6 +89,10 @@ def test_arguments_of_a_file(tmp_path: Path) -> None:
         ("experiments/dsk.py", "--config=experiments/dsk.py: there is no such file; did you mean experiments/desk.py?"),
         ("desk.py", "--config=desk.py: there is no such file; did you mean experiments/desk.py?"),
         ("nope.py", "--config=nope.py: there is no such file; expected a file with get_config(), such as"),
+        (
+            "experiments/config_fil.py",
+            "--config=experiments/config_fil.py: there is no such file; expected a file with",
+        ),
         ("experiments/check.py", "--config=experiments/check.py: there is no such file; expected a file with"),
         ("experiments", "--config=experiments: there is no such file; "),
         ("x" * 300 + ".py", "File name too long"),

@@ -103,6 +103,16 @@ def test_memory_that_runs_out_becomes_advice(monkeypatch):
         rehearse(learner, learner.init(initialize(config, 0)), [1])
 
 
+def test_what_no_machine_has_is_refused_before_a_program_is_compiled(monkeypatch):
+    """jaxlib 0.12 ends the process where it compiles this one."""
+    config = dataclasses.replace(CONFIG, num_attention_heads=64, num_key_value_heads=64, head_dim=2)
+    learner = dataclasses.replace(make_learner(micro_rows=1, row_length=1 << 22), config=config)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
+    # 64 heads × 2¹⁹ queries of a block × 2²² keys × 4 bytes
+    with pytest.raises(DeviceMemoryError, match=r"the update needs 524288\.0 GiB beside what is loaded, and 64\.0 GiB"):
+        rehearse(learner, learner.init(initialize(config, 0)), [1])
+
+
 # What is available ------------------------------------------------------------------------------------------------
 
 
