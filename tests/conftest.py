@@ -1,5 +1,7 @@
 """Makes the helpers beside the tests importable from every folder, and keeps tests from changing one another."""
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import logging
