@@ -34,7 +34,7 @@ setup(
         "numpy>=2.0",
         "openai>=1.60",
         "optax>=0.2.5",
-        "orbax-checkpoint>=0.11.20",
+        "orbax-checkpoint>=0.11.22",
         "pydantic>=2.10",
         "rich>=13.9",
         "safetensors>=0.5",
