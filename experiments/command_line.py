@@ -17,6 +17,7 @@ class CommandLineParser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, prog: str, description: str | None, **options: Any) -> None:
+        self._arguments: list[str] = []
         super().__init__(prog=worded(prog), description=worded(description or ""), **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
