@@ -164,7 +164,7 @@ def test_two_run_directories_are_refused(runs, tmp_path):
         (("--work-dir=runs/desk",), "error: --work-dir is no flag; did you mean --workdir? "),
         (("--cofnig.steps=3",), "error: --cofnig.steps is no flag; did you mean --config.steps? "),
         (("--chekc",), "error: --chekc is no flag; did you mean --check? "),
-        (("--config.stpes=3",), "error: stpes is not a setting; did you mean steps? "),
+        (("--config.stpes=3",), "error: stpes is not a setting; did you mean steps or "),
     ],
 )
 def test_a_flag_without_a_value_and_a_name_of_no_folder(arguments, said, runs):
