@@ -205,32 +205,52 @@ def cached_hidden_states(
     and experts. `params` come from `unstack`. Layers are unrolled: a cache carried through a scan would be copied every
     step.
     """
-    rows = jnp.arange(tokens.shape[0]) if slots is None else slots
-    rotate = rotation(config, positions)
     ends = embedding_and_head(config, params)
     x = constrain(ends.embed(tokens), mesh)
     written, chosen = [], []
     for old, arrays in zip(cache, params["layers"], strict=True):
-
-        def attend(query: jax.Array, key: jax.Array, value: jax.Array, old: Cache = old) -> jax.Array:
-            # Written before it is read: the other order would make XLA copy the whole cache.
-            keys = old.key.at[rows[:, None], :, :, positions].set(key, mode="drop")
-            values = old.value.at[rows[:, None], :, positions].set(value, mode="drop")
-            new = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
-            written.append(new)
-            seen = new
-            if slots is not None:
-                near = Cache(new.key[..., :span], new.value[:, :, :span])
-                seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
-            return _attend_cache(query, seen, positions)
-
-        if routed:
-            x, experts = block_of(config, arrays).routed(x, rotate, attend, mesh=mesh)
-            chosen.append(experts.reshape(*tokens.shape, -1).astype(RouteShape.of(config).dtype))
-        else:
-            x = block_of(config, arrays)(x, rotate, attend, mesh)
-        x = constrain(x, mesh)
+        x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
+        written.append(new)
+        chosen.append(routes)
     return ends.final_norm(x), tuple(written), jnp.stack(chosen, axis=2) if routed else None
+
+
+def cached_layer(
+    config: ModelConfig,
+    arrays: Params,
+    old: Cache,
+    x: jax.Array,
+    positions: jax.Array,
+    slots: jax.Array | None,
+    span: int | None,
+    *,
+    routed: bool,
+    mesh: Mesh | None,
+) -> tuple[jax.Array, Cache, jax.Array | None]:
+    """One layer of `cached_hidden_states`, with parameters `arrays`: its output dtype[R, C, D], its cache, and its
+    routes int[R, C, k] or None."""
+    rows = jnp.arange(x.shape[0]) if slots is None else slots
+    written = []
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        # Written before it is read: the other order would make XLA copy the whole cache.
+        keys = old.key.at[rows[:, None], :, :, positions].set(key, mode="drop")
+        values = old.value.at[rows[:, None], :, positions].set(value, mode="drop")
+        new = Cache(constrain(keys, mesh, "kv_heads"), constrain(values, mesh, "kv_heads"))
+        written.append(new)
+        seen = new
+        if slots is not None:
+            near = Cache(new.key[..., :span], new.value[:, :, :span])
+            seen = Cache(*(entries.at[slots].get(mode="clip") for entries in near))
+        return _attend_cache(query, seen, positions)
+
+    block, rotate, routes = block_of(config, arrays), rotation(config, positions), None
+    if routed:
+        x, experts = block.routed(x, rotate, attend, mesh=mesh)
+        routes = experts.reshape(*positions.shape, -1).astype(RouteShape.of(config).dtype)
+    else:
+        x = block(x, rotate, attend, mesh)
+    return constrain(x, mesh), written[0], routes
 
 
 def _attend_cache(query: jax.Array, cache: Cache, positions: jax.Array) -> jax.Array:

@@ -28,7 +28,7 @@ from cojax.rollout.engine import Completion, Sampling
 from cojax.rollout.forwards import chunks, copy_prefixes, decode, prefill
 from cojax.rollout.prefixes import Prefixes, chunk_names
 
-_SPAN = 128  # the number of positions that a prefill attends to is a multiple of this
+_SPAN = 128  # the least number of positions that a prefill attends to, a power of two
 _DECODES_PER_PREFILL = 2  # decode steps after which a prefill runs although some of its rows are empty
 
 
@@ -222,8 +222,8 @@ class Batcher:
         return request.chunks[0], self._span(end)
 
     def _span(self, end: int) -> int:
-        """How many positions from the first one on are looked at, so that `end` of them are covered."""
-        return min(-(-end // _SPAN) * _SPAN, self._length)
+        """How many positions are looked at for the first `end`: a power of two or all, each a program to compile."""
+        return min(max(_SPAN, 1 << (end - 1).bit_length()), self._length)
 
     def _prefill(self) -> None:
         size, span = shape = self._prefill_shape(self._prefilling[0])

@@ -13,31 +13,66 @@ import numpy as np
 from jax.sharding import Mesh
 
 from cojax.policy.config import ModelConfig
+from cojax.policy.layers import embedding_and_head
 from cojax.policy.sharding import constrain
-from cojax.policy.transformer import Cache, Params, cached_hidden_states, logits
+from cojax.policy.transformer import Cache, Params, cached_hidden_states, cached_layer, logits
 
 
-@functools.partial(jax.jit, static_argnames=("config", "span", "routed", "mesh"), donate_argnames="cache")
 def prefill(
     config: ModelConfig,
     params: Params,
     cache: tuple[Cache, ...],
-    tokens: jax.Array,
-    start: jax.Array,
-    slots: jax.Array,
+    tokens: np.ndarray,
+    start: np.ndarray,
+    slots: np.ndarray,
     span: int,
     routed: bool = False,
     mesh: Mesh | None = None,
 ) -> tuple[tuple[Cache, ...], jax.Array | None]:
-    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on.
+    """Writes tokens int32[P, C] to the cache of slots int32[P], from position start int32[P] on. The cache is donated.
 
     Returns the cache and, if `routed`, the tokens' routes int[P, C, L, k]. A negative token is padding; a slot ≥ S
     marks an unused row. Every position must be below `span`. `mesh` is as in `cached_hidden_states`.
+
+    All layers run one program after another. A program of all of them would take L times as long to compile, at each
+    size and span.
     """
-    length = cache[0].key.shape[-1]
+    length, layers = cache[0].key.shape[-1], params["layers"]
+    ends = {name: arrays for name, arrays in params.items() if name != "layers"}
+    x, positions = _embed(config, ends, tokens, start, length, mesh)
+    written, chosen = [], []
+    for number, (old, arrays) in enumerate(zip(cache, layers, strict=True), 1):
+        last = number == len(layers)
+        x, new, routes = _layer(config, arrays, old, x, positions, slots, span, last, routed, mesh)
+        written.append(new)
+        chosen.append(routes)
+    return tuple(written), jnp.stack(chosen, axis=2) if routed else None
+
+
+@functools.partial(jax.jit, static_argnames=("config", "length", "mesh"))
+def _embed(
+    config: ModelConfig, ends: Params, tokens: jax.Array, start: jax.Array, length: int, mesh: Mesh | None
+) -> tuple[jax.Array, jax.Array]:
     positions = jnp.where(tokens < 0, length, start[:, None] + jnp.arange(tokens.shape[1]))
-    fed = jnp.maximum(tokens, 0)
-    return cached_hidden_states(config, params, cache, fed, positions, slots, span, routed=routed, mesh=mesh)[1:]
+    return constrain(embedding_and_head(config, ends).embed(jnp.maximum(tokens, 0)), mesh), positions
+
+
+@functools.partial(jax.jit, static_argnames=("config", "span", "last", "routed", "mesh"), donate_argnames="old")
+def _layer(
+    config: ModelConfig,
+    arrays: Params,
+    old: Cache,
+    x: jax.Array,
+    positions: jax.Array,
+    slots: jax.Array,
+    span: int,
+    last: bool,
+    routed: bool,
+    mesh: Mesh | None,
+) -> tuple[jax.Array | None, Cache, jax.Array | None]:
+    """Nobody reads the output of the `last` layer, so it is not computed."""
+    x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
+    return None if last else x, new, routes
 
 
 @functools.partial(jax.jit, static_argnames="span", donate_argnames="cache")

@@ -4,7 +4,12 @@ import jax
 import numpy as np
 import pytest
 
+from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import to_hf
+from cojax.policy.transformer import initialize
 from cojax.rollout import forwards
+from cojax.rollout.engine import Sampling, Weights
+from cojax.rollout.local import LocalEngine
 
 sample = jax.jit(forwards.sample)
 
@@ -87,3 +92,17 @@ def test_draws_where_numpy_does(count: int) -> None:
     assert (uniform < end + 1e-6).all()
     assert (uniform > end - chosen - 1e-6).all()
     np.testing.assert_allclose(logprobs, np.log(chosen), atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [2, 5])
+def test_programs_of_prefill_grow_with_the_logarithm_of_the_length_and_not_with_depth(layers: int) -> None:
+    """Spans of 128, 256, 512 and 1024 positions; the last layer, whose output nobody reads, is a program of its own."""
+    config = ModelConfig(101, 16, 16, layers, 2, 1, 8, max_position_embeddings=1200)
+    engine = LocalEngine(config, slots=1, max_length=1200, prefill_rows=1, prefill_chunks=(64,))
+    forwards._layer.clear_cache()
+    try:
+        engine.load(Weights(0, lambda: to_hf(config, initialize(config, 0))))
+        engine.generate([7] * 1000, Sampling(max_tokens=1), session="long", seed=(0,))
+    finally:
+        engine.close()
+    assert forwards._layer._cache_size() == 2 * 4
