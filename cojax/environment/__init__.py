@@ -171,7 +171,8 @@ def play(
     `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MOST_MESSAGES` messages are
     kept; a note says what was cut. Outcomes:
 
-    - environment_error: an exception of the environment other than the following
+    - environment_error: an exception of the environment other than the following. `progress.suspect` says whether the
+      actions may have caused it: in `step` or `evaluate`, anything but a plain `EnvironmentFailure`
     - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; where the environment runs a policy's code, also
       a malformed reply and any exception other than `EnvironmentFailure` after reset
     - engine_error: `EngineError` of the actor
@@ -180,7 +181,7 @@ def play(
     Any other exception of the actor is a mistake and is raised.
     """
     progress = progress or Progress()
-    failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
+    failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
     turns, result = progress.turns, functools.partial(_result, progress, task, episode)
     started: Episode | None = None
     token = PLAYING.set(progress)
@@ -219,13 +220,15 @@ def play(
 
 
 def _outcome_of(error: EnvironmentFailure, progress: Progress) -> Outcome:
-    """Whether the policy is to blame for the failure (timeout); then the step that failed has a failed observation."""
+    """Whether the policy is to blame for the failure (timeout), or may be; then a step that failed has a failed
+    observation."""
     stepping = progress.phase == "step"
-    if not (isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))):
-        return "environment_error"
-    if stepping:
+    blamed = isinstance(error, PolicyLoss) or (stepping and isinstance(error, LimitExceeded))
+    acted = stepping or (progress.phase == "evaluate" and bool(progress.turns))
+    progress.suspect = not blamed and acted and isinstance(error, (EpisodeFailure, LimitExceeded))
+    if stepping and (blamed or progress.suspect):
         progress.turns[-1] = dataclasses.replace(progress.turns[-1], observation=Observation(ok=False))
-    return "timeout"
+    return "timeout" if blamed else "environment_error"
 
 
 def affordances(episode: Episode) -> tuple[Action, ...]:

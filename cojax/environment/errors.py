@@ -8,14 +8,19 @@ class EnvironmentFailure(RuntimeError):
 
 
 class EpisodeFailure(EnvironmentFailure):
-    """The episode's own process raised, or had ended before the call. The process that serves it works."""
+    """The episode's world raised, or its own process had ended before the call. What serves it works.
+
+    In `step` and `evaluate` the actions may have caused it. They are charged where they lead to it again, and the task
+    without them is evaluated.
+    """
 
 
 class LimitExceeded(EnvironmentFailure):
     """An episode hit a deadline or a resource limit, or its process died, during a call.
 
     Inside `step` the action may have caused it: the outcome is `timeout`. The episode is then played once more, and
-    the policy is charged only where it happens again. Anywhere else it is a failure like any other.
+    the policy is charged only where it happens again. In `evaluate` it is as an EpisodeFailure, and anywhere else a
+    failure like any other.
     """
 
 

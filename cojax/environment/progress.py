@@ -20,7 +20,8 @@ class Progress:
     """How far an episode is, for the watcher of its deadlines. Phases: queued, reset, act, step, evaluate, over.
 
     `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
-    whose observation is still empty. `result` is the trajectory, known before the episode is closed.
+    whose observation is still empty. `result` is the trajectory, known before the episode is closed. `suspect` says
+    that the environment failed in a way that the actions may have caused.
     """
 
     phase: str = "queued"
@@ -29,6 +30,7 @@ class Progress:
     opening: tuple[Message, ...] = ()
     turns: list[Turn] = dataclasses.field(default_factory=list)
     result: Trajectory | None = None
+    suspect: bool = False
 
     def enter(self, phase: str) -> None:
         if self.abandoned:

@@ -2,7 +2,9 @@
 
 Every episode runs on a daemon thread. If its environment or engine exceeds a deadline, the thread is abandoned, and the
 outcome of the episode follows from the phase in which it hung. A lost episode is played again with the same seeds: a
-loss counts against the policy only if it happens twice.
+limit hit in `step` counts against the policy only if that happens twice. Where the actions may have made the
+environment fail otherwise, they alone are played first. They are charged if they are lost again, and an episode of the
+task without any action is evaluated.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from cojax.environment import Abandoned, Environment, Progress, play, running, runs_policy_code
+from cojax.environment.replay import follow
 from cojax.host.deadlines import ADVICE
 from cojax.rollout.chat import Actors
-from cojax.types import INFRASTRUCTURE, Outcome, Task, Trajectory
+from cojax.types import INFRASTRUCTURE, Action, Outcome, Task, Trajectory
 
 _LOG = logging.getLogger(__name__)
 # Phase → outcome. A hang in `step` is attributed to the action if it happens twice, any other to the infrastructure.
@@ -52,7 +55,11 @@ class Limits:
 
 @dataclasses.dataclass
 class EpisodeRequest:
-    """One episode to play: its index in the results, its seed, and the attempt under way."""
+    """One episode to play: its index in the results, its seed, and the attempt under way.
+
+    `suspected` is a loss that its own actions may have caused, while that is found out: `follows` are then the actions
+    of the play under way, those of the loss or none. None stands for what the policy does.
+    """
 
     index: int
     task: Task
@@ -62,6 +69,8 @@ class EpisodeRequest:
     lost: int = 0  # attempts lost to the infrastructure
     hung: bool = False  # an earlier attempt hung, possibly because of the policy's action
     progress: Progress = dataclasses.field(default_factory=Progress)
+    suspected: Trajectory | None = None
+    follows: tuple[Action, ...] | None = None
 
     @property
     def session(self) -> str:
@@ -125,10 +134,31 @@ class EpisodeThreads:
             return
         if isinstance(result, BaseException):
             raise result
-        if self._retry(job, result):
+        attributed = self._attributed(job, result)
+        if attributed is None or self._retry(job, attributed):
             return
-        results[job.index] = result
-        self.on_episode(result)
+        results[job.index] = attributed
+        self.on_episode(attributed)
+
+    def _attributed(self, job: EpisodeRequest, result: Trajectory) -> Trajectory | None:
+        """The result, as a timeout if its actions made the environment fail; None while that is being found out."""
+        lost = job.progress.suspect or (job.follows is not None and result.outcome == "timeout")
+        if job.suspected is None:
+            if lost:
+                job.suspected = result
+                self._queue(job, tuple(turn.action for turn in result.turns))
+            return None if lost else result
+        if job.follows and lost:
+            self._queue(job, ())
+            return None
+        # Of an episode without actions, `truncated` means that it was evaluated.
+        charged = job.follows == () and result.outcome == "truncated"
+        suspected, job.suspected, job.follows = job.suspected, None, None
+        if not charged:
+            return suspected
+        job.hung = True  # it was played again already
+        _LOG.warning("episode %s is failed by its actions, which break it again (%s)", job.episode, suspected.error)
+        return dataclasses.replace(suspected, outcome="timeout")
 
     def _retry(self, job: EpisodeRequest, result: Trajectory) -> bool:
         """Plays a lost episode again with the same seeds. Returns False if the result is final.
@@ -146,9 +176,13 @@ class EpisodeThreads:
             return False
         _LOG.warning("episode %s lost (%s: %s); playing it again", result.episode, result.outcome, result.error)
         job.attempt += 1
-        job.progress = Progress()
-        self.todo.put(job)
+        self._queue(job, None)
         return True
+
+    def _queue(self, job: EpisodeRequest, follows: tuple[Action, ...] | None) -> None:
+        """Plays the episode anew: with these actions, or None for the policy's."""
+        job.follows, job.progress = follows, Progress()
+        self.todo.put(job)
 
     def _start_worker(self) -> None:
         self.threads += 1
@@ -163,11 +197,12 @@ class EpisodeThreads:
                     return
                 self.running[job.index] = job
             try:
+                taken = job.follows
                 result: Trajectory | BaseException = play(
                     self.environment,
                     job.task,
-                    self.actors(session, job.seed),
-                    max_turns=self.limits.max_turns,
+                    self.actors(session, job.seed) if taken is None else follow(taken),
+                    max_turns=self.limits.max_turns if taken is None else len(taken),
                     episode=job.episode,
                     progress=progress,
                 )
@@ -204,6 +239,7 @@ class EpisodeThreads:
             outcomes = _OUTCOME_OF_CODE_HANG if self.policy_code else _OUTCOME_OF_HANG
             outcome: Outcome = outcomes.get(phase, "environment_error")
             turns = tuple(progress.turns)
+            progress.suspect = phase == "evaluate" and outcome == "environment_error" and bool(turns)
             lost = Trajectory(job.task, job.episode, progress.opening, turns, outcome=outcome, error=error)
             self.done.put((job, progress, lost))
 

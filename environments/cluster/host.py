@@ -17,7 +17,16 @@ from typing import Any
 
 import environments
 from cojax import types
-from cojax.environment import PLAYING, EnvironmentFailure, PolicyLoss, Progress, ask, running, runs_policy_code
+from cojax.environment import (
+    PLAYING,
+    EnvironmentFailure,
+    EpisodeFailure,
+    PolicyLoss,
+    Progress,
+    ask,
+    running,
+    runs_policy_code,
+)
 from cojax.types import Action, Task, from_json, to_json
 from environments.cluster import messages
 from environments.worker import child, wire
@@ -76,7 +85,7 @@ class Host:
             environment = environments.load_plain(asked["name"], asked["settings"])
             self._service = child.environment_operations(environment)
             self._episodes = functools.partial(_episode_operations, environment)
-            self._failure = PolicyLoss if runs_policy_code(environment) else EnvironmentFailure
+            self._failure = PolicyLoss if runs_policy_code(environment) else EpisodeFailure
             described = child.describe(environment) | {
                 "runs_policy_code": runs_policy_code(environment),
                 "layers": dict(vars(environment).get("layers", {})),

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from cojax.environment import EnvironmentFailure, PolicyLoss
+from cojax.environment import PolicyLoss
 from cojax.types import Action, Evaluation, Message, Observation, Task, to_json
 from environments.cluster.node import Node
 from environments.cluster.nodes import Nodes
@@ -101,7 +101,9 @@ class PlacedEpisode:
         try:
             return self._call(kind, op, *arguments)
         except Malformed as failure:
-            raise (PolicyLoss if self._runs_policy_code else EnvironmentFailure)(str(failure)) from failure
+            if self._runs_policy_code:
+                raise PolicyLoss(str(failure)) from failure
+            raise
 
     def _call(self, kind: Any, op: str, *arguments: Any) -> Any:
         """The node's reply as a record of type `kind`."""

@@ -217,14 +217,13 @@ class ToolEpisode:
             if text != DONE:
                 self._shown = [*self._shown, text][-_REMEMBERED:]
             return text
-        text = ending.call(self._world, call.arguments)
         given = call.arguments.get(ending.first) if ending.first is not None else None
-        if given is not None:
-            try:
-                self.answer = given if isinstance(given, str) else canonical(plain_json(given, "the answer"))
-            except TypeError as error:
-                raise Refused(str(error)) from error
-        self._finished = True
+        try:
+            answer = given if given is None or isinstance(given, str) else canonical(plain_json(given, "the answer"))
+        except TypeError as error:
+            raise Refused(str(error)) from error
+        text = ending.call(self._world, call.arguments)
+        self.answer, self._finished = self.answer if answer is None else answer, True
         return text
 
     def _on_offer(self, world: Offers) -> Mapping[str, Tool]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
+import math
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +56,8 @@ class Tool:
         """The observation of a call. Raises Refused, or TypeError for a result that is neither text nor JSON."""
         if not isinstance(arguments, Mapping):
             raise Refused(f"expected an object of arguments for {self.name}")
+        if self.run is None:
+            _require_finite(arguments)
         try:
             result = self.run(world, arguments) if self.run else world.call(self.name, dict(arguments))
         except (Refused, EnvironmentFailure, MemoryError):
@@ -132,7 +136,7 @@ def _checked(
     """The JSON schema of the parameters, and a function that checks and converts arguments, or raises Refused."""
     # Only functions need it, and an interpreter of a worker may lack it.
     import pydantic
-    from pydantic_core import ArgsKwargs
+    from pydantic_core import ArgsKwargs, to_jsonable_python
 
     try:
         hints = typing.get_type_hints(function, include_extras=True)
@@ -155,14 +159,33 @@ def _checked(
 
     def checked(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return adapter.validate_python(ArgsKwargs((), dict(arguments)))
+            made = adapter.validate_python(ArgsKwargs((), dict(arguments)))
         except pydantic.ValidationError as error:
             places = (f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
             raise Refused("; ".join(places)[:1_000]) from error
         except TypeError as error:  # a name that is no text
             raise Refused(str(error)) from error
+        # Text such as "nan" has become a number by now, also within a model of the user's. Defaults are the tool's own.
+        given = {one.name: made[one.name] for one in parameters if made[one.name] is not one.default}
+        with contextlib.suppress(ValueError):  # nested too deeply to be read
+            _require_finite(to_jsonable_python(given, serialize_unknown=True, bytes_mode="base64"))
+        return made
 
     return schema, checked
+
+
+def _require_finite(arguments: Mapping[str, Any]) -> None:
+    """Raises Refused for an argument with a number that is not finite: no state with it would be JSON."""
+    for name, argument in arguments.items():
+        left = [argument]
+        while left:
+            match left.pop():
+                case float(number) if not math.isfinite(number):
+                    raise Refused(f"{name}: found {number}; expected a finite number")
+                case dict(members):
+                    left += members.values()
+                case list(members):
+                    left += members
 
 
 def _reason(error: Exception) -> str:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 from counter_environment import CounterEnvironment, CounterEpisode
 
-from cojax.environment import EngineError, EnvironmentFailure, Episode, OutOfContext, play
+from cojax.environment import EngineError, EnvironmentFailure, Episode, LimitExceeded, OutOfContext, Progress, play
 from cojax.types import Action, Call, Check, Evaluation, Message, Observation, Task, Turn
 
 TASK = Task("counter", "count to 2", {"target": 2})
@@ -193,6 +193,32 @@ def test_where_a_policys_code_runs_what_serves_it_is_never_its_doing():
 
     assert play(CodeRunning(gone), TASK, script(ADD)).outcome == "environment_error"
     assert play(CodeRunning(on_start=broken), TASK, script(ADD)).outcome == "environment_error"
+
+
+def fail(error: BaseException):
+    def failing(self, *_):
+        raise error
+
+    return failing
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "actions", "suspect"),
+    [
+        ("step", TypeError("no JSON"), 1, True),
+        ("evaluate", TypeError("no JSON"), 1, True),
+        ("evaluate", LimitExceeded("too much"), 1, True),
+        ("evaluate", TypeError("no JSON"), 0, False),
+        ("evaluate", EnvironmentFailure("the worker is gone"), 1, False),
+        ("step", EnvironmentFailure("the worker is gone"), 1, False),
+        ("reset", TypeError("no JSON"), 1, False),
+    ],
+)
+def test_what_the_actions_may_have_caused_is_marked(method, error, actions, suspect, monkeypatch):
+    monkeypatch.setattr(CounterEpisode, method, fail(error))
+    progress = Progress()
+    trajectory = play(CounterEnvironment(), TASK, script(ADD), max_turns=actions, progress=progress)
+    assert (trajectory.outcome, progress.suspect) == ("environment_error", suspect)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from cojax.environment import EnvironmentFailure, Traits, play, traits_of
 from cojax.environment.replay import follow
 from cojax.host.deadlines import WatchedPlay
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Call, Task
 from environments.tools import ToolEnvironment
 from environments.worker import Bounds, isolate
@@ -26,6 +27,9 @@ def press(world, key: str) -> None:
 def wait(world) -> None:
     time.sleep(600)
 
+def spoil(world) -> None:
+    world["pressed"] = float("inf")
+
 def flood(world) -> str:
     return "x" * 10**9
 
@@ -34,7 +38,7 @@ def make():
 
 def keys(*, first: str):
     traits = Traits(concurrency=2, deadline=9.0, commands={"press": "key"})
-    return ToolEnvironment("keys", [press, wait, flood], dict, [{"pressed": first}], traits=traits)
+    return ToolEnvironment("keys", [press, wait, spoil, flood], dict, [{"pressed": first}], traits=traits)
 """
 
 
@@ -73,6 +77,23 @@ def test_a_tool_that_hangs_or_floods_in_a_worker_is_the_action_s_doing(keys):
     assert flooded.outcome in ("timeout", "finished")
     assert len(flooded.turns[0].observation.text) < 20_000
     assert played(keys, call("press", key="c"), call("finish")).outcome == "finished"
+
+
+def test_a_tool_that_leaves_a_world_in_a_worker_without_a_state_is_the_action_s_doing(keys):
+    class Spoiling:
+        def __call__(self, session, seed):
+            return follow([call("spoil"), call("finish")])
+
+        def release(self, session):
+            pass
+
+    (setup,) = keys.tasks("seed", 1)
+    solved = Task("keys", "press", setup.setup, (call("press", key="b"), call("finish")))
+    collector = EpisodeCollector(Spoiling(), keys, Limits(max_turns=2, error_rate=1.0))
+    (group,) = collector.collect([solved], seed=(0,), label="0")
+    found = group.trajectories[0]
+    assert (found.outcome, found.valid, found.reward) == ("timeout", True, 0.0)
+    assert "the world's state is no JSON" in found.error
 
 
 def test_a_tool_that_hangs_in_this_process_is_given_up():

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from serve_mcp import serve
 
 server = MCPServer("hostile")
+doomed = []
 
 
 class Secret(BaseModel):
@@ -76,6 +77,13 @@ def die() -> str:
 
 
 @server.tool()
+def doom() -> str:
+    """Answer, and end the server before its next answer."""
+    doomed.append(True)
+    return "soon"
+
+
+@server.tool()
 async def ask_model(context: Context) -> str:
     """Ask for the client's own model."""
     message = SamplingMessage(role="user", content=TextContent(type="text", text="Hello"))
@@ -117,6 +125,8 @@ def clear() -> None:
 @server.tool()
 def text() -> str:
     """The file's text."""
+    if doomed:
+        os._exit(3)
     return Path("file.txt").read_text() if Path("file.txt").exists() else "nothing"
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from cojax.environment import play
+from cojax.environment import Actor, play
 from cojax.environment.replay import follow
 from cojax.types import Action, Call, Task, Trajectory
 from environments.mcp import RECIPE
@@ -53,6 +54,19 @@ def played(environment: ToolEnvironment, solution: tuple[Action, ...], *actions:
     """The actions in an episode of the task that the solution does, in one of the first two setups."""
     begun = environment.tasks("seed", 2)[setup].setup
     return play(environment, Task(NAME, "", begun, solution), follow(actions), max_turns=len(actions))
+
+
+@dataclasses.dataclass(frozen=True)
+class Following:
+    """Actors that take these actions."""
+
+    actions: tuple[Action, ...]
+
+    def __call__(self, session: str, seed: tuple[int, ...]) -> Actor:
+        return follow(self.actions)
+
+    def release(self, session: str) -> None:
+        pass
 
 
 def processes(environment: ToolEnvironment) -> set[int]:

@@ -12,6 +12,7 @@ from mcp_plays import FINISH, call, command, processes
 
 import environments
 from cojax.environment import EnvironmentFailure, LimitExceeded
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.types import Action, Task, Trajectory
 from environments.mcp import RECIPE, make
 from environments.mcp.world import NAME
@@ -77,6 +78,23 @@ def test_an_episode_is_judged_although_a_tool_ends_its_processes_between_two_cal
         episode.step(WRITE)
     assert episode.evaluate().reward == 0.0
     episode.close()
+
+
+def test_a_server_that_ends_after_its_answer_loses_the_episode_where_calls_read_its_state() -> None:
+    environment = make(command=command("hostile_server.py"), state="text")
+    task = Task(NAME, "", environment.tasks("seed", 1)[0].setup, (WRITE, FINISH))
+
+    def collected(*actions: Action) -> Trajectory:
+        limits = Limits(max_turns=len(actions), error_rate=1.0)
+        (group,) = EpisodeCollector(mcp_plays.Following(actions), environment, limits).collect(
+            [task], seed=(0,), label="0"
+        )
+        return group.trajectories[0]
+
+    found = collected(call("doom"), FINISH)
+    assert (found.outcome, found.valid, found.reward) == ("timeout", True, 0.0)
+    assert found.error == "evaluate: the server has ended"
+    assert collected(WRITE, FINISH).reward == 1.0
 
 
 @pytest.mark.parametrize(
