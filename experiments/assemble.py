@@ -78,6 +78,7 @@ def parts(config: ConfigDict) -> Parts:
     held_out = config.evaluation
     return Parts(
         environment,
+        placement.environment(config) if traits_of(environment).reuses else environment,
         chat,
         model,
         mesh,

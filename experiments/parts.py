@@ -21,11 +21,13 @@ from experiments.processes import ALONE, Together
 class Parts:
     """Of one configuration; `evaluation`, `development` and `challenge` are the tasks of its splits.
 
+    `evaluated_in` is `environment` itself, unless an episode could read there what one of training left.
     `from_initial` says that the evaluation tasks are a part of the initial ones, as the environment has none.
     `together` are the processes of the run.
     """
 
     environment: Environment
+    evaluated_in: Environment
     chat: Chat
     model: ModelConfig
     mesh: Mesh | None

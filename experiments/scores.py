@@ -23,8 +23,12 @@ SHOWN = 24  # evaluation tasks whose episodes a run stores, for its report
 
 
 def dev_score(config: ConfigDict, made: Parts, step: int, tasks: Sequence[Task]) -> tuple[Score, dict[str, float]]:
-    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by."""
-    collector = _collector(config, made, config.evaluation.temperature)
+    """Success of the engine's policy on these development tasks, overall and for each value of evaluation.by.
+
+    Where there is no development split, they are tasks to train on.
+    """
+    environment = made.evaluated_in if made.development else made.environment
+    collector = _collector(config, made, config.evaluation.temperature, environment)
     groups = collector.collect(tasks, seed=(config.seed, step), label=f"dev{step}")
     return score(groups), _by(config, groups)
 
@@ -60,8 +64,7 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         rate = min(1.0, made.limits.error_rate * len(made.evaluation) / len(tasks))
         with bar(f"{description}, {label}" if count else description, len(tasks)) as advance:
             collector = dataclasses.replace(
-                _collector(config, made, temperature),
-                environment=environment,
+                _collector(config, made, temperature, environment),
                 limits=dataclasses.replace(made.limits, error_rate=rate),
             )
             seed = (config.seed, 0, count) if count else (config.seed, 0)
@@ -69,13 +72,13 @@ def held_out_score(config: ConfigDict, made: Parts, description: str, trials: in
         count += 1
         return groups
 
-    groups = play(made.environment, made.evaluation, "eval")
+    groups = play(made.evaluated_in, made.evaluation, "eval")
     tools = success_by_tool(groups, config.explorer.ending)
     first = HeldOut(score(groups), _by(config, groups), _scores(groups), shown(groups), by_tool=tools)
     if trials == 1:
         return first
     # Notes are bounded in characters: a token has at least one or two, so half of the context is left for them.
-    last, told = retry_failures(play, made.environment, groups, trials, section.reflect, config.engine.max_length)
+    last, told = retry_failures(play, made.evaluated_in, groups, trials, section.reflect, config.engine.max_length)
     return dataclasses.replace(first, trials=told, tasks_at_last=_scores(last))
 
 
@@ -84,10 +87,10 @@ def shown(groups: Sequence[Group]) -> list[Trajectory]:
     return [group.trajectories[0] for group in groups[:: max(1, -(-len(groups) // SHOWN))]]
 
 
-def _collector(config: ConfigDict, made: Parts, temperature: float) -> EpisodeCollector:
+def _collector(config: ConfigDict, made: Parts, temperature: float, environment: Environment) -> EpisodeCollector:
     """Plays one episode of each task with the policy that the engine holds."""
     actors = PolicyActors(made.engine, made.chat, sampling(config, made.chat, temperature))
-    return EpisodeCollector(actors, made.environment, made.limits)
+    return EpisodeCollector(actors, environment, made.limits)
 
 
 def _scores(groups: Sequence[Group]) -> dict[str, float]:

@@ -113,7 +113,8 @@ class Traits:
     `incomparable` says why the states of two episodes cannot be compared, "" where they can. Where they cannot, no
     solution can be proved by execution: a run trains on the environment's own split `train`, and synthesizes nothing.
     `ending` is the tool that ends an episode, "" where an action without calls does; None leaves it to the run's
-    explorer.
+    explorer. `reuses` says that what served one episode may serve another, which may read what the first one left. A
+    run then makes another such environment for its evaluations.
     """
 
     concurrency: int | None = None
@@ -122,6 +123,7 @@ class Traits:
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     incomparable: str = ""
     ending: str | None = None
+    reuses: bool = False
 
 
 @runtime_checkable

@@ -70,6 +70,7 @@ def make(
     folders: str = "",
     setups: str = "",
     reset: str = "",
+    reuse: bool = False,
     state: str = "",
     errors: str = _ERRORS,
     ignore: str = "*.pyc,*.log,*-journal,*-wal,*-shm",
@@ -92,8 +93,8 @@ def make(
         command, folders, state = known.started(), folders or str(known.folder), state or known.state
         setups, affordances = setups or known.setups, affordances or known.affordances
         variables = f"{known.variables} {variables}"
-    given = {"folders": folders, "variables": variables, "visible": visible, "errors": errors}
-    examine(command=command, url=url, unconfined=unconfined, headers=headers, **given)
+    given = {"folders": folders, "variables": variables, "visible": visible, "errors": errors, "reset": reset}
+    examine(command=command, url=url, unconfined=unconfined, headers=headers, reuse=reuse, **given)
     starts = Path(folders).expanduser().absolute() if folders else None
     begun, limits = _setups(setups, starts), launch.bounds(deadline, memory)
     source = function("affordances", affordances) if affordances else None
@@ -114,7 +115,7 @@ def make(
             affordances=source,
             lookups=lookups.split(",") if lookups else offered.lookups or None,
             instructions=instructions or offered.instructions,
-            traits=Traits(concurrency=most, deadline=_VERDICT * deadline, worded_alike=True),
+            traits=Traits(concurrency=most, deadline=_VERDICT * deadline, worded_alike=True, reuses=reuse),
         )
         if url:
             _prove(environment, most)
@@ -131,6 +132,8 @@ def examine(
     variables: str = "",
     visible: str = "",
     errors: str = _ERRORS,
+    reset: str = "",
+    reuse: bool = False,
     **others: Any,
 ) -> None:
     """Raises ValueError for settings that contradict each other, that cannot be read, or that may hold a secret."""
@@ -144,6 +147,14 @@ def examine(
     if strange := [name for name, value in given.items() if value]:
         meant = "a server at a url starts elsewhere" if url else "a command takes `variables`, and no headers"
         raise ValueError(f"{strange[0]} is given, but {meant}; leave it out")
+    if reuse and (url or not reset):
+        meant = "leave it out: it is about servers of a command" if url else "name in `reset` the tool that does that"
+        raise ValueError(f"reuse is True, but no reset leads a server of a command back to its start; {meant}")
+    if reset and not (url or reuse):
+        raise ValueError(
+            f"reset is {reset!r:.100}, but each episode has a server of its own; leave it out, or set reuse=True: a "
+            "server then serves several episodes, and whatever it keeps beside its state is read by later ones"
+        )
     if url and not unconfined:
         raise ValueError(
             "a server at a url is not confined: what a policy has it do, it does; if it may, set unconfined=True"

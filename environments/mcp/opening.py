@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ class Server:
 
 
 class Opener:
-    """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes.
+    """setup → a world. With a `reset`, at most `kept` servers that still work are kept for other episodes, of which the
+    last one kept is taken first.
 
     A server of a command that its reset does not lead back to its start is replaced by one that starts anew, and none
     is kept from then on. One at an address (`lasting`) begins with a reset, which must lead to the same state each
@@ -76,7 +78,8 @@ class Opener:
         except BaseException:
             self._end(turn)
             raise
-        world = ServerWorld(server.episode, self._read, turn, lambda works: self._leave(server, works, turn))
+        leave = functools.partial(self._leave, server, turn)
+        world = ServerWorld(server.episode, self._read, turn, leave, lasting=self._lasting)
         try:
             for call in setup.get("calls", ()):
                 world.call(call["name"], call.get("arguments", {}))
@@ -138,12 +141,12 @@ class Opener:
 
     def _taken(self, folder: str) -> Server | None:
         with self._lock:
-            found = next((server for server in self._idle if server.folder == folder), None)
+            found = next((server for server in reversed(self._idle) if server.folder == folder), None)
             if found is not None:
                 self._idle.remove(found)
             return found
 
-    def _leave(self, server: Server, works: bool, turn: Turn) -> None:
+    def _leave(self, server: Server, turn: Turn, works: bool) -> None:
         """Keeps the server of a world that is closed, or ends it."""
         with self._lock:
             keeps = works and self._kept > 0

@@ -58,11 +58,22 @@ class Turn:
 
 
 class ServerWorld:
-    """A world behind a server. `leave` is called once, with whether the server still works, when it is closed."""
+    """A world behind a server, which may be `lasting`, at an address.
 
-    def __init__(self, episode: IsolatedEpisode, read: Reader, turn: Turn, leave: Callable[[bool], None]) -> None:
+    `leave` is called once, when it is closed, with whether the server may serve another episode.
+    """
+
+    def __init__(
+        self,
+        episode: IsolatedEpisode,
+        read: Reader,
+        turn: Turn,
+        leave: Callable[[bool], None],
+        *,
+        lasting: bool = False,
+    ) -> None:
         self._episode, self._read, self._turn, self._leave = episode, read, turn, leave
-        self._works, self._closed = True, False
+        self._works, self._closed, self._lasting = True, False, lasting
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What the server answers. Raises Refused for an error, and LimitExceeded where the server has ended."""
@@ -76,6 +87,10 @@ class ServerWorld:
 
     def state(self) -> Any:
         return self._read(self._asked(self._episode.state), self.call)
+
+    def retire(self) -> None:
+        """Has the server serve no other episode, unless it is at an address."""
+        self._works = self._works and self._lasting
 
     def close(self) -> None:
         """Gives the server back, or ends it with every process of its episode."""

@@ -25,6 +25,14 @@ class Closes(Protocol):
 
 
 @runtime_checkable
+class Retires(Protocol):
+    """A world whose server may serve another episode when it is closed."""
+
+    def retire(self) -> None:
+        """Has the server serve no other episode."""
+
+
+@runtime_checkable
 class Introduces(Protocol):
     """A world that shows something at first."""
 

@@ -147,6 +147,7 @@ class ToolEnvironment:
         episode = ToolEpisode(self._rules, task, self._end_of)
         try:
             episode.reset()
+            episode.retire()  # a server might tell a later episode of the solution
             start, _ = episode.end()
             for action in task.solution:
                 episode.step(action)

@@ -11,7 +11,7 @@ from typing import Any
 
 from cojax.environment import EnvironmentFailure
 from cojax.types import NO_CALL, Action, Call, Check, Evaluation, Message, Observation, Task, canonical
-from environments.tools.abilities import Closes, EndsItself, Introduces, Listens, Offers
+from environments.tools.abilities import Closes, EndsItself, Introduces, Listens, Offers, Retires
 from environments.tools.answers import read, same_answer, spoken_answer
 from environments.tools.arguments import Seen, calls_of, seen_in
 from environments.tools.toolset import DONE, Refused, Tool, perform, toolset
@@ -209,6 +209,11 @@ class ToolEpisode:
     def end(self) -> tuple[Any, str | None]:
         """The state of the world now, and the answer."""
         return state_of(self._world), self.answer
+
+    def retire(self) -> None:
+        """Has what serves the world serve no other episode."""
+        if isinstance(self._world, Retires):
+            self._world.retire()
 
     def _carry_out(self, call: Call) -> str:
         ending = self._rules.ending

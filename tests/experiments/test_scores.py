@@ -1,9 +1,19 @@
-"""Held-out success by tool, and how it is stored."""
+"""Held-out success by tool and how it is stored; and the environment in which a run evaluates."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cojax.environment import Traits, traits_of
+from cojax.rollout.collect import EpisodeCollector, Limits
 from cojax.scoring import score
 from cojax.types import Action, Call, Group, Task, Trajectory
+from environments.desk import Desk
+from experiments import assemble, desk, placement
+from experiments.base import get_config
 from experiments.evaluations import record
-from experiments.scores import HeldOut, success_by_tool
+from experiments.scores import HeldOut, dev_score, held_out_score, success_by_tool
 
 
 def group(tools, *rewards, lost=0):
@@ -27,3 +37,34 @@ def test_the_record_of_an_evaluation_has_success_by_tool():
     found = HeldOut(score(GROUPS), {}, {}, by_tool=success_by_tool(GROUPS, "finish"))
     assert record(found)["by_tool"]["a"] == {"success": 0.5, "tasks": 2}
     assert record(None) == {"success": None, "tasks": {}}
+
+
+@pytest.mark.parametrize("reuses", [False, True])
+def test_where_an_episode_may_read_what_another_left_a_run_evaluates_in_an_environment_of_its_own(
+    reuses: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kept(Desk):
+        traits = Traits(reuses=reuses)
+
+    monkeypatch.setattr(placement, "environment", lambda config: Kept())
+    config = desk.get_config()
+    config.workdir = str(tmp_path)
+    made = assemble.parts(config)
+    assert traits_of(made.evaluated_in).reuses is reuses
+    assert (made.evaluated_in is not made.environment) is reuses
+
+
+def test_evaluations_are_played_there_and_tasks_to_train_on_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    monkeypatch.setattr(EpisodeCollector, "collect", lambda self, *_, **__: played.append(self.environment) or GROUPS)
+    chat, tasks = SimpleNamespace(stops=()), [GROUPS[0].task]
+    made = SimpleNamespace(
+        environment="training", evaluated_in="evaluation", development=tasks, evaluation=tasks, engine=None, chat=chat,
+        limits=Limits(),
+    )  # fmt: skip
+    config = get_config()
+    held_out_score(config, made, "evaluation")
+    dev_score(config, made, 1, tasks)
+    made.development = ()
+    dev_score(config, made, 1, tasks)
+    assert played == ["evaluation", "evaluation", "training"]

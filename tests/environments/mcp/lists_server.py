@@ -1,4 +1,7 @@
-"""The to-do list of examples/todo as an MCP server that keeps it in memory: for all sessions, or for `each` its own."""
+"""The to-do list of examples/todo as an MCP server that keeps it in memory: for all sessions, or for `each` its own.
+
+With `remembers` it tells all titles that were ever added, which no reset removes.
+"""
 
 import collections
 import json
@@ -12,6 +15,7 @@ from serve_mcp import serve
 Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday"]
 server = MCPServer("lists", instructions="Keep the list in order.")
 lists = collections.defaultdict(dict)
+added = {}
 
 
 def items(context):
@@ -31,6 +35,7 @@ def add(title: str, day: Day, context: Context) -> None:
     if title in items(context):
         raise ToolError(f"{title} is on the list already")
     items(context)[title] = {"day": day, "done": False}
+    added[title] = None
 
 
 @server.tool()
@@ -68,6 +73,14 @@ def clear_in_part(context: Context) -> None:
     """Remove all items but one."""
     while len(items(context)) > 1:
         items(context).popitem()
+
+
+if "remembers" in sys.argv:
+
+    @server.tool()
+    def recent() -> str:
+        """Show all titles that were ever added."""
+        return json.dumps(list(added))
 
 
 @server.resource("list://titles")

@@ -72,6 +72,12 @@ def test_setups_are_a_file_s_or_one_for_each_folder(tmp_path: Path) -> None:
         ({"url": "http://localhost/mcp", "command": "true"}, "command and url name two servers"),
         ({"url": "http://localhost/mcp", "folders": "starts"}, "folders is given, but a server at a url starts"),
         ({"command": "true", "headers": "X=Y"}, "headers is given, but a command takes `variables`"),
+        ({"command": "true", "reset": "clear"}, "each episode has a server of its own; leave it out, or set reuse"),
+        ({"command": "true", "reuse": True}, "no reset leads a server of a command back to its start; name in `reset`"),
+        (
+            {"url": "http://localhost/mcp", "unconfined": True, "reset": "clear", "reuse": True},
+            "reuse is True, but no reset leads a server of a command back to its start; leave it out",
+        ),
     ],
 )
 def test_settings_that_make_no_environment_are_refused(settings: dict[str, str], why: str) -> None:
