@@ -16,10 +16,11 @@ calls it does not; and an episode answers garbage. It prints one JSON line a spl
     faults, seconds    readable lines; wall time
 
 Setups without tasks, as environments/tools makes them, are checked by tasks made for that (setups.py): a walk over the
-actions that each offers. The line has `setups` in place of `tasks`, and `unnoticed`: the tools of which no call changed
-the state, so that dropping one goes unnoticed. That is right for a look-up. `unclean` names calls that were refused and
-changed the state all the same. `untried`, where it stands, names tools that an episode offered and of which no call
-worked. An environment with `cases` is checked in each of them; its label is `server`.
+actions that each offers. No episode may answer otherwise because of what another was told. The line has `setups` in
+place of `tasks`, and `unnoticed`: the tools of which no call changed the state, so that dropping one goes unnoticed.
+That is right for a look-up. `unclean` names calls that were refused and changed the state all the same. `untried`,
+where it stands, names tools that an episode offered and of which no call worked. An environment with `cases` is checked
+in each of them; its label is `server`.
 
 Where the states of two episodes cannot be compared, tasks without solutions are opened twice, and answer garbage; the
 line says that such an environment `synthesizes` nothing.

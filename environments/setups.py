@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cojax.environment import Environment, EnvironmentFailure, Episode, ask
-from cojax.types import Action, Observation, Task, canonical, content_hash, signature, to_json
+from cojax.types import Action, Call, Observation, Task, canonical, content_hash, signature, to_json
 from environments.solutions import GARBAGE, SplitReport, asks_for_something, loss, throw_alone
 
 # Actions of a walk, and actions that are tried for it: without copies of a world, some that are offered are refused.
@@ -66,7 +67,8 @@ class SetupReport:
     def check(self, environment: Environment, setup: Task, *, garbage: bool = False) -> None:
         """Checks one setup: it opens twice alike, a walk replays alike, and each of its calls counts.
 
-        With `garbage`, no garbage changes the state, and the walk is sound after each.
+        With `garbage`, no garbage changes the state, the walk is sound after each, and no episode shows what another
+        was told.
         """
         self.setups += 1
         try:
@@ -81,6 +83,8 @@ class SetupReport:
             # A task of the environment's own has a verdict of its own.
             if setup.query and (lost := loss(environment, dataclasses.replace(setup, solution=task.solution))):
                 self.plays.faults.append(f"{_name(setup)}: {lost}")
+            if garbage and (reason := _remembered(environment, task)):
+                self.plays.faults.append(f"{_name(setup)}: {reason}")
             # Where text ends an episode, any text solves the task of a walk that leads back to its start.
             asks = asks_for_something(environment, task) if garbage else True
             for name, action in GARBAGE.items() if garbage else ():
@@ -197,3 +201,46 @@ def _changes(environment: Environment, setup: Task, action: Action) -> bool:
         return not ended and ask(_state, episode) != before
     finally:
         episode.close()
+
+
+def _remembered(environment: Environment, task: Task) -> str:
+    """What an episode shows because of what another one was told; "" where that is nothing.
+
+    A call of each of the task's tools is made in an episode of its own, also with a canary as argument, which no world
+    can know. Another episode tells the canary to all the tools. Then the same calls must be answered as before.
+    """
+    calls = {call.name: call for action in task.solution[:-1] for call in action.calls}
+    for number, call in enumerate(calls.values(), 11):
+        word = f"canary{secrets.token_hex(4)}"
+        asked = [call, *_with_canary(call, word, number)]
+        told = [marked for one in calls.values() for marked in _with_canary(one, word, number)]
+        before, _, after = (_answers(environment, task, some) for some in (asked, told, asked))
+        for one, first, second in zip(asked, before, after, strict=False):
+            if first != second:
+                return (
+                    f"{signature(Action(calls=(one,))):.200} is answered {second!r:.200} after another episode, and "
+                    f"{first!r:.200} before it; expected episodes that see nothing of each other"
+                )
+    return ""
+
+
+def _with_canary(call: Call, word: str, number: int) -> Iterator[Call]:
+    """The call with the canary, a text or a number, in place of each argument in turn."""
+    for name, value in call.arguments.items():
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            yield Call(call.name, {**call.arguments, name: word if isinstance(value, str) else number})
+
+
+def _answers(environment: Environment, task: Task, calls: Sequence[Call]) -> list[str]:
+    """What an episode answers to these calls, up to one that ends it; of what is refused, only that it is."""
+    episode, found = environment.start(task), list[str]()
+    try:
+        ask(episode.reset)
+        for call in calls:
+            seen = ask(episode.step, Action(calls=(call,)))
+            found.append(seen.text if seen.ok else "with a refusal")
+            if seen.done:
+                break
+    finally:
+        episode.close()
+    return found

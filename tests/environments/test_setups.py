@@ -274,3 +274,51 @@ def test_the_desk_is_checked_by_its_own_tasks(capsys):
     assert [(line["split"], line["tasks"], line["unsolved"]) for line in lines] == [
         ("seed", 1, 0), ("dev", 1, 0), ("eval", 1, 0), ("challenge", 1, 0),
     ]  # fmt: skip
+
+
+class Diary:
+    """A world that keeps something beside its state, in `kept`, which all worlds share."""
+
+    def __init__(self, kept):
+        self.kept, self.lines = kept, []
+
+    def state(self):
+        return self.lines
+
+
+def jot(diary, line: str) -> str:
+    diary.lines.append(line)
+    diary.kept.append(line)
+    return "jotted"
+
+
+def pay(diary, amount: int) -> None:
+    jot(diary, str(amount))
+
+
+def last(diary) -> str:
+    return diary.kept[-1] if diary.kept else "nothing"
+
+
+def known(diary, line: str) -> bool:
+    return line in diary.kept
+
+
+def every(diary) -> list[str]:
+    return sorted(set(diary.kept))
+
+
+def own(diary) -> list[str]:
+    return diary.lines
+
+
+@pytest.mark.parametrize("tools", [(jot, last), (pay, last), (jot, known), (jot, every)])
+def test_an_episode_that_sees_what_another_was_told_is_a_fault(tools):
+    for order in (tools, tools[::-1]):
+        kept: list[str] = []
+        faults = report(*order, open=lambda setup, kept=kept: Diary(kept))["faults"]
+        assert any("expected episodes that see nothing of each other" in fault for fault in faults), order
+
+
+def test_a_world_that_remembers_its_own_episode_alone_is_sound():
+    assert report(jot, pay, own, last, known, every, open=lambda setup: Diary([]))["faults"] == []
