@@ -6,6 +6,7 @@ cases.py                 the types: a case, a violation, the kinds of each half 
 playing.py               plays a case through the collector that training uses, and judges it
 episodes.py              the half that plays episodes
 desk.py bfcl.py appworld.py    cases of the three environments: honest, damaged, hostile
+tools.py                 cases of a world of Python functions that calls leave without a state
 texts.py                 hostile texts and arguments, as a looping or hostile policy writes them
 code.py                  hostile blocks of code for AppWorld
 hostile_environment.py   an environment whose actions are hostile code

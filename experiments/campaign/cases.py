@@ -21,7 +21,7 @@ Count = Literal["forged", "traces", "lost", "leaked"]
 COUNTS: tuple[Count, ...] = ("forged", "traces", "lost", "leaked")
 
 # The share of each kind: in fifty hostile episodes, and in a hundred faults.
-EPISODES: Mapping[str, int] = {"appworld": 3, "bfcl": 20, "desk": 20, "wild": 5, "drafts": 2}
+EPISODES: Mapping[str, int] = {"appworld": 3, "bfcl": 20, "desk": 19, "wild": 5, "drafts": 2, "tools": 1}
 FAULTS: Mapping[str, int] = {"kill": 5, "mutation": 32, "worker": 33, "disk": 12, "server": 18}
 
 

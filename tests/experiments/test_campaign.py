@@ -29,6 +29,7 @@ from experiments.campaign import disk, episodes, faults, leaks, servers
 from experiments.campaign.cases import COUNTS, Canary, Case, kinds
 from experiments.campaign.desk import DeskCases
 from experiments.campaign.hostile_cases import HostileCases
+from experiments.campaign.tools import ToolCases
 
 ROOT = Path(__file__).parents[2]
 Capture = pytest.CaptureFixture[str]
@@ -50,7 +51,7 @@ def campaign(capsys: Capture, broken: Callable[[Any], Any], count: int = 12) -> 
 
 def test_the_shares_are_those_that_are_promised() -> None:
     played = collections.Counter(episodes.plan(10_000))
-    assert played == {"bfcl": 4_000, "desk": 4_000, "wild": 1_000, "appworld": 600, "drafts": 400}
+    assert played == {"bfcl": 4_000, "desk": 3_800, "wild": 1_000, "appworld": 600, "drafts": 400, "tools": 200}
     injected = collections.Counter(faults.plan(1_000))
     assert injected == {"worker": 330, "mutation": 320, "server": 180, "disk": 120, "kill": 50}
     assert kinds({"a": 2, "b": 1}, only=("b",)) == ("b",)
@@ -68,7 +69,7 @@ def test_a_seed_makes_the_same_cases_again() -> None:
         world.canary = canary
         return world
 
-    for make in (lambda canary: DeskCases(canary, Desk()), wild):
+    for make in (lambda canary: DeskCases(canary, Desk()), wild, ToolCases):
         first, again, other = (
             [dataclasses.replace(case, seconds=0.0) for case in cases(make, seed)] for seed in (3, 3, 4)
         )
@@ -81,6 +82,12 @@ def test_an_honest_desk_breaks_nothing(capsys: Capture) -> None:
     status, told = campaign(capsys, lambda desk: desk, count=60)
     assert (status, told["violations"]) == (0, [])
     assert [told[name] for name in ("episodes", "faults", *COUNTS)] == [60, 0, 0, 0, 0, 0]
+
+
+def test_no_call_erases_the_verdict_of_a_world_of_functions(capsys: Capture) -> None:
+    status = command.main(["--episodes=40", "--faults=0", "--only=tools", "--json"])
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (status, told["violations"], told["kinds"]) == (0, [], {"tools": 40})
 
 
 class Judged(WrappedEpisode):
