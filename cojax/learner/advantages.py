@@ -71,7 +71,7 @@ def truncated_masked(
     Their reward depends on where they were cut off (DAPO's overlong filtering, arXiv 2503.14476, §3.4).
     """
     cut = np.array([trajectory.outcome == "truncated" for trajectory in trajectories])
-    values = np.ma.masked_array(np.zeros(len(trajectories)), mask=cut)
+    values: np.ma.MaskedArray = np.ma.masked_array(np.zeros(len(trajectories)), mask=cut)
     if (~cut).sum() >= 2:
         values[~cut] = _normalise(rewards(trajectories)[~cut], epsilon)
     return values

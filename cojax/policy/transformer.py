@@ -211,7 +211,8 @@ def cached_hidden_states(
     for old, arrays in zip(cache, params["layers"], strict=True):
         x, new, routes = cached_layer(config, arrays, old, x, positions, slots, span, routed=routed, mesh=mesh)
         written.append(new)
-        chosen.append(routes)
+        if routes is not None:
+            chosen.append(routes)
     return ends.final_norm(x), tuple(written), jnp.stack(chosen, axis=2) if routed else None
 
 

@@ -45,7 +45,8 @@ def prefill(
         last = number == len(layers)
         x, new, routes = _layer(config, arrays, old, x, positions, slots, span, last, routed, mesh)
         written.append(new)
-        chosen.append(routes)
+        if routes is not None:
+            chosen.append(routes)
     return tuple(written), jnp.stack(chosen, axis=2) if routed else None
 
 
