@@ -1,9 +1,60 @@
-"""Durability: what was written or renamed is on disk once these return. Imports nothing of ours."""
+"""Writing to disk: only to files of our own, and what was written or renamed is there to stay. Imports nothing of ours.
+
+A folder may have come from somebody else. A link in it would lead a writer to a file elsewhere, and a pipe in the place
+of a file would hold a reader for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
+
+
+def regular_file(path: str | Path, flags: int) -> int:
+    """An `opener` for `open`, to read: raises OSError for a pipe, a device or a folder, and never waits for one."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no file; expected a regular one: put the file itself in its place")
+    return descriptor
+
+
+def own_file(path: str | Path, flags: int) -> int:
+    """An `opener` for `open`, to write: as `regular_file`, and raises OSError for a link."""
+    return regular_file(path, flags | os.O_NOFOLLOW)
+
+
+def passing_name(path: Path) -> Path:
+    """A name beside `path` for a file on its way there. Nothing has it, and nobody can have foreseen it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when the block ends, and is gone if the block fails.
+
+    Readers see the old file or the new one. A link at `path` is replaced, and what it points to stays as it is. Raises
+    OSError.
+    """
+    passing = passing_name(path)
+    file = open(passing, "xb", opener=own_file)  # noqa: SIM115  closed below
+    try:
+        with file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+        os.replace(passing, path)
+    except BaseException:
+        passing.unlink(missing_ok=True)
+        raise
+    if sync:
+        sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:

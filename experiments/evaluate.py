@@ -40,7 +40,7 @@ from cojax.rollout.collect import EpisodeCollector, RolloutError
 from cojax.scoring import describe
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.evaluation_directory import EvaluationDirectory
-from cojax.storage.files import write_json
+from cojax.storage.files import expect_no_link, write_json
 from cojax.storage.folder_lock import RunDirectoryError
 from cojax.types import Group, Task, Trajectory, content_hash
 from environments.worker.venv import InstallError
@@ -263,6 +263,9 @@ def main(argv: Sequence[str]) -> None:
         subject, home = subject_of(config, *named)
         name = f"{subject.name}-{config.environment.name}-{'+'.join(splits)}-x{_SAMPLES.value}"
         out = Path(_OUT.value) if _OUT.value else home / name
+        if _CHECKPOINT.value and not _OUT.value:
+            for path in (home, out):
+                expect_no_link(path)
         tell(out=str(out.absolute()))
         held = of_run(_CHECKPOINT.value) if _CHECKPOINT.value else ()
         result = evaluate(config, subject, splits, _SAMPLES.value, out, held)

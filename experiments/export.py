@@ -22,11 +22,11 @@ os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from transformers import PreTrainedTokenizerBase
 
-from cojax.durable import sync_file
+from cojax.durable import sync_file, sync_folder
 from cojax.policy.model_folder import write_model
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
-from cojax.storage.files import explain, sync_folder, write_json
+from cojax.storage.files import explain, write_json
 from experiments import trained
 from experiments.command_line import CommandLineParser
 

@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +92,7 @@ def _scratch(config: ConfigDict) -> Path | None:
     """
     if config.sglang.follow:
         return None
-    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{os.getpid()}"
+    return Path(config.sglang.folder or config.workdir).absolute() / f".check-{secrets.token_hex(8)}"
 
 
 def _carry(source: Path, target: Path) -> None:

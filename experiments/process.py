@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from cojax import warm_start
+from cojax.durable import own_file
 
 
 def keep_compiled() -> None:
@@ -18,7 +19,8 @@ def keep_compiled() -> None:
 
 def log_to(path: Path) -> None:
     """Logs everything to the file at `path`, and warnings to the terminal as well."""
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, delay=True)
+    handler.setStream(open(path, "a", opener=own_file))  # noqa: SIM115  the handler closes it
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     for other in list(root.handlers):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from cojax.durable import sync_folder
+from cojax.durable import passing_name, sync_folder
 from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import (
     TIED_HEAD,
@@ -104,7 +104,7 @@ def write_arrays(
     files = divided(outlines, largest)
     count = len(files)
     names = [SINGLE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
-    passing = [folder / f".{name}.{os.getpid()}.tmp" for name in names]
+    passing = [passing_name(folder / name) for name in names]
     try:
         for path, contents in zip(passing, files, strict=True):
             write_tensors(path, contents, arrays)
@@ -270,7 +270,7 @@ def _former(folder: Path, kept: set[str]) -> Iterator[Path]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    passing = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    passing = passing_name(path)
     with writing(passing) as file:
         file.write((json.dumps(value, indent=1) + "\n").encode())
     passing.replace(path)

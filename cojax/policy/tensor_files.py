@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
+from cojax.durable import own_file
+
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -145,17 +147,18 @@ def write_tensors(path: Path, outlines: Sequence[Outline], arrays: Iterator[tupl
 def writing(path: Path) -> Iterator[BinaryIO]:
     """A new file at `path`, on disk when the block ends and gone if it fails. Raises OSError that says what to do."""
     try:
-        with open(path, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException as error:
-        path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise OSError(
-                error.errno, f"cannot write {path}: {error.strerror or error}. Free or choose another folder."
-            ) from error
-        raise
+        with open(path, "xb", opener=own_file) as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise OSError(
+            error.errno, f"cannot write {path}: {error.strerror or error}. Free or choose another folder."
+        ) from error
 
 
 def divided(outlines: Iterable[Outline], largest: int) -> list[list[Outline]]:

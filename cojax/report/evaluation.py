@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def write_evaluation_report(folder: str | Path) -> Path:
         }
         replace_text(folder / name, render(data, SCRIPTS))
     for old in folder.glob("report-*.html"):
-        if old.name not in names:
+        if re.fullmatch(r"report-\d+\.html", old.name) and old.name not in names:
             old.unlink()
     return folder / names[0]
 

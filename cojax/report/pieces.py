@@ -9,16 +9,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import zlib
 from pathlib import Path
 from typing import Any
 
+from cojax.durable import replacing
 from cojax.report.finite import finite, strict_json
 from cojax.report.run import Json, Run
-from cojax.storage.files import expect_file
+from cojax.storage.files import expect_file, expect_no_link
 
 FOLDER = "report_files"
 TASKS = 250  # tasks in a piece
+# The names of pieces, and of pieces on their way, of former versions too.
+_OURS = re.compile(r"\.?(?:episodes-\d{6,}|tasks-\d{4,})\.(?:js|partial|js\.[0-9a-f]{16}\.tmp)")
 
 
 def stamp_of(run: Run) -> str:
@@ -33,9 +37,8 @@ def stamp_of(run: Run) -> str:
 def replace_text(path: Path, text: str) -> Path:
     """Writes a derived file by renaming a complete one: neither a reader nor an interruption sees half of it."""
     expect_file(path)
-    partial = path.with_suffix(".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with replacing(path, sync=False) as file:
+        file.write(text.encode())
     return path
 
 
@@ -70,15 +73,16 @@ class Pieces:
         if self.folder is None:
             self.scripts[name] = script
         else:
+            expect_no_link(self.folder)
             self.folder.mkdir(exist_ok=True)
             replace_text(self.folder / f"{name}.js", script)
 
     def clear(self) -> None:
         """Removes the pieces of earlier reports, and the folder where none is left."""
-        if self.folder is None or not self.folder.is_dir():
+        if self.folder is None or self.folder.is_symlink() or not self.folder.is_dir():
             return
-        for old in [*self.folder.glob("*.js"), *self.folder.glob("*.partial")]:
-            if old.suffix == ".partial" or old.stem not in self.names:
+        for old in list(self.folder.iterdir()):
+            if _OURS.fullmatch(old.name) and old.name not in {f"{name}.js" for name in self.names}:
                 old.unlink()
         if not any(self.folder.iterdir()):
             self.folder.rmdir()

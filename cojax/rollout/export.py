@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ _EXPONENT: dict[str, tuple[Any, int]] = {
     "float16": (np.uint16, 0x7C00),
 }
 _LABEL = "served.json"
+# The names of folders on their way to a version, and of versions on their way out.
+_PASSING = re.compile(r"\..+\.\d+\.(?:new|old)\.tmp")
 _SLICE = 1 << 18  # numbers checked at a time: they fit into the processor's cache
 
 
@@ -156,4 +159,5 @@ def _is_finite(array: np.ndarray) -> bool:
 def _remove_leftovers(folder: Path) -> None:
     """Removes what a killed writer left behind."""
     for path in folder.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        if _PASSING.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)

@@ -36,6 +36,8 @@ from cojax.storage.files import (
 )  # fmt: skip
 
 LOG = logging.getLogger(__name__)
+# The names of folders on their way to a step, and of steps on their way out.
+_PASSING = re.compile(r"\.\d+\.\d+(?:\.old)?\.tmp")
 
 
 class CheckpointError(RuntimeError):
@@ -220,7 +222,8 @@ class Checkpointer:
     def _sweep(self) -> None:
         """Removes what a killed save left behind."""
         for path in self.folder.glob(".*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
+            if _PASSING.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)
 
 
 # What reading a damaged step may raise.

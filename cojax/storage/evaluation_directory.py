@@ -16,7 +16,7 @@ from typing import Any
 
 from cojax.storage.checksums import CHECKSUM, has_valid_checksum, with_checksum
 from cojax.storage.differences import differences
-from cojax.storage.files import Log, StorageError, read_json, write_json
+from cojax.storage.files import Log, StorageError, expect_no_links, read_json, write_json
 from cojax.storage.folder_lock import RunDirectoryError, lock_folder
 from cojax.types import Trajectory, from_json, to_json
 
@@ -42,8 +42,9 @@ class EvaluationDirectory:
         """Writes config.json: `identity`, which decides the result, and `facts` (versions, commit, hardware).
 
         A folder without an episode has nothing to lose and is taken over. Raises RunDirectoryError, which names what
-        differs, where another evaluation has begun there.
+        differs, where another evaluation has begun there, and StorageError for a link in it.
         """
+        expect_no_links(self.folder)
         path = self.folder / "config.json"
         if self.episodes.length:
             try:

@@ -16,10 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import sync_folder
+from cojax.durable import own_file, replacing
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
+# Its package makes links of its own there, and we neither write nor delete in it.
+_FOREIGN = "wandb"
 # Bytes that are never in a log → their name.
 _FOREIGN_BYTES = {
     b"\xef\xbb\xbf": "a byte-order mark",
@@ -67,7 +69,7 @@ class Log:
         with explaining(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             # Unbuffered: a buffer would try again, on closing, to write what the disk has refused.
-            with open(self.path, "a+b", buffering=0) as file:
+            with open(self.path, "a+b", buffering=0, opener=own_file) as file:
                 start = _end_of_last_line(file)
                 file.truncate(start)
                 try:
@@ -90,7 +92,7 @@ class Log:
                 "Records were lost: restore the file from a copy, or start in a new workdir."
             )
         if present > length:
-            with explaining(self.path), open(self.path, "r+b") as file:
+            with explaining(self.path), open(self.path, "r+b", opener=own_file) as file:
                 file.truncate(length)
                 os.fsync(file.fileno())
 
@@ -140,6 +142,23 @@ def expect_file(path: Path) -> None:
         raise StorageError(f"{path} is no file; expected one. Move it away and restore the file from a copy.")
 
 
+def expect_no_link(path: Path) -> None:
+    """Raises StorageError where the path is a link: what is written or deleted behind it would be somebody else's."""
+    if path.is_symlink():
+        raise StorageError(
+            f"{path} is a link to {os.readlink(path)!r}; expected a file or folder of the directory itself. "
+            "Put what it points to in its place, or choose another directory."
+        )
+
+
+def expect_no_links(folder: Path) -> None:
+    """Raises StorageError for a link within a folder, at any depth. The folder may be one, as its user named it."""
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            expect_no_link(Path(root, name))
+        folders[:] = [name for name in folders if name != _FOREIGN]
+
+
 def is_number(name: str) -> bool:
     """Whether a name is a step number: digits 0 to 9 alone."""
     return name.isascii() and name.isdigit()
@@ -166,6 +185,7 @@ def explain(error: OSError, path: Path) -> StorageError:
         errno.EROFS: "The file system is read-only: choose another workdir.",
         errno.ENOTDIR: "A part of the path is a file: choose another workdir.",
         errno.EEXIST: "A part of the path is a file: choose another workdir.",
+        errno.ELOOP: "A link is in its place: put the file itself there, or choose another workdir.",
     }
     fix = fixes.get(error.errno or 0, "Check the disk, then run the same command again.")
     return StorageError(error.errno, f"cannot write {path}: {error.strerror or error}. {fix}")
@@ -189,20 +209,11 @@ def explaining(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Writes `content` to a temporary file and renames it to `path`: readers see the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Writes `content` to `path`, atomically and durably. Raises StorageError if writing fails."""
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
+        with replacing(path) as file:
+            file.write(content)
 
 
 def encode_record(record: Record, path: Path) -> bytes:

@@ -6,6 +6,8 @@ import fcntl
 from pathlib import Path
 from typing import TextIO
 
+from cojax.durable import own_file
+
 
 class RunDirectoryError(RuntimeError):
     """The directory cannot be used for this run. The message says why and what to do."""
@@ -18,9 +20,11 @@ def lock_folder(folder: Path, setting: str, name: str = ".lock") -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / name, "a")  # noqa: SIM115  the caller closes it
+        lock = open(folder / name, "a", opener=own_file)  # noqa: SIM115  the caller closes it
     except OSError as error:
-        raise RunDirectoryError(f"cannot write {folder}: {error.strerror}. Choose another {setting}.") from error
+        raise RunDirectoryError(
+            f"cannot write {folder}: {error.strerror or error}. Choose another {setting}."
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

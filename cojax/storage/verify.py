@@ -12,7 +12,7 @@ from cojax.pool import TaskPool, task_from_record
 from cojax.storage.checkpoint import CheckpointError, SoundCheckpoint
 from cojax.storage.checksums import CheckedLog, Extent, fingerprint
 from cojax.storage.episodes import ZERO_SHOT_EPISODES, Episodes
-from cojax.storage.files import StorageError, explain_reading, read_json
+from cojax.storage.files import StorageError, expect_no_links, explain_reading, read_json
 from cojax.storage.run_files import DERIVED, DERIVED_FILES, FOLDERS, REMADE, RESTORE, RunFiles
 from cojax.types import Group, Signal, Task, Trajectory, from_json
 
@@ -96,7 +96,8 @@ def _verified(files: RunFiles, found: SoundCheckpoint) -> Verified:
 
 
 def _check_kinds(folder: Path) -> None:
-    """Raises StorageError if a folder is in the place of a file, or a file in that of a folder."""
+    """Raises StorageError if a folder is in the place of a file, or a file in that of a folder, or a link in any."""
+    expect_no_links(folder)
     for name in (*_FILES, *FOLDERS):
         path, kind = folder / name, "folder" if name in FOLDERS else "file"
         if path.exists() and (path.is_dir() if kind == "file" else not path.is_dir()):

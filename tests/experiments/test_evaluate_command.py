@@ -204,7 +204,9 @@ def test_every_episode_is_on_a_page_that_asks_nothing_of_any_server(workdir, tmp
     of(config(**SAMPLED), workdir, ("eval", "dev"), 2, tmp_path / "out")
     monkeypatch.setattr(pages, "BYTES", 12_000)
     (tmp_path / "out/report-99.html").write_text("of before")
+    (tmp_path / "out/report-notes.html").write_text("somebody's own")
     assert write_evaluation_report(tmp_path / "out") == tmp_path / "out/report.html"
+    (tmp_path / "out/report-notes.html").unlink()  # which is no page of ours, and is there
     texts = [path.read_text() for path in sorted((tmp_path / "out").glob("report*.html"))]
     assert len(texts) > 1
     found = [json.loads(re.findall(r'id="data">(.*?)</script>', text, re.DOTALL)[0]) for text in texts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from cojax.report.page import contents
 from cojax.report.paired import paired
 from cojax.report.pieces import Pieces, piece
 from cojax.storage.episodes import Episodes
-from cojax.storage.files import Log, write_json
+from cojax.storage.files import Log, StorageError, write_json
 
 
 def data_of(folder: Path) -> Any:
@@ -106,6 +107,27 @@ def test_a_larger_run_has_pieces_and_loses_the_old_ones(run: Path, monkeypatch: 
     write_report(run)
     assert not (run / "report_files").exists()
     assert "'strict-dynamic'" not in (run / "report.html").read_text().partition("<style>")[0]
+
+
+def test_only_pieces_are_removed_and_nothing_behind_a_link(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = ("episodes-000009.js", "tasks-0000.partial", f".tasks-0000.js.{'0' * 16}.tmp")
+    theirs = ("app.js", "notes.partial", "episodes.js", "report.html")
+    for folder in (tmp_path / "elsewhere", run / "report_files"):
+        folder.mkdir()
+        for name in (*ours, *theirs):
+            (folder / name).write_text("kept")
+    write_report(run)
+    assert sorted(path.name for path in (run / "report_files").iterdir()) == sorted(theirs)
+    shutil.rmtree(run / "report_files")
+    (run / "report_files").symlink_to(tmp_path / "elsewhere")
+    write_report(run)
+    monkeypatch.setattr(episodes, "INLINE", 1_000)
+    with pytest.raises(StorageError, match=r"report_files is a link to .*elsewhere"):
+        write_report(run)
+    assert {path.name for path in (tmp_path / "elsewhere").iterdir()} == {*ours, *theirs}
+    assert {path.read_text() for path in (tmp_path / "elsewhere").iterdir()} == {"kept"}
 
 
 def test_a_piece_holds_no_text_as_it_was() -> None:

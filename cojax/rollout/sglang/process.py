@@ -11,6 +11,7 @@ import socket
 import threading
 from pathlib import Path
 
+from cojax.durable import own_file
 from cojax.host.cores import usable_cores
 from cojax.rollout.sglang.guarded import GuardedProcess
 
@@ -119,7 +120,7 @@ class ServerProcess:
             self.port = free_port(self.launch.host, self.launch.port + self.index if self.launch.port else 0)
             self.log.parent.mkdir(parents=True, exist_ok=True)
             command = self.launch.command(self.index, self.port, model.absolute(), label)
-            with open(self.log, "ab") as log:
+            with open(self.log, "ab", opener=own_file) as log:
                 log.write(f"\n=== {shlex.join(command)}\n".encode())
                 log.flush()
                 self._guarded.start(command, log, self.launch.environment())

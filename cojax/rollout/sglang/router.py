@@ -6,6 +6,7 @@ import shlex
 import signal
 from urllib.parse import quote
 
+from cojax.durable import own_file
 from cojax.rollout.sglang.connections import Connections, ServerFailed
 from cojax.rollout.sglang.guarded import GuardedProcess
 from cojax.rollout.sglang.process import LaunchSettings, free_port
@@ -68,7 +69,7 @@ class RouterProcess:
             "--prometheus-host", "127.0.0.1", *_FLAGS,
         ]  # fmt: skip
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.log, "ab") as log:
+        with open(self.log, "ab", opener=own_file) as log:
             log.write(f"\n=== {shlex.join(command)}\n".encode())
             log.flush()
             self._guarded.start(command, log, launch.environment())

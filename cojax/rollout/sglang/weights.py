@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from cojax.durable import own_file
 from cojax.policy.config import ModelConfig
 from cojax.policy.tensor_files import DamagedFile
 from cojax.rollout.engine import Weights
@@ -37,7 +38,7 @@ class WeightsFolder:
         self._versions, lock = folder.absolute() / "weights", folder.absolute() / "weights.lock"
         try:
             lock.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = own_file(lock, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise explain(error, lock) from error
         try:

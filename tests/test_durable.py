@@ -1,0 +1,106 @@
+"""What is written into a folder from somebody else reaches no file outside it, and a pipe there holds nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cojax.durable import own_file, regular_file, replacing
+from cojax.policy.config import ModelConfig
+from cojax.policy.model_folder import write_arrays
+from cojax.report.pieces import replace_text
+from cojax.rollout.sglang.weights import WeightsFolder
+from cojax.storage.files import Log, write_json
+from cojax.storage.folder_lock import RunDirectoryError, lock_folder
+from experiments.process import log_to
+
+# Every way to write a file into a run directory: its name there, and the call.
+WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "append": ("log.jsonl", lambda path: Log(path).append([{"a": 1}])),
+    "truncate": ("log.jsonl", lambda path: Log(path).truncate(0)),
+    "lock": (".lock", lambda path: lock_folder(path.parent, "--config.workdir").close()),
+    "weights lock": ("weights.lock", lambda path: WeightsFolder(path.parent).close()),
+    "run.log": ("run.log", log_to),
+    "json": ("config.json", lambda path: write_json(path, {})),
+    "page": ("report.html", lambda path: replace_text(path, "")),
+}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    (tmp_path / "run").mkdir()
+    file = tmp_path / "elsewhere"
+    file.write_text("kept\n")
+    return file
+
+
+@pytest.fixture
+def closed_handlers() -> Iterator[None]:
+    root = logging.getLogger()
+    before = list(root.handlers)
+    yield
+    for handler in set(root.handlers) - set(before):
+        root.removeHandler(handler)
+        handler.close()
+
+
+@pytest.mark.usefixtures("closed_handlers")
+@pytest.mark.parametrize("there", [True, False], ids=["to a file", "to nothing"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_writer_follows_a_link(elsewhere: Path, name: str, there: bool) -> None:
+    file, write = WRITERS[name]
+    path = elsewhere.parent / "run" / file
+    path.symlink_to(elsewhere)
+    if not there:
+        elsewhere.unlink()
+    with contextlib.suppress(OSError, RunDirectoryError):
+        write(path)
+    assert elsewhere.exists() == there
+    assert not there or elsewhere.read_text() == "kept\n"
+
+
+def test_nobody_can_foresee_the_name_of_a_file_on_its_way(elsewhere: Path) -> None:
+    folder = elsewhere.parent / "run"
+    for name in ("report.html", "config.json"):
+        for guess in (f".{name}.{os.getpid()}.tmp", Path(name).with_suffix(".partial")):
+            (folder / guess).symlink_to(elsewhere)
+    replace_text(folder / "report.html", "page")
+    write_json(folder / "config.json", {})
+    config = ModelConfig(8, 4, 4, 1, 1, 1, 2)
+    (folder / f".model.safetensors.{os.getpid()}.tmp").symlink_to(elsewhere)
+    with pytest.raises(StopIteration):  # at its first array
+        write_arrays(folder, config, iter(()))
+    assert elsewhere.read_text() == "kept\n"
+    assert (folder / "report.html").read_text() == "page"
+
+
+def test_a_name_that_is_taken_is_not_written_to(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
+    planted = elsewhere.parent / f".page.{'0' * 16}.tmp"
+    planted.symlink_to(elsewhere)
+    with pytest.raises(FileExistsError), replacing(elsewhere.parent / "page") as file:
+        file.write(b"page")
+    assert (elsewhere.read_text(), planted.is_symlink()) == ("kept\n", True)
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "page").write_text("old")
+    with pytest.raises(TypeError), replacing(tmp_path / "page") as file:
+        file.writelines([b"new", None])
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("page", "old")]
+
+
+def test_a_pipe_or_a_folder_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link", "."):
+        with pytest.raises(OSError, match="is no file; expected a regular one"):
+            open(tmp_path / name, "rb", opener=regular_file)  # noqa: SIM115
+    with pytest.raises(OSError, match="No such device"):
+        open(tmp_path / "pipe", "ab", opener=own_file)  # noqa: SIM115
