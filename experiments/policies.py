@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import transformers
 from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
@@ -19,6 +18,7 @@ from cojax.environment.replay import follow
 from cojax.policy.config import ModelConfig
 from cojax.report.console import CONSOLE, bar
 from cojax.rollout.chat import Chat, names_only, whole_document
+from cojax.rollout.export import load_tokenizer
 from cojax.rollout.vocabulary import byte_tokenizer, word_tokenizer
 from cojax.types import Task
 from cojax.validation import Exclusions
@@ -69,8 +69,7 @@ def tokenizer_and_shape(config: ConfigDict, environment: Environment) -> tuple[P
     if config.model.path:
         folder = Path(config.model.path)
         check_folder(config)
-        # AutoTokenizer imports torch, where it is installed: only now, so that errors of a configuration come first.
-        return transformers.AutoTokenizer.from_pretrained(folder), stored_shape(config, folder)
+        return load_tokenizer(folder), stored_shape(config, folder)
     make = choose(TOKENIZERS, config.model.tokenizer, "model.tokenizer")
     tokenizer = make(config, environment)
     return tokenizer, from_scratch(settings(config.model), tokenizer)

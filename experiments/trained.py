@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import transformers
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
@@ -32,7 +31,7 @@ from cojax.policy.fingerprint import fingerprint
 from cojax.policy.parameters import Params, parameters, to_hf
 from cojax.policy.precision import cast_for_compute
 from cojax.rollout.engine import Weights
-from cojax.rollout.export import load_params
+from cojax.rollout.export import load_params, load_tokenizer
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
 from cojax.storage.files import write_json
 from experiments.compatibility import in_todays_keys, todays_defaults
@@ -259,10 +258,9 @@ def _moved(workdir: Path, started: str, base: str | Path) -> Path:
 
 def _tokenizer(folder: Path, need: str) -> PreTrainedTokenizerBase:
     try:
-        # AutoTokenizer imports torch, where it is installed: only now, so that errors of a configuration come first.
-        return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({str(error)[:300]})") from error
+        return load_tokenizer(folder)
+    except ValueError as error:
+        raise CheckpointError(f"no tokenizer in {folder}: a policy {need} ({error})") from error
 
 
 def _check(arrays: Any, wanted: Mapping[str, tuple[int, ...]], workdir: Path) -> None:

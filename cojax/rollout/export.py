@@ -54,6 +54,21 @@ def load_params(folder: Path, config: ModelConfig, mesh: Mesh | None = None) -> 
         raise DamagedFile(f"{error} Delete {folder} and make it again.") from error
 
 
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer and chat template of a model folder. No code of the folder runs, and nothing is fetched.
+
+    Raises ValueError, of one line, for files that are missing or damaged, and for a tokenizer that is code.
+    """
+    # It imports torch, where that is installed: only now, so that errors of a configuration come first.
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # of any type, as the package takes its files on trust
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+        raise ValueError(f"{folder} holds no tokenizer that can be read: {reason}") from error
+
+
 # --- weights for a server ---
 
 

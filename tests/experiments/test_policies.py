@@ -1,6 +1,8 @@
 """Tokenizers and warm starts made from an environment's own documentation and solutions."""
 
+import builtins
 import dataclasses
+import json
 
 import pytest
 from ml_collections import ConfigDict
@@ -9,9 +11,10 @@ from cojax.environment import play
 from cojax.environment.replay import follow
 from cojax.rollout.chat import Chat, names_only
 from cojax.rollout.vocabulary import byte_tokenizer
+from cojax.storage.checkpoint import CheckpointError
 from cojax.types import Action, Call, Message, Observation, Task
 from cojax.warm_start import ReachCheck, demonstrate
-from experiments import bfcl, initial_policy, policies
+from experiments import bfcl, initial_policy, policies, trained
 from experiments.initial_policy import demonstrations
 from experiments.initial_policy import initial_policy as begin
 from experiments.policies import (
@@ -206,3 +209,19 @@ def test_what_the_policy_is_shown_and_what_its_template_adds_are_printed(capsys)
         "template: it shows no tools in the form in which calls are read; a section of cojax's own shows them",
         "template: where a conversation begins without a system message, it adds 'You are Nobody.'",
     ]
+
+
+def test_a_tokenizer_that_is_code_is_refused_and_nobody_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(builtins, "input", lambda *prompt: "y")
+    byte_tokenizer(["a b c"], 300).save_pretrained(tmp_path)
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    made = config()
+    made.model.path = str(tmp_path)
+    for read in (lambda: tokenizer_and_shape(made, Splits()), lambda: trained.of_folder(tmp_path, None)):
+        with pytest.raises((ValueError, CheckpointError), match="contains custom code") as refused:
+            read()
+        assert "\n" not in str(refused.value)
+    assert not (tmp_path / "ran").exists()

@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from cojax.policy.config import ModelConfig
 from cojax.policy.transformer import initialize
-from cojax.rollout.export import load_params, save_model
+from cojax.rollout.export import load_params, load_tokenizer, save_model
 from cojax.rollout.vocabulary import word_tokenizer
 
 TOKENIZER = word_tokenizer(["send_email"], ["send an email to Ada"], ())
@@ -42,3 +42,20 @@ def test_a_folder_without_a_tokenizer_is_enough_for_parameters(folder: Path) -> 
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
         load_params(folder, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", "[" * 100_000),
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", '{"version": "1.0", "model": 5}'),
+        ("tokenizer.json", ""),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_line(folder: Path, name: str, content: str) -> None:
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=f"{folder} holds no tokenizer that can be read") as error:
+        load_tokenizer(folder)
+    assert len(str(error.value).splitlines()) == 1
