@@ -14,11 +14,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from cojax.storage.files import read_json
 from experiments.trained import settings_of
 
 _COUNTS = ("demonstrations", "dropped", "shown")
@@ -42,7 +42,7 @@ def taught(folder: str, weights: str, record: Mapping[str, Any]) -> dict[str, An
 def origin_of(workdir: Path, step: int | None = None) -> dict[str, Any]:
     """The origin of the policy of a run: before its first step, or after `step` steps. Raises OSError or ValueError."""
     settings, path = settings_of(workdir), workdir / "model.json"
-    origin = json.loads(path.read_text()).get("origin", {}) if path.exists() else {}
+    origin = read_json(path).get("origin", {}) if path.exists() else {}
     if not origin:
         # A run of an older release: a model folder was recorded only where it was shown demonstrations.
         untaught = settings["model"]["path"] or not settings["warm_start"]["steps"]

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from transformers import PreTrainedTokenizerBase
 
+from cojax.durable import regular_file
 from cojax.policy import model_folder
 from cojax.policy.adapters import Lora, initialize_adapters, merge
 from cojax.policy.config import ModelConfig
@@ -33,7 +34,7 @@ from cojax.policy.precision import cast_for_compute
 from cojax.rollout.engine import Weights
 from cojax.rollout.export import load_params, load_tokenizer
 from cojax.storage.checkpoint import Checkpointer, CheckpointError
-from cojax.storage.files import write_json
+from cojax.storage.files import read_json, write_json
 from experiments.compatibility import in_todays_keys, todays_defaults
 from experiments.loading import begun, write_params
 from experiments.processes import ALONE, Together
@@ -94,14 +95,23 @@ def kept_base(workdir: Path, model: ModelConfig, mesh: Mesh | None = None, toget
 
     Raises CheckpointError where they have changed since.
     """
-    folder, path = workdir / _BASE, workdir / _MODEL
-    name = json.loads(path.read_text()).get("base") if path.exists() else None
+    folder = workdir / _BASE
+    name = _noted(workdir).get("base")
     if name is None or not folder.is_dir():
         return None
     params = begun(together, str(folder), model, 0, mesh)
     if name != together.run("fingerprint", fingerprint, params):
         raise CheckpointError(f"{folder} is not what {workdir} began with: its weights were changed since. {_RESTORE}")
     return params
+
+
+def _noted(workdir: Path) -> dict[str, Any]:
+    """model.json of a run, {} where it has none. Raises CheckpointError for a damaged one."""
+    path = workdir / _MODEL
+    try:
+        return read_json(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}. {_RESTORE}") from error
 
 
 def _taught(config: Mapping[str, Any]) -> bool:
@@ -113,7 +123,8 @@ def settings_of(workdir: Path) -> dict[str, Any]:
     """The settings of a run, with today's keys. Raises CheckpointError if the folder holds no run."""
     path = workdir / "config.json"
     try:
-        stored = json.loads(path.read_text())
+        with open(path, opener=regular_file) as file:
+            stored = json.load(file)
         if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
             raise ValueError("it has no section `config`")
         settings = in_todays_keys(stored["config"], todays_defaults())
@@ -123,7 +134,7 @@ def settings_of(workdir: Path) -> dict[str, Any]:
         return settings
     except OSError as error:
         raise CheckpointError(
-            f"{workdir} is no run directory ({path.name}: {error.strerror}); expected the workdir of "
+            f"{workdir} is no run directory ({path.name}: {error.strerror or error}); expected the workdir of "
             "python -m experiments.run, such as runs/desk"
         ) from error
     except json.JSONDecodeError as error:
@@ -194,7 +205,7 @@ def shape_of(
 
 def kept_shape(workdir: Path) -> ModelConfig:
     """The shape in a run's model.json. Raises OSError where there is none, ValueError or KeyError for a damaged one."""
-    kept = json.loads((workdir / _MODEL).read_text())
+    kept = read_json(workdir / _MODEL)
     return ModelConfig.from_hf(kept["config"], dtype=kept["dtype"])
 
 
@@ -234,8 +245,7 @@ def _base(workdir: Path, config: Mapping[str, Any], model: ModelConfig, base: st
         params = load_params(folder, model)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"the base of the adapters of {workdir} cannot be read: {error}") from error
-    path = workdir / _MODEL
-    kept = json.loads(path.read_text()) if path.exists() else {}
+    kept = _noted(workdir)
     if "base" in kept and kept["base"] != fingerprint(params):
         raise CheckpointError(
             f"{folder} is not what the adapters of {workdir} were trained beside: its weights were changed since. "

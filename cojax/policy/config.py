@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from cojax.policy.rope import RopeScaling, read_rope, write_rope
+from cojax.policy.tensor_files import read_object
 
 _DTYPES = ("float32", "bfloat16", "float16")
 # Fields that change the arithmetic, with the only value that this decoder supports.
@@ -24,6 +26,9 @@ _FAMILIES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
 _SPARSE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+_LARGEST = 2**31 - 1  # of a size
+# Of what is made one by one.
+_MOST: Mapping[str, int] = {"num_hidden_layers": 1_000, "num_experts": 1_024}
 _QWEN3_HEAD_DIM = 128  # of a qwen3 file without head_dim; in other families it is hidden_size / heads
 _LLAMA_POSITIONS = 2_048  # of a llama file without max_position_embeddings
 
@@ -66,6 +71,7 @@ class ModelConfig:
         return self.num_experts > 0
 
     def __post_init__(self) -> None:
+        _check_numbers(self)
         if not self.head_dim and self.num_attention_heads > 0:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -90,9 +96,11 @@ class ModelConfig:
                 f"num_experts_per_tok {self.num_experts_per_tok} exceeds num_experts {self.num_experts}; "
                 "a token cannot visit more experts than there are"
             )
+        if self.rope_scaling is not None and self.rope_theta <= 1:
+            raise ValueError(f"rope_theta is {self.rope_theta}; expected more than 1, to be scaled")
         for name in (self.dtype, self.param_dtype):
             if name not in _DTYPES:
-                raise ValueError(f"dtype {name!r} is not supported; available: {', '.join(_DTYPES)}")
+                raise ValueError(f"dtype {name!r:.80} is not supported; available: {', '.join(_DTYPES)}")
 
     @classmethod
     def from_hf(cls, source: Mapping[str, Any] | str | Path, **overrides: Any) -> ModelConfig:
@@ -101,34 +109,12 @@ class ModelConfig:
         `overrides` replace fields of the result, e.g. `dtype="bfloat16"`. Raises ValueError for a field whose value
         this decoder does not support, FileNotFoundError where the folder has no config.json.
         """
-        hf = source if isinstance(source, Mapping) else json.loads((Path(source) / "config.json").read_text())
-        if not isinstance(hf, Mapping):
-            raise ValueError(f"{source}/config.json holds {type(hf).__name__}, expected an object")
-        family = hf.get("model_type")
-        if family not in _FAMILIES:
-            raise ValueError(f"model_type {family!r} is not supported; available: {', '.join(_FAMILIES)}")
-        _refuse_unsupported(hf)
-        fields = {field.name for field in dataclasses.fields(cls)}
-        values = {name: hf[name] for name in fields if hf.get(name) is not None}
-        values["rope_theta"], values["rope_scaling"] = read_rope(hf)
-        values["attention_bias"] = family == "qwen2"
-        values["qk_norm"] = family in ("qwen3", "qwen3_moe")
-        values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
-        values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
-        if family == "qwen3":
-            values.setdefault("head_dim", _QWEN3_HEAD_DIM)
-        if family == "llama":
-            values.setdefault("max_position_embeddings", _LLAMA_POSITIONS)
-            # The first files of this family have no grouped heads.
-            values.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
-        if family == "qwen3_moe":
-            values.update(_sparse_fields(hf))
-        else:
-            values = {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
+        hf = source if isinstance(source, Mapping) else read_object(Path(source) / "config.json")
         try:
-            return cls(**{**values, **overrides})
-        except TypeError as error:
-            raise ValueError(f"config.json is incomplete: {error}") from error
+            return cls(**{**_fields(hf), **overrides})
+        # A field that is missing or of another kind, a number beyond its arithmetic, a value too deep to be shown.
+        except (TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+            raise ValueError(f"config.json is damaged or incomplete: {error}") from error
 
     def to_hf(self) -> dict[str, Any]:
         """A config.json that transformers reads as the class of the family that has these parts.
@@ -162,6 +148,41 @@ def _family(config: ModelConfig) -> str:
     return "qwen2" if config.attention_bias else "llama"
 
 
+def _fields(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `ModelConfig` by a config.json. Raises ValueError for a value that is not supported."""
+    family = hf.get("model_type")
+    if family not in _FAMILIES:
+        raise ValueError(f"model_type {family!r:.80} is not supported; available: {', '.join(_FAMILIES)}")
+    _refuse_unsupported(hf)
+    values = {field.name: hf[field.name] for field in dataclasses.fields(ModelConfig) if hf.get(field.name) is not None}
+    values["rope_theta"], values["rope_scaling"] = read_rope(hf)
+    values["attention_bias"] = family == "qwen2"
+    values["qk_norm"] = family in ("qwen3", "qwen3_moe")
+    values["tie_word_embeddings"] = bool(hf.get("tie_word_embeddings"))
+    values["dtype"] = values["param_dtype"] = hf.get("dtype") or hf.get("torch_dtype") or "float32"
+    if family == "qwen3":
+        values.setdefault("head_dim", _QWEN3_HEAD_DIM)
+    if family == "llama":
+        values.setdefault("max_position_embeddings", _LLAMA_POSITIONS)
+        # The first files of this family have no grouped heads.
+        values.setdefault("num_key_value_heads", hf.get("num_attention_heads"))
+    if family == "qwen3_moe":
+        return values | _sparse_fields(hf)
+    return {name: value for name, value in values.items() if name not in _SPARSE_FIELDS}
+
+
+def _check_numbers(config: ModelConfig) -> None:
+    """Raises ValueError for a size that is no whole number, and for a number beyond what any model has."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        whole, real = (isinstance(value, kind) and not isinstance(value, bool) for kind in (Integral, Real))
+        most = _MOST.get(field.name, _LARGEST)
+        if field.type == "int" and not (whole and value <= most):
+            raise ValueError(f"{field.name} is {value!r:.80}; expected a whole number of at most {most:,}")
+        if field.type == "float" and not (real and math.isfinite(value)):
+            raise ValueError(f"{field.name} is {value!r:.80}; expected a finite number")
+
+
 def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the field, for a value that changes the arithmetic and is not supported."""
     own = {"qwen3_moe": _FIXED_SPARSE, "llama": _FIXED_LLAMA}
@@ -169,15 +190,15 @@ def _refuse_unsupported(hf: Mapping[str, Any]) -> None:
     for name, expected in fixed.items():
         found = hf.get(name)
         if found is not None and found != expected:
-            raise ValueError(f"config.json has {name}={found!r}; only {expected!r} is supported")
+            raise ValueError(f"config.json has {name}={found!r:.80}; only {expected!r} is supported")
     has_bias = hf["model_type"] == "qwen2"
     if hf.get("attention_bias") not in (None, has_bias):
         raise ValueError(
-            f"config.json has attention_bias={hf['attention_bias']!r}; "
+            f"config.json has attention_bias={hf['attention_bias']!r:.80}; "
             f"for {hf['model_type']} only {has_bias} is supported"
         )
     if unlike := sorted(set(hf.get("layer_types") or ()) - {"full_attention"}):
-        raise ValueError(f"config.json has layer_types with {unlike[0]!r}; only 'full_attention' is supported")
+        raise ValueError(f"config.json has layer_types with {unlike[0]!r:.80}; only 'full_attention' is supported")
     if hf.get("quantization_config"):
         raise ValueError("config.json has quantization_config; only unquantised weights are supported")
 

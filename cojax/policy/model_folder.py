@@ -40,6 +40,7 @@ from cojax.policy.tensor_files import (
     divided,
     dtype_code,
     read_header,
+    read_object,
     write_tensors,
     writing,
 )
@@ -146,10 +147,8 @@ def _entries(folder: Path) -> dict[str, StoredTensor]:
 
 def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     """The tensors of a folder with an index, and where the index and the files disagree."""
-    places = _weight_map(folder / INDEX)
+    places = weight_map(folder)
     names = sorted(set(places.values()))
-    if outside := [name for name in names if Path(name).name != name]:
-        raise DamagedFile(f"{folder / INDEX} names {outside[0]!r}; expected files of its own folder")
     faults = [f"{INDEX} names {name}, which is not in the folder" for name in names if not (folder / name).exists()]
     headers = {name: read_header(folder / name) for name in names if (folder / name).exists()}
     entries: dict[str, StoredTensor] = {}
@@ -164,12 +163,16 @@ def _indexed(folder: Path) -> tuple[dict[str, StoredTensor], list[str]]:
     return entries, faults
 
 
-def _weight_map(path: Path) -> dict[str, str]:
+def weight_map(folder: Path) -> dict[str, str]:
+    """Tensor → the name of its file, by the index. Raises DamagedFile for an index that is damaged or leads outside."""
+    path = folder / INDEX
     try:
-        places = json.loads(path.read_text())["weight_map"]
-        return {str(tensor): str(name) for tensor, name in places.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{path} cannot be read: {type(error).__name__}: {error}; expected a weight_map") from error
+        places = {tensor: str(name) for tensor, name in read_object(path)["weight_map"].items()}
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; expected a weight_map") from error
+    if outside := [name for name in places.values() if Path(name).name != name]:
+        raise DamagedFile(f"{path} names {outside[0]!r:.80}; expected files of its own folder")
+    return places
 
 
 def _declared(folder: Path) -> str | None:
@@ -182,16 +185,9 @@ def _declared(folder: Path) -> str | None:
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """config.json as it stands. Raises FileNotFoundError where there is none, ValueError for no JSON object."""
-    path = folder / CONFIG
-    if not path.exists():
+    if not (folder / CONFIG).exists():
         raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
-    try:
-        hf = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}; expected a JSON object") from error
-    if not isinstance(hf, dict):
-        raise ValueError(f"{path} holds {type(hf).__name__}; expected a JSON object")
-    return hf
+    return read_object(folder / CONFIG)
 
 
 def _check(entries: Mapping[str, StoredTensor], config: ModelConfig, declared: str | None) -> None:

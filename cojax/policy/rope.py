@@ -48,6 +48,9 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in ("linear", "yarn", "llama3"):
             raise ValueError(f"rope scaling {self.kind!r} is not supported; available: linear, yarn, llama3")
+        for name in ("factor", "beta_fast", "beta_slow", "high_freq_factor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"rope scaling has {name} {getattr(self, name)}; expected a positive number")
         if self.factor < 1:
             raise ValueError(f"rope scaling has factor {self.factor}; expected at least 1")
         if self.kind != "linear" and self.original_max_position_embeddings < 1:
@@ -105,17 +108,19 @@ def read_rope(hf: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     entry = hf.get(name) or {}
     if not isinstance(entry, Mapping):
-        raise ValueError(f"config.json has {name}={entry!r}; expected an object")
+        raise ValueError(f"config.json has {name}={entry!r:.80}; expected an object")
     # The theta within the entry wins; files written while the format changed have both.
     theta = entry.get("rope_theta") or (hf.get("rope_parameters") or {}).get("rope_theta") or hf.get("rope_theta")
     kind = entry.get("rope_type") or entry.get("type") or "default"
     if kind not in _KNOWN:
-        raise ValueError(f"config.json has {name} of type {kind!r}; available: {', '.join(_KNOWN)}")
+        raise ValueError(f"config.json has {name} of type {kind!r:.80}; available: {', '.join(_KNOWN)}")
     if unknown := sorted(set(entry) - _KNOWN[kind] - _NAMES):
-        raise ValueError(f"config.json has {name}.{unknown[0]}={entry[unknown[0]]!r}, unknown for type {kind!r}")
+        raise ValueError(
+            f"config.json has {name}.{unknown[0]:.80}={entry[unknown[0]]!r:.80}, unknown for type {kind!r}"
+        )
     partial = entry.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
     if partial != 1:
-        raise ValueError(f"config.json has partial_rotary_factor={partial!r}; only 1 is supported")
+        raise ValueError(f"config.json has partial_rotary_factor={partial!r:.80}; only 1 is supported")
     return float(theta or 10_000.0), None if kind == "default" else _scaling(kind, entry, name, hf)
 
 
@@ -132,14 +137,17 @@ def _scaling(kind: str, entry: Mapping[str, Any], name: str, hf: Mapping[str, An
     if factor is None and kind == "yarn" and original:
         factor = reach / original
     if not isinstance(factor, (int, float)):
-        raise ValueError(f"config.json has {name}.factor={factor!r}; expected a number")
+        raise ValueError(f"config.json has {name}.factor={factor!r:.80}; expected a number")
     if kind == "linear":
         return RopeScaling("linear", float(factor))
+    attention_factor = _attention_factor(float(factor), entry)
+    if not 0 < attention_factor < math.inf:
+        raise ValueError(f"config.json has {name} with attention factor {attention_factor}; expected a positive number")
     return RopeScaling(
         "yarn",
         float(factor),
         int(original),
-        _attention_factor(float(factor), entry),
+        attention_factor,
         float(entry.get("beta_fast") or 32),
         float(entry.get("beta_slow") or 1),
         bool(entry.get("truncate", True)),
@@ -151,7 +159,7 @@ def _llama3(original: int, entry: Mapping[str, Any], name: str) -> RopeScaling:
     fields = ("factor", "low_freq_factor", "high_freq_factor")
     for field in fields:
         if not isinstance(entry.get(field), (int, float)):
-            raise ValueError(f"config.json has {name}.{field}={entry.get(field)!r}; expected a number")
+            raise ValueError(f"config.json has {name}.{field}={entry.get(field)!r:.80}; expected a number")
     factor, low, high = (float(entry[field]) for field in fields)
     return RopeScaling("llama3", factor, original, low_freq_factor=low, high_freq_factor=high)
 

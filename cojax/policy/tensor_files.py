@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from cojax.durable import own_file
+from cojax.durable import own_file, regular_file
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype(np.float32),
@@ -27,6 +27,8 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000  # bytes; more is a damaged length, not a header
+_LARGEST_RANK = 8  # axes of a tensor
+_LONGEST_NAME = 200  # characters of a tensor's name
 
 
 class DamagedFile(ValueError):
@@ -61,7 +63,7 @@ class StoredTensor:
     def read(self) -> np.ndarray:
         """The tensor. Raises DamagedFile when the file ends early."""
         array = np.empty(math.prod(self.shape), _DTYPES[self.dtype])
-        with open(self.path, "rb", buffering=0) as file:
+        with open(self.path, "rb", buffering=0, opener=regular_file) as file:
             file.seek(self.start)
             room = memoryview(array.view(np.uint8).data)
             while room and (count := file.readinto(room)):
@@ -83,9 +85,9 @@ def dtype_code(name: str) -> str:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Name → entry of every tensor in a file. Raises DamagedFile for what is no safetensors file."""
+    """Name → entry of every tensor in a file. Raises DamagedFile for no safetensors file, OSError for a pipe."""
     size = path.stat().st_size
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular_file) as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _LARGEST_HEADER):
             raise DamagedFile(f"{path} cannot be read: found {size} bytes, expected a header of {length} and tensors")
@@ -94,16 +96,32 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         header = json.loads(text)
         header.pop("__metadata__", None)
         return {name: _entry(path, name, record, 8 + length) for name, record in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path} cannot be read: its header is damaged: {error}. Copy or make it again.") from error
 
 
 def _entry(path: Path, name: str, record: Any, origin: int) -> StoredTensor:
-    start, end = (int(offset) for offset in record["data_offsets"])
-    shape = tuple(int(size) for size in record["shape"])
-    if min(start, end, *shape, 0) < 0:
-        raise ValueError(f"{name} has a negative size or offset")
-    return StoredTensor(path, name, str(record["dtype"]), shape, origin + start, origin + end)
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError(f"{name[:_LONGEST_NAME]!r} is no name of a tensor")
+    (start, end), shape = record["data_offsets"], record["shape"]
+    if len(shape) > _LARGEST_RANK or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end, *shape)):
+        raise ValueError(f"{name} has sizes or offsets that are no whole numbers, or negative, or too large")
+    return StoredTensor(path, name, str(record["dtype"]), tuple(shape), origin + start, origin + end)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a model folder. Raises DamagedFile for anything else, OSError for no file."""
+    with open(path, "rb", opener=regular_file) as file:
+        text = file.read(_LARGEST_HEADER + 1)
+    try:
+        if len(text) > _LARGEST_HEADER:
+            raise ValueError(f"it has more than {_LARGEST_HEADER} bytes")
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}; expected a JSON object") from error
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{path} holds {type(value).__name__}, expected an object")
+    return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from cojax.report.groups import EpisodeIndex, advantages_of
 from cojax.report.lineage import task_id_of
 from cojax.report.pieces import Pieces, steps_piece
 from cojax.report.run import Json, Run
-from cojax.storage.files import StorageError
+from cojax.storage.files import StorageError, expect_file
 
 SAMPLED = 400  # episodes sampled evenly over the steps, besides the sources of lineages
 PER_STEP = 6
@@ -206,6 +206,7 @@ def words_of(folder: Path) -> Words | None:
         return None
     from tokenizers import Tokenizer
 
+    expect_file(paths[0])
     try:
         tokenizer = Tokenizer.from_file(str(paths[0]))
     except Exception as error:  # the package raises no other type

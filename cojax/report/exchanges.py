@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from cojax.durable import regular_file
 from cojax.report.run import Json
 
 # The place of a record stands within so many bytes of the beginning of its line.
@@ -61,7 +62,7 @@ class Exchanges:
         self._places: dict[Key, list[tuple[tuple[int, ...], int, str]]] = defaultdict(list)
         start = 0
         if path.exists():
-            with open(path, "rb") as file:
+            with open(path, "rb", opener=regular_file) as file:
                 for line in file:
                     if line.endswith(b"\n") and (found := _PLACE.search(line, 0, _HEAD)):
                         self._note(found[1], start)

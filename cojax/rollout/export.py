@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import re
 import shutil
@@ -17,9 +16,18 @@ from jax.sharding import Mesh
 
 from cojax.durable import sync_folder
 from cojax.policy.config import ModelConfig
-from cojax.policy.model_folder import CONFIG, INDEX, LARGEST_FILE, SINGLE, read_params, write_arrays, write_model
+from cojax.policy.model_folder import (
+    CONFIG,
+    INDEX,
+    LARGEST_FILE,
+    SINGLE,
+    read_params,
+    weight_map,
+    write_arrays,
+    write_model,
+)
 from cojax.policy.parameters import Params
-from cojax.policy.tensor_files import DamagedFile, read_header
+from cojax.policy.tensor_files import DamagedFile, read_header, read_object
 from cojax.storage.files import explain, write_json
 
 if TYPE_CHECKING:
@@ -126,7 +134,7 @@ def check_weights(folder: Path) -> None:
         raise FileNotFoundError(f"no {CONFIG} in {folder}; expected a model folder in HF format")
     names = {SINGLE}
     if (folder / INDEX).exists():
-        names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+        names = set(weight_map(folder).values())
     for name in sorted(names):
         if not (folder / name).exists():
             raise FileNotFoundError(f"no {name} in {folder}; expected a whole model folder. Write it again.")
@@ -139,10 +147,10 @@ def check_weights(folder: Path) -> None:
 def read_label(folder: Path) -> str:
     """The label that `folder` was written with, "" if none. Raises DamagedFile for a label that cannot be read."""
     try:
-        return str(json.loads((folder / _LABEL).read_text())["label"])
+        return str(read_object(folder / _LABEL)["label"])
     except FileNotFoundError:
         return ""
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError) as error:
         raise DamagedFile(f"{folder / _LABEL} holds no label: {error}. Write {folder} again.") from error
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cojax.durable import own_file, replacing
+from cojax.durable import own_file, regular_file, replacing
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
@@ -125,7 +125,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises OSError, and ValueError, which says why, for a file that holds none."""
-    return _parse_object(path.read_bytes())
+    with open(path, "rb", opener=regular_file) as file:
+        return _parse_object(file.read())
 
 
 def _parse_object(content: bytes) -> dict[str, Any]:

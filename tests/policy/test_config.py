@@ -203,3 +203,69 @@ def test_published_models_build_with_their_number_of_parameters(count: int, hf: 
 def test_no_heads_are_named() -> None:
     with pytest.raises(ValueError, match="num_attention_heads is 0; expected a positive number"):
         ModelConfig(10, 4, 8, 3, 0, 1)
+
+
+DEEP: list = []
+for _ in range(900):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5; expected a whole number of at most 1,000"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; expected a whole number of at most 1,000"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True; expected a whole number"),
+        ({"num_attention_heads": "4"}, "num_attention_heads is '4'; expected a whole number"),
+        ({"vocab_size": 10**400}, "vocab_size is 1000.*; expected a whole number of at most 2,147,483,647"),
+        ({"hidden_size": 1e999}, "hidden_size is inf; expected a whole number"),
+        ({"rms_norm_eps": 1e999}, "rms_norm_eps is inf; expected a finite number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan; expected a finite number"),
+        ({"rope_parameters": None, "rope_theta": [1]}, "config.json is damaged or incomplete: float"),
+        ({"rope_parameters": None, "rope_theta": 1e999}, "rope_theta is inf; expected a finite number"),
+        ({"model_type": []}, "config.json is damaged or incomplete: unhashable type"),
+        ({"model_type": "x" * 1_000}, "model_type 'xx.* is not supported"),
+        ({"layer_types": 5}, "config.json is damaged or incomplete: 'int' object"),
+        ({"hidden_act": DEEP}, r"has hidden_act=\[\[\["),
+        ({"dtype": DEEP, "torch_dtype": DEEP}, r"dtype \[\[\["),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 1e999}},
+            "rope scaling has factor inf; expected a positive",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 1e999}},
+            "config.json is damaged or incomplete: cannot convert float infinity",
+        ),
+        (
+            {"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": 1e999}},
+            "rope_scaling with attention factor inf; expected a positive number",
+        ),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}, "rope_theta is 1.0; expected more than 1"),
+    ],
+)
+def test_a_value_that_no_model_has_is_one_line(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as error:
+        ModelConfig.from_hf({**TINY.to_hf(), **change})
+    assert len(str(error.value)) < 300
+    assert "\n" not in str(error.value)
+
+
+def test_more_experts_than_any_model_has() -> None:
+    with pytest.raises(ValueError, match=r"num_experts is 100000; expected a whole number of at most 1,024"):
+        ModelConfig.from_hf({**MOE.to_hf(), "num_experts": 100_000})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "config.json cannot be read: maximum recursion depth.*; expected a JSON object"),
+        ('{"hidden_size": 1' + "0" * 5_000 + "}", "config.json cannot be read: Exceeds the limit"),
+        ("[]", "config.json holds list, expected an object"),
+        ("\ud800", "config.json cannot be read"),
+    ],
+)
+def test_a_file_that_holds_no_config_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogatepass"))
+    for source in (tmp_path, str(tmp_path)):
+        with pytest.raises(ValueError, match=message):
+            ModelConfig.from_hf(source)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cojax.policy import model_folder
 from cojax.policy.config import ModelConfig
 from cojax.policy.model_folder import read_params, write_model
 from cojax.policy.parameters import leaf_of, parameters
+from cojax.policy.pretrained import load
 from cojax.policy.tensor_files import DamagedFile
 
 DENSE = ModelConfig(61, 32, 40, 2, 4, 2, 16)
@@ -148,6 +150,21 @@ def test_an_index_that_lies(tmp_path: Path) -> None:
 def test_a_folder_without_weights(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors in .*expected a model folder in HF format"):
         read_params(tmp_path, DENSE)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path, name: str) -> None:
+    folder = written(tmp_path, largest=20_000 if "index" in name else 10_000_000)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    # A reader that waits for a writer finds one, and then the end.
+    writer = threading.Thread(target=lambda: open(folder / name, "wb").close(), daemon=True)
+    writer.start()
+    with pytest.raises(OSError, match=f"{name} is no file; expected a regular one"):
+        load(folder)
+    reader = os.open(folder / name, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join()
+    os.close(reader)
 
 
 def test_weights_of_a_former_model_go(tmp_path: Path) -> None:

@@ -81,6 +81,31 @@ def test_a_damaged_header(tmp_path: Path, record: dict) -> None:
         read_header(tmp_path / "x")
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "maximum recursion depth"),
+        (
+            '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1e999]}}',
+            "a has sizes or offsets that are no",
+        ),
+        ('{"a": {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]}}', "no whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}', "no whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]}}', "no whole numbers"),
+        ('{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 1' + "0" * 4_000 + "]}}", "or too large"),
+        ('{"a": {"dtype": "F32", "shape": [' + "1," * 99 + '1], "data_offsets": [0, 4]}}', "or too large"),
+        ('{"a\\nb": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}', r"'a\\nb' is no name of a tensor"),
+        ('{"' + "a" * 999 + '": 5}', "is no name of a tensor"),
+    ],
+)
+def test_a_hostile_header_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text.encode())
+    with pytest.raises(DamagedFile, match=f"its header is damaged: .*{message}") as error:
+        read_header(tmp_path / "x")
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
 def test_bytes_that_do_not_make_the_shape() -> None:
     entry = StoredTensor(Path("x"), "a", "F32", (2, 3), 100, 120)
     assert entry.damage(1000) == "a in x takes 20 bytes, expected 24 for F32[2, 3]"
