@@ -21,6 +21,7 @@ from pathlib import Path
 
 from cojax.durable import regular_file
 from cojax.report.run import Json
+from cojax.storage.files import LONGEST_LINE
 
 # The place of a record stands within so many bytes of the beginning of its line.
 _HEAD = 8_192
@@ -63,7 +64,7 @@ class Exchanges:
         start = 0
         if path.exists():
             with open(path, "rb", opener=regular_file) as file:
-                for line in file:
+                while line := file.readline(LONGEST_LINE + 1):
                     if line.endswith(b"\n") and (found := _PLACE.search(line, 0, _HEAD)):
                         self._note(found[1], start)
                     start += len(line)

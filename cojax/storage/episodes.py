@@ -24,6 +24,9 @@ from cojax.types import Trajectory, from_json, to_json
 
 # Episodes of some evaluation tasks, before training and after it.
 ZERO_SHOT_EPISODES, FINAL_EPISODES = "zero_shot_episodes.jsonl.gz", "final_episodes.jsonl.gz"
+# A file may expand to _LARGEST bytes, and beyond them to _LARGEST_RATIO times its own: episodes come to 35 times.
+_LARGEST, _LARGEST_RATIO = 2**28, 100
+_MOST_LINES = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +105,20 @@ def read_episodes(path: Path) -> list[dict[str, Any]]:
         return []
     expect_file(path)
     try:
-        with gzip.open(path, "rb") as file:
-            return [parse_record(line) for line in file]
+        return [parse_record(line) for line in io.BytesIO(_expanded(path))]
     # zlib raises an error of its own for a damaged stream.
     except (EOFError, ValueError, OSError, zlib.error) as error:
         raise StorageError(f"{path} cannot be read: {error}. Restore it from a copy.") from error
+
+
+def _expanded(path: Path) -> bytes:
+    """The content of a compressed file. Raises ValueError for one that holds far more than episodes do."""
+    most = max(_LARGEST, _LARGEST_RATIO * path.stat().st_size)
+    with gzip.open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most or content.count(b"\n") > _MOST_LINES:
+        raise ValueError(f"it expands to more than {most:,} bytes or {_MOST_LINES:,} lines")
+    return content
 
 
 def record_of(trajectory: Trajectory, *, times: bool = True) -> dict[str, Any]:

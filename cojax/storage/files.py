@@ -20,6 +20,7 @@ from cojax.durable import own_file, regular_file, replacing
 from cojax.storage.strict_json import parse_json
 
 Record = Mapping[str, Any]
+LONGEST_LINE = 2**27  # bytes of a record
 # Its package makes links of its own there, and we neither write nor delete in it.
 _FOREIGN = "wandb"
 # Bytes that are never in a log → their name.
@@ -102,8 +103,8 @@ class Log:
             return
         expect_file(self.path)
         with open(self.path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
+            for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+                if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:
                     return
                 try:
                     record = parse_record(line)
@@ -117,6 +118,8 @@ class Log:
 
 def parse_record(line: bytes) -> dict[str, Any]:
     """The record of one line of a log. Raises ValueError, which says why, for a line that no log wrote."""
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"it has more than {LONGEST_LINE:,} bytes")
     for mark, name in _FOREIGN_BYTES.items():
         if mark in line:
             raise ValueError(f"it holds {name}")

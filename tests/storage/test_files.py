@@ -188,6 +188,35 @@ def test_a_damaged_episode_file_is_a_clear_error(tmp_path):
         episodes.read(1)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda: b"{" + b" " * 2**28 + b"}\n", "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
+        (lambda: b"{}\n" * 1_000_001, "it expands to more than 268,435,456 bytes or 1,000,000 lines"),
+        (lambda: b"{" + b" " * 2**27 + b"}\n", "it has more than 134,217,728 bytes"),
+    ],
+    ids=["file", "lines", "line"],
+)
+def test_a_small_file_that_holds_far_more_than_episodes_do(tmp_path, content, message):
+    (tmp_path / "000001.jsonl.gz").write_bytes(gzip.compress(content(), 1))
+    with pytest.raises(StorageError, match=f"000001.jsonl.gz cannot be read: {message}"):
+        Episodes(tmp_path).read(1)
+
+
+def test_episodes_that_compress_well_are_read(tmp_path):
+    """A policy that says one word only: 300 times as long as its file."""
+    records = [_record(f"1-ab-{sample}", tokens=[5] * 20_000) for sample in range(40)]
+    Episodes(tmp_path).write(1, records)
+    assert Episodes(tmp_path).read(1) == records
+
+
+@pytest.mark.parametrize("end", [b"}\n", b""])
+def test_a_line_that_no_record_takes_is_an_error_with_its_number(tmp_path, end):
+    (tmp_path / "log.jsonl").write_bytes(b"{}\n{" + b" " * 2**27 + end)
+    with pytest.raises(StorageError, match=r"log.jsonl, line 2: it has more than 134,217,728 bytes"):
+        list(Log(tmp_path / "log.jsonl").read())
+
+
 def test_text_that_is_not_unicode_is_kept(tmp_path):
     """An environment may say anything, half a surrogate pair too."""
     log = Log(tmp_path / "log.jsonl")
