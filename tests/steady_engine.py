@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 import environments
 from cojax.policy.config import ModelConfig
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import Completion, Sampling, Weights, check_request
+from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from cojax.types import Trajectory
 from experiments import policies
 
@@ -43,7 +43,7 @@ class SteadyEngine:
                 file.write(json.dumps({"version": weights.version, "sums": sums}) + "\n")
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
-        check_request(prompt, sampling, self._vocabulary, self._length)
+        checked_prompt(prompt, self._vocabulary, self._length)
         tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
         reason = "stop" if tokens[-1] in sampling.stop_tokens else "length"

@@ -7,21 +7,38 @@ its path. Every completion carries the version of the weights that sampled it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from cojax.environment import OutOfContext
 
+_LEAST = 1e-6  # a temperature above 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How to sample. `temperature` 0 is greedy. There is no top-k, top-p or penalty, so log-probs are the policy's."""
+    """How to sample. `temperature` 0 is greedy. There is no top-k, top-p or penalty, so log-probs are the policy's.
+
+    Raises ValueError for what no engine can sample by: one batch has the requests of all callers, and NaN in it would
+    end the engine for all.
+    """
 
     temperature: float = 1.0
     max_tokens: int = 64
     stop_tokens: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        found = self.temperature
+        # Beyond these, logits / temperature leave float32; servers take what is smaller for 0.
+        if isinstance(found, bool) or not isinstance(found, Real) or not (found == 0 or _LEAST <= found <= 1 / _LEAST):
+            raise ValueError(f"temperature must be 0, or a number from {_LEAST} to {1 / _LEAST:,.0f}; found {found!r}")
+        if _not_whole([self.max_tokens]) or self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, a whole number; found {self.max_tokens!r}")
+        if wrong := _not_whole(self.stop_tokens):
+            raise ValueError(f"stop_tokens hold {wrong}; expected tokens, which are whole numbers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +77,28 @@ class Weights:
     save: Callable[[str, str], None] | None = None
 
 
-def check_request(prompt: Sequence[int], sampling: Sampling, vocabulary: int, length: int) -> None:
-    """Raises ValueError for a request that no engine can serve, OutOfContext for a prompt as long as `length`."""
-    if not prompt:
+def checked_prompt(prompt: Iterable[int], vocabulary: int, length: int) -> list[int]:
+    """The tokens of a prompt.
+
+    Raises ValueError for a prompt that no engine can continue, OutOfContext for one as long as `length`.
+    """
+    given = list(prompt)
+    if wrong := _not_whole(given):
+        raise ValueError(f"the prompt holds {wrong}; expected tokens, which are whole numbers")
+    tokens = list(map(int, given))
+    if not tokens:
         raise ValueError("the prompt is empty; give at least one token")
-    if min(prompt) < 0 or max(prompt) >= vocabulary:
-        raise ValueError(f"prompt tokens span {min(prompt)}–{max(prompt)}; the vocabulary has 0–{vocabulary - 1}")
-    if sampling.max_tokens < 1 or sampling.temperature < 0:
-        raise ValueError(f"{sampling}: max_tokens must be at least 1 and temperature at least 0")
-    if len(prompt) + 1 > length:
-        raise OutOfContext(f"prompt of {len(prompt)} tokens leaves no room; the engine holds {length}")
+    if min(tokens) < 0 or max(tokens) >= vocabulary:
+        raise ValueError(f"prompt tokens span {min(tokens)}–{max(tokens)}; the vocabulary has 0–{vocabulary - 1}")
+    if len(tokens) + 1 > length:
+        raise OutOfContext(f"prompt of {len(tokens)} tokens leaves no room; the engine holds {length}")
+    return tokens
+
+
+def _not_whole(values: Iterable[object]) -> str:
+    """The names of the types in it that are no whole numbers: a conversion would take 2.7 for token 2, True for 1."""
+    kinds = set(map(type, values))
+    return ", ".join(sorted(kind.__name__ for kind in kinds if kind is bool or not issubclass(kind, (int, np.integer))))
 
 
 @runtime_checkable

@@ -39,7 +39,7 @@ from cojax.policy.sharding import check_divides, partition, replicas
 from cojax.policy.transformer import Params, unstack
 from cojax.rollout.batching import Batcher
 from cojax.rollout.busy_time import BusyTime
-from cojax.rollout.engine import Completion, Sampling, Weights, check_request
+from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from cojax.rollout.forwards import uniforms
 from cojax.rollout.lane import Lane
 
@@ -163,8 +163,7 @@ class LocalEngine:
         Raises OutOfContext if the prompt leaves no room for a token, ValueError for a prompt that does not extend the
         session or another wrong argument, EngineError if the engine fails, is closed, or the session is released.
         """
-        tokens = [int(token) for token in prompt]
-        check_request(tokens, sampling, self._config.vocab_size, self._length)
+        tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
         chances = uniforms(seed, min(sampling.max_tokens, self._length - len(tokens)))
         self._wait_for_slot(session)
         with self._lock:

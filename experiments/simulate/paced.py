@@ -19,7 +19,7 @@ from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
 from cojax.rollout.busy_time import BusyTime
 from cojax.rollout.chat import TOOL_DOCUMENTS, Chat
-from cojax.rollout.engine import Completion, Sampling, Weights, check_request
+from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from experiments import policies
 from experiments.simulate.servers import Rates, Server
 
@@ -49,7 +49,7 @@ class PacedEngine:
 
     def generate(self, prompt: Sequence[int], sampling: Sampling, *, session: str, seed: tuple[int, ...]) -> Completion:
         """As `Engine.generate`."""
-        check_request(prompt, sampling, self._vocabulary, self._length)
+        checked_prompt(prompt, self._vocabulary, self._length)
         tokens = random.Random(repr((seed, tuple(prompt)))).choice(self._actions)
         tokens = tokens[: min(sampling.max_tokens, self._length - len(prompt))]
         with self._busy:

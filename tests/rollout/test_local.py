@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -157,15 +158,24 @@ def test_ends_at_the_engines_length(engine: LocalEngine) -> None:
 @pytest.mark.parametrize(
     ("prompt", "sampling", "message"),
     [
-        ([], Sampling(), "prompt is empty"),
-        ([1, 101], Sampling(), "the vocabulary has 0–100"),
-        ([1], Sampling(max_tokens=0), "max_tokens"),
-        ([1], Sampling(temperature=-1.0), "temperature"),
+        ([], {}, "prompt is empty"),
+        ([1, 101], {}, "the vocabulary has 0–100"),
+        ([1], {"max_tokens": 0}, "max_tokens"),
+        ([1], {"temperature": -1.0}, "temperature"),
+        ([1, 2.7], {}, "the prompt holds float; expected tokens, which are whole numbers"),
+        ([1, True], {}, "the prompt holds bool; expected tokens"),
+        (np.array([1.0]), {}, "the prompt holds float64; expected tokens"),
+        (["1"], {}, "the prompt holds str; expected tokens"),
     ],
 )
-def test_refuses_a_bad_request(engine: LocalEngine, prompt: list[int], sampling: Sampling, message: str) -> None:
+def test_refuses_a_bad_request(engine: LocalEngine, prompt: Any, sampling: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        engine.generate(prompt, sampling, session="a", seed=(1,))
+        engine.generate(prompt, Sampling(**sampling), session="a", seed=(1,))
+
+
+def test_tokens_of_an_array_are_tokens(engine: LocalEngine) -> None:
+    first = engine.generate(np.array([1, 2], np.int32), Sampling(0.0, 1), session="a", seed=(1,))  # type: ignore[arg-type]
+    assert first == engine.generate([1, 2], Sampling(0.0, 1), session="b", seed=(1,))
 
 
 def test_a_prompt_must_extend_its_session(engine: LocalEngine) -> None:

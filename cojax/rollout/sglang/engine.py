@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cojax.environment import EngineError
 from cojax.policy.config import ModelConfig
-from cojax.rollout.engine import Completion, Sampling, Weights, check_request
+from cojax.rollout.engine import Completion, Sampling, Weights, checked_prompt
 from cojax.rollout.export import check_weights
 from cojax.rollout.sglang.completions import Completions
 from cojax.rollout.sglang.connections import Connections
@@ -157,9 +157,8 @@ class SGLangEngine:
         Raises OutOfContext if the prompt leaves no room for a token, ValueError for a wrong argument, EngineError if no
         server completes it in time or the session is released.
         """
-        tokens = [int(token) for token in prompt]
         # A token outside the vocabulary would crash a server.
-        check_request(tokens, sampling, self._config.vocab_size, self._length)
+        tokens = checked_prompt(prompt, self._config.vocab_size, self._length)
         self._loop.raise_if_closed()
         if self._fleet.target is None:
             raise EngineError("the engine has no weights; call load first")
