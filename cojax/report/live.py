@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import math
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from cojax.report.episodes import Shelf
@@ -25,6 +28,8 @@ from cojax.storage.files import StorageError
 HOST = "127.0.0.1"
 POLL = 1.0  # seconds between two looks
 PATIENCE = 25.0  # seconds for which a page's question waits
+THREADS = 32  # connections at a time, each with its thread
+READING = 10.0  # seconds in which a request must be here, and an answer taken
 REST = 10  # times as long as drawing took, nothing is drawn again
 _WATCHED = (
     "config.json",
@@ -127,15 +132,61 @@ def serve(folder: str | Path, port: int = 0, ready: Callable[[str], None] = lamb
 
 def server_of(report: LiveReport, port: int = 0) -> http.server.ThreadingHTTPServer:
     """The server of a live report, on this machine's own address alone. Port 0 is a free one."""
-    server = http.server.ThreadingHTTPServer((HOST, port), _handler(report))
-    server.daemon_threads = True
-    server.block_on_close = False
-    return server
+    return _Server((HOST, port), _handler(report))
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    """At most THREADS connections at a time. One that owes a request is cut off after READING, or for a new one."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128  # connections that wait for this process; the system delays more by seconds
+
+    def __init__(self, *settings: Any) -> None:
+        super().__init__(*settings)
+        self._lock = threading.Lock()
+        # Connection → since when it owes a request, infinity while it is answered.
+        self._since: dict[Any, float] = {}
+
+    def owes(self, connection: socket.socket, since: float) -> None:
+        """Notes since when a connection owes a request, unless it was cut off."""
+        with self._lock:
+            if connection in self._since:
+                self._since[connection] = since
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._since) >= THREADS:
+            self._cut(time.monotonic(), most=1)
+        if len(self._since) >= THREADS:  # all are answered
+            self.shutdown_request(request)
+            return
+        with self._lock:
+            self._since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """The server calls it after each connection, and twice a second."""
+        self._cut(time.monotonic() - READING)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._since.pop(request, None)
+        super().shutdown_request(request)
+
+    def _cut(self, before: float, most: int = THREADS) -> None:
+        """Ends those connections, at most so many, that have owed a request longest, from `before` or earlier on."""
+        with self._lock:
+            late = [connection for connection, since in self._since.items() if since <= before]
+            for connection in sorted(late, key=self._since.__getitem__)[:most]:
+                del self._since[connection]
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and ends
 
 
 def _handler(report: LiveReport) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
-        timeout = 60
+        timeout = READING
+        server: _Server
         protocol_version = "HTTP/1.1"
 
         def handle(self) -> None:
@@ -143,7 +194,12 @@ def _handler(report: LiveReport) -> type[http.server.BaseHTTPRequestHandler]:
             with contextlib.suppress(ConnectionError, TimeoutError):
                 super().handle()
 
+        def handle_one_request(self) -> None:
+            self.server.owes(self.connection, time.monotonic())
+            super().handle_one_request()
+
         def do_GET(self) -> None:
+            self.server.owes(self.connection, math.inf)
             # Another name means that some page elsewhere had this address looked up (DNS rebinding).
             _, port = self.connection.getsockname()[:2]
             if self.headers.get("Host") not in (f"{HOST}:{port}", f"localhost:{port}"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +120,41 @@ def test_a_folder_that_is_no_run_and_a_port_that_is_none_are_refused(
     assert (status, f"{run} is named twice; name each run once" in line) == (2, True)
     status, line = said(str(run), str(run.parent), "--live")
     assert (status, "--live, --task and --draft are of one run; name one" in line) == (2, True)
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[ThreadingHTTPServer]:
+    with live.server_of(live.LiveReport(run)) as made:
+        threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def half_open(server: ThreadingHTTPServer, text: bytes = b"GET / HT") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    connection.sendall(text)
+    return connection
+
+
+def test_many_who_ask_for_nothing_take_a_bounded_number_of_threads(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "THREADS", 4)
+    before = set(threading.enumerate())
+    held = [half_open(server, b"GET / HT" if number % 2 else b"") for number in range(40)]
+    assert httpx.get(f"http://127.0.0.1:{server.server_port}/").status_code == 200
+    # For the new ones, those that had waited longest were cut off.
+    assert {connection.recv(1) for connection in held[:36]} == {b""}
+    serving = set(threading.enumerate()) - before
+    while len(serving) > 4:  # those that were cut off end
+        serving = {thread for thread in serving if thread.join(0.01) or thread.is_alive()}
+    for connection in held:
+        connection.close()
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "READING", 0.1)
+    with half_open(server) as connection:
+        assert connection.recv(1) == b""
