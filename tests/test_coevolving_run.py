@@ -140,7 +140,7 @@ def test_hard_negatives_beside_the_groups_resume_to_the_identical_result(runs, t
     assert summary(straight)["hard_negatives"] == share
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_best_of_n_trains_nothing_and_reports_its_trials(runs, tmp_path):
     done = runs(tmp_path / "run", *SETTINGS, "method=best_of_n", "evaluation.trials=3")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -150,7 +150,7 @@ def test_best_of_n_trains_nothing_and_reports_its_trials(runs, tmp_path):
     assert found["hard_negatives"] is None
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_the_task_set_grows_where_it_may(runs, tmp_path):
     done = runs(tmp_path / "run", *SETTINGS, "method=coevolving", "preference.tasks=growing", "evolve=trajectory")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "train_and_look.ipynb"
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 
 
 def test_the_notebook_trains_twenty_steps_and_looks_at_them(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_the_loop_runs_to_its_end_on_policy(run: Path) -> None:
     assert "ready to roll" in (run / "sglang" / "server-0.log").read_text()
 
 
+@pytest.mark.nightly
 def test_greedy_success_on_200_tasks_is_that_of_the_local_engine(run: Path, tmp_path: Path) -> None:
     scores, answers = zip(*(greedy(name, run, tmp_path) for name in ("local", "sglang")), strict=True)
     assert abs(scores[0] - scores[1]) <= 1
