@@ -8,6 +8,8 @@ SGLANG := $(or $(COJAX_CACHE),$(HOME)/.cache/cojax)/sglang
 COMPILERS := $(dir $(SGLANG))compilers
 SHIMS := cojax/rollout/sglang/cpu_shims
 SMOLLM2 := models/SmolLM2-135M-Instruct
+PIECE ?= 50MiB
+CARD_PYTHON ?= 3.12
 # The newest Python of these that is found and runs.
 NEWEST = $(shell for version in 3.13 3.12; do for python in python$$version $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$version.*/bin/python; do \
   "$$python" -c '' 2>/dev/null && echo "$$python" && exit; done; done)
@@ -35,7 +37,7 @@ ifneq ($(words $(SGLANG)),1)
   endif
 endif
 
-.PHONY: demo demo-lm smollm2 test test-newest test-oldest test-real test-real-together test-real-alone .compiles .arrays .worlds .worlds-nightly nightly test-wheels bench campaign study docs lint sglang compilers clean
+.PHONY: demo demo-lm smollm2 test test-newest test-oldest test-real test-real-together test-real-alone .compiles .arrays .worlds .worlds-nightly nightly test-wheels bench gpu-kit campaign study docs lint sglang compilers clean
 
 demo: $(VENV)/.base
 	$(BIN)/python -m experiments.run --config=experiments/desk.py
@@ -61,7 +63,7 @@ test-newest:
 	  else echo "neither Python 3.13 nor 3.12 is found; nothing was tested on a newer one than $$($(PYTHON) -V)"; fi
 
 .compiles: $(VENV)/.test
-	$(BIN)/python -m pytest -m compiles
+	$(BIN)/python -m pytest -m compiles $(PARALLEL)
 	$(BIN)/python -m experiments.run --config=experiments/desk.py --check --workdir=build/check
 
 # The tests with the oldest packages that setup.py allows, as uv chooses them.
@@ -109,6 +111,11 @@ test-wheels: $(VENV)/.test
 
 bench: $(VENV)/.base
 	$(BIN)/python -m experiments.bench
+
+# What a card is worth, in pieces to copy to a machine without a network: build/gpu-kit. PIECE is the most that one has,
+# CARD_PYTHON the version of Python there.
+gpu-kit: $(VENV)/.base
+	$(BIN)/python -m experiments.bench.gpu.kit --piece=$(PIECE) --python=$(CARD_PYTHON)
 
 # Hostile episodes and faults, counted by what they broke; CAMPAIGN=--seed=7 plays others.
 campaign: $(VENV)/.base

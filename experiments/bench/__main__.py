@@ -21,6 +21,7 @@ from rich.console import Console
 
 import experiments.bench
 from experiments.bench import folders, host, sampling, servers
+from experiments.bench.gpu.suite import gpu
 from experiments.bench.results import Row, as_json, table
 from experiments.bench.scale import scale
 from experiments.bench.shapes import SHAPES
@@ -46,9 +47,10 @@ SUITES: Mapping[str, Callable[..., list[Row]]] = {
     "conversations": servers.conversations,
     "worlds": worlds,
     "scale": scale,
+    "gpu": gpu,
 }
 # These need an installed server or environment, or take long, and run only when they are named.
-ASKED = frozenset({"sync", "conversations", "worlds", "scale"})
+ASKED = frozenset({"sync", "conversations", "worlds", "scale", "gpu"})
 
 
 def _count(text: str) -> int:
@@ -110,6 +112,9 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"metavar": "PATH", "help": "an interpreter that has SGLang; without: that of make sglang"},
     "gigabytes": {"type": _amount, "metavar": "GB", "help": "size of the model"},
     "learning-rate": {"type": _amount, "metavar": "RATE", "help": "of AdamW"},
+    "minutes": {**_NUMBER, "help": "after which it ends"},
+    "out": {"metavar": "PATH", "help": "the folder for a file of each result; those that are there are not made again"},
+    "kit": {"metavar": "PATH", "help": "what make gpu-kit prepared"},
     "steps": {**_NUMBER, "help": "steps, the first of which warms up"},
     "repeats": {**_NUMBER, "help": "repetitions after the warm-up"},
 }
@@ -133,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 results[name] = suite(**keywords)
             if not as_object:
                 Console(width=None if sys.stdout.isatty() else 160).print(table(name, results[name]))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from cojax.policy.config import ModelConfig
 from cojax.policy.parameters import to_hf
 from cojax.rollout.engine import Sampling, Weights
 from cojax.rollout.local import LocalEngine
@@ -45,44 +46,8 @@ def decode(
     longer of reading and computing (`machine.bound_seconds`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
-    config = model.config
-    with _conversations(
-        model, batch, prompt_length + 1 + completion_length, lanes, prefill_rows, prefill_chunk
-    ) as conversations:
-        opening, decoding, busy = [], [], []
-        for number in range(repeats + 1):
-            began = time.perf_counter()
-            texts = conversations.generate(number, conversations.prompts(prompt_length, number), 1)
-            opened, at_work = time.perf_counter(), conversations.engine.busy_seconds
-            conversations.generate(number, texts, completion_length)
-            ended = time.perf_counter()
-            opening.append(opened - began)
-            decoding.append(ended - opened)
-            busy.append((conversations.engine.busy_seconds - at_work) / decoding[-1])
-            conversations.release(number)
-    bandwidth, rate = machine.memory_bandwidth(), machine.matmul_rate(config.dtype)
-    # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
-    context = prompt_length + (1 + completion_length) / 2
-    read = decode_bytes(config, batch, context) * completion_length
-    bound = machine.bound_seconds(decode_flops(config, batch, context) * completion_length, read, rate, bandwidth)
-    seconds = Spread(tuple(decoding[1:]))
-    return [
-        {
-            **_of(model, batch, prompt_length),
-            "lanes": lanes,
-            "completion_tokens": batch * completion_length,
-            "decode_seconds": seconds,
-            "tokens_per_second": seconds.map(lambda value: batch * completion_length / value),
-            "engine_busy_share": Spread(tuple(busy[1:])),
-            "read_gb_per_token": read / completion_length / batch / 1e9,
-            "bandwidth_gb_per_second": bandwidth / 1e9,
-            "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
-            "matmul_tflops_per_second": rate / 1e12,
-            "share_of_bound": seconds.map(lambda value: bound / value),
-            "compile_seconds": compile_seconds(opening[0], Spread(tuple(opening[1:]))),
-            **conversations.memory,
-        }
-    ]
+    job = _Job(model, batch, lanes, prompt_length, completion_length, prefill_rows, prefill_chunk)
+    return [_decode_row(job, _play(job, repeats))]
 
 
 def prefill(
@@ -105,57 +70,128 @@ def prefill(
     `share_of_bound` also counts the time that reading all parameters once takes (`machine.bound_seconds`).
     """
     model, lanes = choose_model(shape, folder, layers, override, dtype), machine.lanes(batch, lanes)
-    config = model.config
-    with _conversations(model, batch, prompt_length + 1, lanes, prefill_rows, prefill_chunk) as conversations:
-        opening = []
+    job = _Job(model, batch, lanes, prompt_length, 0, prefill_rows, prefill_chunk)
+    return [_prefill_row(job, _play(job, repeats))]
+
+
+def conversations_of(
+    shape: str, dtype: str, batch: int, prompt_length: int, completion_length: int, repeats: int
+) -> list[Row]:
+    """The rows of `prefill` and of `decode`, of the same conversations."""
+    model = choose_model(shape, None, None, (), dtype)
+    job = _Job(model, batch, machine.lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length))
+    played = _play(job, repeats)
+    return [_prefill_row(job, played), _decode_row(job, played)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """`batch` conversations with an engine of these settings; with a `completion_length` of 0 only prefill is timed."""
+
+    model: Model
+    batch: int
+    lanes: int
+    prompt_length: int
+    completion_length: int
+    prefill_rows: int
+    prefill_chunk: int
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def about(self) -> Row:
+        return {
+            "shape": self.model.name,
+            "layers": self.config.num_hidden_layers,
+            "parameters": parameter_count(self.config),
+            "dtype": self.config.dtype,
+            "batch": self.batch,
+            "prompt_length": self.prompt_length,
+            "lanes": self.lanes,
+            "prefill_rows": self.prefill_rows,
+            "prefill_chunk": self.prefill_chunk,
+        }
+
+
+@dataclasses.dataclass
+class _Played:
+    """Seconds of each repetition, the first of which warms up: `opening` up to the first sampled token, `decoding` the
+    others; `busy` is the share of decoding in which the engine computed. `memory` are the peaks at the end."""
+
+    opening: list[float] = dataclasses.field(default_factory=list)
+    decoding: list[float] = dataclasses.field(default_factory=list)
+    busy: list[float] = dataclasses.field(default_factory=list)
+    memory: Row = dataclasses.field(default_factory=dict)
+
+
+def _play(job: _Job, repeats: int) -> _Played:
+    played = _Played()
+    with _conversations(job) as conversations:
         for number in range(repeats + 1):
             began = time.perf_counter()
-            conversations.generate(number, conversations.prompts(prompt_length, number), 1)
-            opening.append(time.perf_counter() - began)
+            texts = conversations.generate(number, conversations.prompts(job.prompt_length, number), 1)
+            opened, at_work = time.perf_counter(), conversations.engine.busy_seconds
+            played.opening.append(opened - began)
+            if job.completion_length:
+                conversations.generate(number, texts, job.completion_length)
+                played.decoding.append(time.perf_counter() - opened)
+                played.busy.append((conversations.engine.busy_seconds - at_work) / played.decoding[-1])
             conversations.release(number)
-    rate, bandwidth = machine.matmul_rate(config.dtype), machine.memory_bandwidth()
-    flops = forward_flops(config, [prompt_length] * batch, scored=batch)
-    bound = machine.bound_seconds(flops, parameter_bytes(config), rate, bandwidth)
-    seconds = Spread(tuple(opening[1:]))
-    return [
-        {
-            **_of(model, batch, prompt_length),
-            "lanes": lanes,
-            "prefill_rows": prefill_rows,
-            "prefill_chunk": prefill_chunk,
-            "prefill_seconds": seconds,
-            "tokens_per_second": seconds.map(lambda value: batch * prompt_length / value),
-            "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
-            "matmul_tflops_per_second": rate / 1e12,
-            "mfu": seconds.map(lambda value: flops / value / rate),
-            "share_of_bound": seconds.map(lambda value: bound / value),
-            "compile_seconds": compile_seconds(opening[0], seconds),
-            **conversations.memory,
-        }
-    ]
+        played.memory = machine.memory()
+    return played
 
 
-def _of(model: Model, batch: int, prompt_length: int) -> Row:
-    config = model.config
+def _decode_row(job: _Job, played: _Played) -> Row:
+    bandwidth, rate = machine.memory_bandwidth(), machine.matmul_rate(job.config.dtype)
+    # The mean context: while sampling, a conversation grows from prompt and one token to all tokens but the last.
+    context, count = job.prompt_length + (1 + job.completion_length) / 2, job.completion_length
+    read = decode_bytes(job.config, job.batch, context) * count
+    bound = machine.bound_seconds(decode_flops(job.config, job.batch, context) * count, read, rate, bandwidth)
+    seconds = Spread(tuple(played.decoding[1:]))
     return {
-        "shape": model.name,
-        "layers": config.num_hidden_layers,
-        "parameters": parameter_count(config),
-        "dtype": config.dtype,
-        "batch": batch,
-        "prompt_length": prompt_length,
+        **job.about,
+        "completion_tokens": job.batch * count,
+        "decode_seconds": seconds,
+        "tokens_per_second": seconds.map(lambda value: job.batch * count / value),
+        "engine_busy_share": Spread(tuple(played.busy[1:])),
+        "read_gb_per_token": read / count / job.batch / 1e9,
+        "bandwidth_gb_per_second": bandwidth / 1e9,
+        "bandwidth_share": seconds.map(lambda value: read / bandwidth / value),
+        "matmul_tflops_per_second": rate / 1e12,
+        "share_of_bound": seconds.map(lambda value: bound / value),
+        "compile_seconds": compile_seconds(played.opening[0], Spread(tuple(played.opening[1:]))),
+        **played.memory,
+    }
+
+
+def _prefill_row(job: _Job, played: _Played) -> Row:
+    rate, bandwidth = machine.matmul_rate(job.config.dtype), machine.memory_bandwidth()
+    flops = forward_flops(job.config, [job.prompt_length] * job.batch, scored=job.batch)
+    bound = machine.bound_seconds(flops, parameter_bytes(job.config), rate, bandwidth)
+    seconds = Spread(tuple(played.opening[1:]))
+    return {
+        **job.about,
+        "prefill_seconds": seconds,
+        "tokens_per_second": seconds.map(lambda value: job.batch * job.prompt_length / value),
+        "tflops_per_second": seconds.map(lambda value: flops / value / 1e12),
+        "matmul_tflops_per_second": rate / 1e12,
+        "mfu": seconds.map(lambda value: flops / value / rate),
+        "share_of_bound": seconds.map(lambda value: bound / value),
+        "compile_seconds": compile_seconds(played.opening[0], seconds),
+        **played.memory,
     }
 
 
 @dataclasses.dataclass
 class _Conversations:
-    """Conversations with one engine at once, one thread each. `memory` is filled when they end."""
+    """Conversations with one engine at once, one thread each."""
 
     engine: LocalEngine
     pool: concurrent.futures.Executor
     vocabulary: int
     batch: int
-    memory: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def prompts(self, length: int, seed: int) -> list[list[int]]:
         """A random prompt for each."""
@@ -178,25 +214,21 @@ class _Conversations:
 
 
 @contextlib.contextmanager
-def _conversations(
-    model: Model, batch: int, length: int, lanes: int, prefill_rows: int, prefill_chunk: int
-) -> Iterator[_Conversations]:
-    """An engine with the model that holds `batch` conversations of `length` tokens, until the block ends."""
+def _conversations(job: _Job) -> Iterator[_Conversations]:
+    """An engine that holds the job's conversations, until the block ends."""
     engine = LocalEngine(
-        model.config,
-        slots=batch,
-        lanes=lanes,
-        max_length=length,
+        job.config,
+        slots=job.batch,
+        lanes=job.lanes,
+        max_length=job.prompt_length + 1 + job.completion_length,
         # A lane never prefills more conversations than it holds.
-        prefill_rows=min(prefill_rows, batch // lanes),
-        prefill_chunks=(prefill_chunk,),
+        prefill_rows=min(job.prefill_rows, job.batch // job.lanes),
+        prefill_chunks=(job.prefill_chunk,),
     )
     try:
-        _load(engine, model)
-        with concurrent.futures.ThreadPoolExecutor(batch) as pool:
-            conversations = _Conversations(engine, pool, model.config.vocab_size, batch)
-            yield conversations
-            conversations.memory = machine.memory()
+        _load(engine, job.model)
+        with concurrent.futures.ThreadPoolExecutor(job.batch) as pool:
+            yield _Conversations(engine, pool, job.config.vocab_size, job.batch)
     finally:
         engine.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from cojax.learner.batch import TrainBatch, pack_sequences
 from cojax.learner.learner import Learner
@@ -19,6 +20,7 @@ from cojax.learner.optimizer import adamw
 from cojax.learner.rehearsal import AUTO, fastest_that_fits
 from cojax.learner.train_state import TrainState
 from cojax.policy.config import ModelConfig
+from cojax.policy.parameters import Params
 from experiments.bench import machine
 from experiments.bench.arithmetic import parameter_bytes, parameter_count, update_flops
 from experiments.bench.models import Model, choose_model
@@ -112,15 +114,7 @@ def _measure(
 ) -> dict[str, Any]:
     """Seconds of the update, warm and for compilation, the size of its program, and memory."""
     config = model.config
-    learner = Learner(
-        config=config,
-        optimizer=optimizer,
-        loss_settings={"kl_coefficient": KL_COEFFICIENT} if reference else {},
-        row_length=rows.length,
-        micro_rows=rows.micro,
-        remat="layers" if remat == AUTO else remat,
-        reference=_reference(model) if reference else None,
-    )
+    learner = learner_of(config, rows, optimizer, remat, _reference(model) if reference else None)
     # The parameters are given away, so that no second copy of them ever exists. Uncommitted, the state would make the
     # second update compile again.
     state: TrainState = jax.device_put(jax.jit(learner.init, donate_argnums=0)(model.make()), jax.devices()[0])
@@ -146,7 +140,27 @@ def _measure(
     }
 
 
-def _reference(model: Model) -> Any:
+def learner_of(
+    config: ModelConfig,
+    rows: Rows,
+    optimizer: optax.GradientTransformation,
+    remat: str,
+    reference: Params | None = None,
+    mesh: Mesh | None = None,
+) -> Learner:
+    return Learner(
+        config=config,
+        optimizer=optimizer,
+        loss_settings={} if reference is None else {"kl_coefficient": KL_COEFFICIENT},
+        row_length=rows.length,
+        micro_rows=rows.micro,
+        remat="layers" if remat == AUTO else remat,
+        reference=reference,
+        mesh=mesh,
+    )
+
+
+def _reference(model: Model) -> Params:
     """π_ref in the dtype of computation."""
     return jax.tree.map(lambda leaf: leaf.astype(model.config.dtype), model.make())
 

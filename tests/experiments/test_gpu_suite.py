@@ -1,0 +1,145 @@
+"""The suite `gpu` around its measurements: what hangs, dies or was measured before, and its tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from experiments.bench import __main__ as bench
+from experiments.bench.gpu import children, parts, records, runs, suite, tables
+from experiments.bench.gpu.parts import PARTS, Part
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("one", "two", "three")
+ABOUT = {"commit": "c" * 40, "versions": {"jax": "9"}, "hardware": {"devices": ["A card"]}}
+# In place of a section: it does what the first letter of its turn says, and writes a result like one.
+PLAYED = """
+import json, pathlib, sys, time
+out, deeds, names = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3:]
+for name in names:
+    print("begin", name, flush=True)
+    with open(out / "turns", "a") as file:
+        file.write(name + "\\n")
+    deed = deeds.get(name, "")
+    if deed == "hangs":
+        time.sleep(600)
+    if deed == "dies":
+        sys.exit(7)
+    (out / f"{name}.json").write_text(json.dumps({"part": name, "rows": [{"mfu": 0.5}], "seconds": 1.0}))
+    print("end", name, flush=True)
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Plays the suite with three parts and no runs; the parts that began, in order."""
+    deeds: dict[str, str] = {}
+    sections = {name: Part("first" if name != "three" else "second", 2, lambda kit: []) for name in NAMES}
+    real = children.start
+
+    def start(command: list[str], **settings: object) -> object:
+        out = command[3].removeprefix("--out=")
+        return real([sys.executable, "-c", PLAYED, out, json.dumps(deeds), *command[5:]], **settings)
+
+    monkeypatch.setattr(suite, "PARTS", sections)
+    monkeypatch.setattr(suite.children, "start", start)
+    monkeypatch.setattr(runs, "RUNS", {})
+
+    def played(**given: str) -> list[str]:
+        deeds.clear()
+        deeds.update(given)
+        (tmp_path / "turns").write_text("")
+        suite.gpu(minutes=1, out=str(tmp_path), kit=str(tmp_path / "kit"))
+        return (tmp_path / "turns").read_text().split()
+
+    return played
+
+
+def found(folder: Path) -> dict[str, str]:
+    said = {name: records.read(folder, name) or {} for name in NAMES}
+    return {name: record.get("failed", "measured" if "rows" in record else "") for name, record in said.items()}
+
+
+def test_what_hangs_costs_its_own_time_and_the_others_follow(play: Callable[..., list[str]], tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert play(one="hangs") == ["one", "two", "three"]
+    assert found(tmp_path) == {"one": "it did not end within 2 s", "two": "measured", "three": "measured"}
+    assert time.monotonic() - began < 30
+
+
+def test_what_dies_is_one_line_and_the_others_follow(play: Callable[..., list[str]], tmp_path: Path) -> None:
+    assert play(two="dies") == ["one", "two", "three"]
+    assert found(tmp_path)["two"] == "its process ended with status 7; see log.txt"
+    assert found(tmp_path)["three"] == "measured"
+
+
+def test_it_goes_on_with_what_was_not_measured_and_then_with_what_failed(
+    play: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    play(one="dies")
+    (tmp_path / "three.json").write_text('{"part": "th')  # a damaged file is no result
+    assert play() == ["three", "one"]
+    assert found(tmp_path) == dict.fromkeys(NAMES, "measured")
+    assert play() == []
+
+
+def test_it_ends_in_its_minutes_and_does_not_blame_the_part(
+    play: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "_MEASURING", 1 / 60)  # one second of the minute
+    play(one="hangs")
+    assert found(tmp_path) == dict.fromkeys(NAMES, "")
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert bench.main(["gpu", f"--out={tmp_path / 'file'}"]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_it_runs_only_where_it_is_named() -> None:
+    assert "gpu" in bench.ASKED
+
+
+def test_without_the_values_of_a_cpu_the_numbers_say_what_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"expected\.npz is missing, the values of a CPU; make gpu-kit makes it"):
+        parts.against_the_cpu(tmp_path)
+
+
+def test_every_part_has_a_place_in_the_tables(tmp_path: Path) -> None:
+    figures = {
+        "kind": "A card", "matmul_tflops_per_second": 700.0, "matmul_tflops_per_second_float32": 50.0,
+        "bandwidth_gb_per_second": 3000.0, "shape": "s", "batch": 4, "rows": 2, "row_length": 64, "model": "dense",
+        "dtype": "bfloat16", "update_seconds": 1.5, "mfu": 0.5, "prefill_seconds": 2.5, "decode_seconds": 3.5,
+        "logits_difference": 1e-5, "steps": 20, "step_seconds": 0.25,
+    }  # fmt: skip
+    for name in (*PARTS, *runs.RUNS):
+        records.write(tmp_path, name, [figures], 1.0, ABOUT)
+    records.write_failure(tmp_path, "update-4b", "it does not fit into the card's memory: asked too much", 2.0, ABOUT)
+    shown = tables.tables(tmp_path)
+    assert "### A card, " in shown
+    assert "Measured ceilings: 700 TFLOP/s in bfloat16, 50 in float32, 3,000 GB/s." in shown
+    for line in ("| s, 2 × 64 tokens | 1.50 | 0.50 |", "| dense, bfloat16 | 1.0e-05 |", "| desk | 20 | 0.25 | 1.50 |"):
+        assert line in shown
+    assert shown.count("| s, 4 | 2.50 |") == shown.count("| s, 4 | 3.50 |") == 6
+    assert "- Not measured: update-4b: it does not fit into the card's memory: asked too much" in shown
+
+
+def test_the_page_has_the_tables_of_the_committed_records() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    folders = sorted(path for path in (ROOT / "results" / "gpu").iterdir() if path.is_dir())
+    assert folders
+    assert tables.page(text, folders) == text
+
+
+def test_a_page_without_a_place_for_tables_and_a_file_that_is_no_record(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no lines <!-- begin"):
+        tables.page("# Performance\n", [])
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"other\.json is no record of the suite gpu"):
+        tables.tables(tmp_path)
