@@ -71,6 +71,7 @@ test-oldest: $(VENV)/.test
 	$(BIN)/pip install --disable-pip-version-check --quiet uv
 	$(BIN)/python -m venv .venv-oldest
 	$(BIN)/uv pip install --quiet --python .venv-oldest/bin/python --resolution lowest-direct --editable '.[test]'
+	rm -f .venv-oldest/.lock  # everybody may write it, which the tests of sandboxes report
 	.venv-oldest/bin/python -m pytest $(PARALLEL) --no-loadscope-reorder
 
 # What needs packages of hundreds of megabytes: the public benchmarks' own code, and torch as the reference.

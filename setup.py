@@ -30,13 +30,13 @@ setup(
         "jax>=0.10.2",  # the oldest that lowers for a GPU that is not there
         "jinja2>=3.1",  # chat templates
         "matplotlib>=3.10",
-        "ml-collections>=1.0",
+        "ml-collections>=1.1",
         "numpy>=2.0",
         "openai>=1.60",
         "optax>=0.2.8",
-        "orbax-checkpoint>=0.11.22",
-        "pydantic>=2.10",
-        "rich>=13.9",
+        "orbax-checkpoint>=0.11.39",
+        "pydantic>=2.11",
+        "rich>=14.3",
         "safetensors>=0.5",
         "scikit-learn>=1.6",
         "scipy>=1.14",
@@ -67,7 +67,7 @@ setup(
             "pytest>=8.3",
             "pytest-xdist>=3.8",
             "ruff>=0.9",
-            "setuptools>=68",
+            "setuptools>=77",
         ],
         "real": ["torch==2.13.0", "ray[client]>=2.60"],
         # Environments on a cluster; the client speaks ray://.
