@@ -25,6 +25,9 @@ endif
 # An environment that is there keeps its interpreter. Some goals do not use it.
 ifeq ($(origin PYTHON),command line)
   ifneq ($(if $(filter clean sglang,$(MAKECMDGOALS)),,$(wildcard $(BIN)/python)),)
+    ifeq ($(shell $(PYTHON) -c '' && echo runs),)
+      $(error PYTHON is "$(PYTHON)", which does not run; name an interpreter, as python3.11)
+    endif
     VERSION := -c 'import sys; print(*sys.version_info[:2], sep=".")'
     ifneq ($(shell $(PYTHON) $(VERSION)),$(shell $(BIN)/python $(VERSION)))
       $(error $(VENV) has Python $(shell $(BIN)/python $(VERSION)), not $(PYTHON); remove it by make clean, or name another VENV)

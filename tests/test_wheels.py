@@ -177,7 +177,7 @@ def test_the_command_works_in_a_foreign_project(installed: Path, tmp_path: Path)
     )
 
 
-@pytest.mark.real
+@pytest.mark.nightly
 def test_it_trains_from_the_wheel(installed: Path, tmp_path: Path) -> None:
     assert_trains(installed, tmp_path)
 

@@ -17,7 +17,7 @@ from compiling import flags
 from experiments.bench.gpu import kit, wheels
 from experiments.convert import smollm2
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.nightly]
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
 LACKING = ("confusable-homoglyphs", "gguf", "ml-collections", "openai", "pydantic", "pydantic-core", "tenacity")
 
