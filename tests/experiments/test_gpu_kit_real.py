@@ -81,5 +81,5 @@ def test_it_runs_from_its_pieces_alone(pieces: Path, bare: Path, tmp_path: Path)
 def test_the_licence_of_what_it_carries_is_known_to_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wheels.licence("openai") == "Apache-2.0"
     monkeypatch.setattr(wheels, "_FREE", wheels.re.compile("GPL"))
-    with pytest.raises(ValueError, match=r"openai .*: licence 'Apache-2.0', which is not known to be free"):
+    with pytest.raises(ValueError, match=r"openai .* has the licence 'Apache-2.0', which is not known to be free"):
         wheels.licence("openai")

@@ -89,7 +89,7 @@ def _ended(out: Path, name: str) -> bool:
 
 
 def _together(names: list[str], kit: Path, out: Path, until: float, *, miniature: bool) -> None:
-    began, running = time.monotonic(), {}
+    began, running, told = time.monotonic(), {}, False
     telling = until - min(_SAVING, (until - began) * _SHARE)
     try:
         for name in names:
@@ -98,19 +98,19 @@ def _together(names: list[str], kit: Path, out: Path, until: float, *, miniature
                 continue
             share = RUNS[name].share if len(names) > 1 else 0.9
             running[name] = _started(name, kit, out, share, miniature)
-        told = False
         while any(child.poll() is None for child in running.values()) and time.monotonic() < until:
             time.sleep(_POLL)
             for name, child in running.items():
-                _note(out, name, child, time.monotonic() - began)
+                _note(out, name, child, time.monotonic() - began, told)
             if not told and time.monotonic() > telling:
                 told = True
                 for child in running.values():
                     child.send_signal(signal.SIGTERM)
     finally:
         for name, child in running.items():
+            told = told or child.poll() is None
             children.end(child)
-            _note(out, name, child, time.monotonic() - began)
+            _note(out, name, child, time.monotonic() - began, told)
 
 
 def _prepare(name: str, kit: Path, out: Path, until: float) -> str | None:
@@ -151,13 +151,13 @@ def _environment(kit: Path) -> dict[str, str]:
     return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
-def _note(out: Path, name: str, child: subprocess.Popen[bytes], seconds: float) -> None:
-    """Writes how far a run has come; where it failed before its first step, what it said last."""
+def _note(out: Path, name: str, child: subprocess.Popen[bytes], seconds: float, told: bool) -> None:
+    """Writes how far a run has come; what it said last, where it failed before its first step and was not stopped."""
     folder, status, about = out / "runs" / name, child.poll(), versions_and_commit()
     steps = open_run(folder).metrics() if (folder / "metrics.jsonl").exists() else []
     if steps:
         records.write(out, name, [_row(steps, folder, ended=status == 0)], seconds, about)
-    elif status:
+    elif status and not told:
         said = (out / f"{name}.txt").read_text(errors="replace").strip().splitlines()
         records.write_failure(out, name, (said or ["it said nothing"])[-1][:300], seconds, about)
 
