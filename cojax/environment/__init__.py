@@ -173,8 +173,7 @@ def play(
     `max_turns` counts actions. Of an observation, `max_observation` characters and `replies.MOST_MESSAGES` messages are
     kept; a note says what was cut. Outcomes:
 
-    - environment_error: an exception of the environment other than the following. `progress.suspect` says whether the
-      actions may have caused it: in `step` or `evaluate`, anything but a plain `EnvironmentFailure`
+    - environment_error: another exception of the environment; `progress.suspect`: the actions may have caused it
     - timeout: `LimitExceeded` inside `step`, `PolicyLoss` anywhere; where the environment runs a policy's code, also
       a malformed reply and any exception other than `EnvironmentFailure` after reset
     - engine_error: `EngineError` of the actor

@@ -21,7 +21,8 @@ class Progress:
 
     `since` is `running()` at the start of the phase. The watcher sets `abandoned`. `turns` includes the current turn,
     whose observation is still empty. `result` is the trajectory, known before the episode is closed. `suspect` says
-    that the environment failed in a way that the actions may have caused.
+    that the environment failed in a way that the actions may have caused: after one of them, in `step` or `evaluate`,
+    by anything but a plain `EnvironmentFailure`.
     """
 
     phase: str = "queued"
