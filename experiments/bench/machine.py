@@ -1,4 +1,4 @@
-"""Measures this machine: the rate of matrix products, memory bandwidth, and the memory that was used."""
+"""Measures this machine: once a process, matrix products and memory bandwidth; and the memory that was used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +18,7 @@ _REPEATS = 3
 _ENOUGH_SECONDS = 0.05  # a product that takes longer is large enough
 
 
-def _once_a_card(measure: Callable[..., float]) -> Callable[..., float]:
-    """Measures a card once a process, and a CPU each time: what its cores give depends on what else they do."""
-    measured = functools.cache(measure)
-
-    @functools.wraps(measure)
-    def rate(*arguments: Any) -> float:
-        return (measure if jax.default_backend() == "cpu" else measured)(*arguments)
-
-    return rate
-
-
-@_once_a_card
+@functools.cache
 def matmul_rate(dtype: str) -> float:
     """Operations a second of a large square matrix product in `dtype`: the best over sizes 1024, 2048, … 16384."""
     best = 0.0
@@ -46,7 +33,7 @@ def matmul_rate(dtype: str) -> float:
     return best
 
 
-@_once_a_card
+@functools.cache
 def memory_bandwidth() -> float:
     """The device's memory bandwidth in bytes a second: the best of a sum (bytes read) and a copy (read and written).
 

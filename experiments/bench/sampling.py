@@ -75,10 +75,16 @@ def prefill(
 
 
 def conversations_of(
-    shape: str, dtype: str, batch: int, prompt_length: int, completion_length: int, repeats: int
+    shape: str,
+    layers: int | None,
+    dtype: str,
+    batch: int,
+    prompt_length: int,
+    completion_length: int,
+    repeats: int,
 ) -> list[Row]:
     """The rows of `prefill` and of `decode`, of the same conversations."""
-    model = choose_model(shape, None, None, (), dtype)
+    model = choose_model(shape, None, layers, (), dtype)
     job = _Job(model, batch, machine.lanes(batch, None), prompt_length, completion_length, 16, min(128, prompt_length))
     played = _play(job, repeats)
     return [_prefill_row(job, played), _decode_row(job, played)]

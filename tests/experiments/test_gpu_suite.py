@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_sglang import until
 
 from experiments.bench import __main__ as bench
-from experiments.bench.gpu import children, parts, records, runs, suite, tables
+from experiments.bench.gpu import children, parts, records, runs, section, suite, tables
 from experiments.bench.gpu.parts import PARTS, Part
 
 ROOT = Path(__file__).parents[2]
@@ -43,8 +48,8 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
     real = children.start
 
     def start(command: list[str], **settings: object) -> object:
-        out = command[3].removeprefix("--out=")
-        return real([sys.executable, "-c", PLAYED, out, json.dumps(deeds), *command[5:]], **settings)
+        out = command[2].removeprefix("--out=")
+        return real(["-c", PLAYED, out, json.dumps(deeds), *command[4:]], **settings)
 
     monkeypatch.setattr(suite, "PARTS", sections)
     monkeypatch.setattr(suite.children, "start", start)
@@ -63,6 +68,16 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 def found(folder: Path) -> dict[str, str]:
     said = {name: records.read(folder, name) or {} for name in NAMES}
     return {name: record.get("failed", "measured" if "rows" in record else "") for name, record in said.items()}
+
+
+def running(argument: str) -> list[Path]:
+    """Processes, other than this one's own, that have the text in their command."""
+    found = []
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if argument.encode() in command.read_bytes():
+                found.append(command)
+    return found
 
 
 def test_what_hangs_costs_its_own_time_and_the_others_follow(play: Callable[..., list[str]], tmp_path: Path) -> None:
@@ -94,6 +109,55 @@ def test_it_ends_in_its_minutes_and_does_not_blame_the_part(
     monkeypatch.setattr(suite, "_MEASURING", 1 / 60)  # one second of the minute
     play(one="hangs")
     assert found(tmp_path) == dict.fromkeys(NAMES, "")
+
+
+def test_a_suite_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
+    given = ["gpu", "--minutes=1", f"--out={tmp_path}", f"--kit={tmp_path}"]
+    killed = subprocess.Popen(
+        [sys.executable, "-m", "experiments.bench", *given], cwd=ROOT, stderr=subprocess.PIPE,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert killed.stderr is not None
+    killed.stderr.readline()  # a part has begun
+    killed.kill()
+    killed.wait()
+    until(lambda: not running(str(tmp_path)))
+    assert all(records.read(tmp_path, path.stem) for path in tmp_path.glob("*.json"))
+
+
+def test_a_full_disk_is_one_line_and_what_was_measured_stays(
+    play: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(records, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):  # of which the command makes one line, as of every OSError
+        play(two="dies")
+    assert found(tmp_path) == {"one": "measured", "two": "", "three": ""}
+
+
+def test_a_card_that_is_too_small_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(kit: Path) -> list[dict[str, object]]:
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 81.9 GiB")
+
+    monkeypatch.setattr(section, "PARTS", {"one": Part("first", 2, refused)})
+    section.measure("one", tmp_path, tmp_path)
+    assert found(tmp_path)["one"].startswith("it does not fit into the card's memory: RESOURCE_EXHAUSTED")
+
+
+@pytest.mark.parametrize(
+    ("memory", "rounds"),
+    [(0.0, [["desk", "smollm2"]]), (80.0, [["desk", "smollm2"]]), (16.0, [["desk"], ["smollm2"]])],
+)
+def test_runs_share_a_card_that_is_large_enough(
+    memory: float, rounds: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records.write(tmp_path, "ceilings", [{"memory_gb": memory}], 1.0, ABOUT)
+    played: list[list[str]] = []
+    monkeypatch.setattr(runs, "_together", lambda names, *rest, miniature: played.append(names))
+    runs.play(tmp_path, tmp_path, time.monotonic() + 100)
+    assert played == rounds
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,24 +1,23 @@
-"""Processes of the suite: each leads a session of its own, and ends with the suite, also where that is killed."""
+"""Processes of the suite: each leads a session, and gets SIGTERM when the suite ends, also where that is killed."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from environments.worker import kernel
-
 ROOT = Path(__file__).parents[3]  # of the code: commands run there, and find the experiments' files
 
 
-def start(command: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
-    ends_with_us = functools.partial(kernel.prctl, kernel.PDEATHSIG, signal.SIGKILL)
-    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, preexec_fn=ends_with_us, **settings)
+def start(arguments: Sequence[str], **settings: Any) -> subprocess.Popen[Any]:
+    """Starts Python with the arguments."""
+    command = [sys.executable, "-m", "experiments.study.launch", "-", str(os.getpid()), *arguments]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True, **settings)
 
 
 def end(child: subprocess.Popen[Any]) -> None:

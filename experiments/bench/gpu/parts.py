@@ -61,7 +61,7 @@ _SMALL: Mapping[str, str] = {"1.7b": "nano", "4b": "demo"}
 def learn(shape: str, kit: Path) -> list[Row]:
     """The update, and beside it the memory that was predicted for an H100, where the kit has that."""
     if jax.default_backend() == "cpu":
-        return update(shape=_SMALL[shape], **{**UPDATE, "rows": 2, "row_length": 64}, repeats=1)
+        return update(shape=_SMALL[shape], layers=1, **{**UPDATE, "rows": 2, "row_length": 64}, repeats=1)
     [row] = update(shape=shape, **UPDATE, repeats=2)
     predicted = json.loads((kit / PREDICTED).read_text()) if (kit / PREDICTED).exists() else {}
     return [{**row, **predicted.get(shape, {})}]
@@ -69,8 +69,8 @@ def learn(shape: str, kit: Path) -> list[Row]:
 
 def sample(shape: str, batch: int, kit: Path) -> list[Row]:
     if jax.default_backend() == "cpu":
-        return sampling.conversations_of(_SMALL[shape], "bfloat16", max(1, batch // 16), 32, 8, 1)
-    return sampling.conversations_of(shape, "bfloat16", batch, 512, 128, 2)
+        return sampling.conversations_of(_SMALL[shape], 1, "bfloat16", batch // 16, 32, 8, 1)
+    return sampling.conversations_of(shape, None, "bfloat16", batch, 512, 128, 2)
 
 
 PARTS: Mapping[str, Part] = {

@@ -33,11 +33,11 @@ def main() -> None:
     for name in given.parts:
         print(f"begin {name}", file=lines, flush=True)
         with contextlib.redirect_stdout(sys.stderr):
-            _run(name, given.kit, given.out)
+            measure(name, given.kit, given.out)
         print(f"end {name}", file=lines, flush=True)
 
 
-def _run(name: str, kit: Path, out: Path) -> None:
+def measure(name: str, kit: Path, out: Path) -> None:
     """Whatever stops a part is its result: the others follow."""
     began = time.monotonic()
     try:

@@ -72,7 +72,7 @@ def _measure(names: Sequence[str], kit: Path, out: Path, until: float) -> None:
 
 def _one_process(names: Sequence[str], kit: Path, out: Path, until: float) -> int:
     """The number of parts that are done with."""
-    command = [sys.executable, "-m", "experiments.bench.gpu.section", f"--out={out}", f"--kit={kit}", *names]
+    command = ["-m", "experiments.bench.gpu.section", f"--out={out}", f"--kit={kit}", *names]
     with open(out / "log.txt", "ab") as log:
         child = children.start(command, stdout=subprocess.PIPE, stderr=log, text=True)
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
