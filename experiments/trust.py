@@ -69,6 +69,8 @@ def check(config: ConfigDict, workdir: Path, stated: Collection[str], folders: S
             )
         if foreign := [one for one in found if one not in trusted]:
             raise _unstated(path, place, name, f"lies in {foreign[0]}, a folder that is not trusted")
+        if any(_holds(folder, module, workdir) for folder in found):
+            raise _unstated(path, place, name, "is of a package that holds the run's own folder")
     for setting in PROGRAMS:
         own = setting in LEAVES or _is_own_world(config)
         if setting not in stated and (value := _value(config, setting)) and own:
@@ -103,6 +105,12 @@ def _is_own_world(config: ConfigDict) -> bool:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in _OURS and not imports.is_of_user(module)
+
+
+def _holds(folder: str, module: str, workdir: Path) -> bool:
+    """Whether the module's package in that folder is the run directory, or holds it: any folder can be a package."""
+    package = os.path.realpath(os.path.join(folder, module.partition(".")[0]))
+    return os.path.join(os.path.realpath(workdir), "").startswith(os.path.join(package, ""))
 
 
 def _is_defined_in(function: Any, trusted: Collection[str]) -> bool:

@@ -152,6 +152,16 @@ def test_the_current_folder_and_pythonpath_are_trusted(
     assert (code / "imported").exists()
 
 
+@pytest.mark.parametrize("place", ["foreign_runs/theirs/code", "foreign_runs/theirs", "foreign_runs"])
+def test_a_run_below_the_current_folder_is_no_package_of_it(place: str, tmp_path: Path) -> None:
+    code = code_in(Path(place))
+    name = f"{place.replace('/', '.')}.foreign_curve:flat"
+    workdir = written(Path("foreign_runs/theirs"), {"curriculum": name}, {"curriculum": str(code)})
+    assert "is of a package that holds the run's own folder; if you mean it" in refusal(workdir)
+    assert not (code / "imported").exists()
+    assert resumed(workdir, f"--config.curriculum={name}").curriculum == name
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     workdir = written(tmp_path / "run", {"curriculum": "foreign_curve:flat"})
     with pytest.raises(ValueError, match="--trust-code=/no/where: there is no such folder"):
