@@ -68,6 +68,27 @@ def is_of_user(module: str) -> bool:
     return package in SHARED and bool(rest) and not _has(rest.partition(".")[0], [os.path.join(_ROOT, package)])
 
 
+def places(module: str) -> list[str]:
+    """The folders of the import path, links resolved, from which the package of a module would come. Imports nothing.
+
+    Empty where there is no such package, and for what Python itself is made of.
+    """
+    package, _, rest = module.partition(".")
+    try:
+        if is_of_user(module):
+            name, above = f"{package}.{rest.partition('.')[0]}", 2
+            spec = importlib.machinery.PathFinder.find_spec(name, folders(package))
+        else:
+            name, above = package, 1
+            spec = importlib.util.find_spec(package)
+    except (ValueError, ImportError, OSError):
+        return []
+    if spec is None or spec.name != name or not (spec.has_location or spec.submodule_search_locations):
+        return []
+    found = spec.submodule_search_locations or [str(spec.origin)]
+    return [str(Path(os.path.realpath(one)).parents[above - 1]) for one in found]
+
+
 def hidden() -> Iterator[str]:
     """The files of the user's modules that cannot be imported, as cojax has modules of their names."""
     for package in SHARED:

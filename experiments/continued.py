@@ -2,14 +2,11 @@
 
     python -m experiments.run --workdir=WORKDIR
 
-is short for it.
+is short for it. Nothing is imported here: experiments/trust.py says which code of it may be.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +25,6 @@ def get_config(workdir: str) -> ConfigDict:
     Raises CheckpointError if there is no run, and for settings that are invalid in this release.
     """
     config, stored = base.get_config(), trained.settings_of(Path(workdir))
-    _find_code(Path(workdir))
     try:
         check_shape(stored, entries.declared())
         with_tuples = _with_tuples(stored)
@@ -40,17 +36,6 @@ def get_config(workdir: str) -> ConfigDict:
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{Path(workdir) / 'config.json'}: {error}") from error
     return config
-
-
-def _find_code(workdir: Path) -> None:
-    """Adds the folders of the run's own entries to the end of the import path.
-
-    Later the run compares the code that is found with the code that it began with.
-    """
-    code = json.loads((workdir / "config.json").read_text()).get("code", {})
-    entries_of = code.values() if isinstance(code, dict) else ()
-    folders = [one["folder"] for one in entries_of if isinstance(one, dict) and isinstance(one.get("folder"), str)]
-    sys.path += [one for one in dict.fromkeys(folders) if os.path.isdir(one)]
 
 
 def _with_tuples(value: Any) -> Any:

@@ -66,7 +66,7 @@ CHOICES: dict[str, Choice] = {
 }
 # May be empty: explorer.name stands in for the first, and a command may need no environment.
 _OPTIONAL = ("initial_explorer", "environment.name")
-_SIGNAL = _of("signal", SIGNALS)
+SIGNAL = _of("signal", SIGNALS)
 _SIGNALS = "signal_settings"
 
 
@@ -266,7 +266,7 @@ def _owner(config: ConfigDict, name: str) -> tuple[Callable[..., Any], Mapping[s
     if section.startswith(f"{_SIGNALS}."):
         one = section.removeprefix(f"{_SIGNALS}.")
         whole = {signal_name(name.strip()): name.strip() for name in config.signals.split(",")}
-        function = _SIGNAL.find(whole.get(one, one))
+        function = SIGNAL.find(whole.get(one, one))
         if one not in config.signal_settings:
             config.signal_settings[one] = ConfigDict()
         return function, {}
@@ -292,7 +292,7 @@ def _is_leaf(section: str, key: str) -> bool:
 
 
 def _signal(config: ConfigDict, whole: str) -> ChosenEntry:
-    name, function = signal_name(whole), _SIGNAL.find(whole)
+    name, function = signal_name(whole), SIGNAL.find(whole)
     section = config.signal_settings.get(name, ConfigDict())
     if not isinstance(section, ConfigDict):
         raise RegistryError(f"{_SIGNALS}.{name} is {shown(section)}; expected the section of a signal")

@@ -16,14 +16,17 @@ from cojax.registry.annotations import description
 from cojax.report.console import CONSOLE
 from cojax.storage.checkpoint import CheckpointError
 from cojax.storage.files import read_json
-from experiments import compatibility, continued, entries, given, presets, trained
+from experiments import compatibility, continued, entries, given, presets, trained, trust
 from experiments.config_file import ConfigFileParser, FlagError, check_file, located, source
 from experiments.ranges import RANGES, is_open, is_section, unknown
 from experiments.settings import spelled_out
 
 # One flag for all commands: a process may import several.
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a file with get_config().")
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment: a Python file with get_config(); it is run.")
 flags.FLAGS["config"].parser = ConfigFileParser()
+_TRUSTED = flags.DEFINE_multi_string(
+    "trust-code", [], "Of a run that goes on by its folder: where code of its own may come from; may be repeated."
+)
 _CONTINUED = str(Path(continued.__file__).resolve())
 # Flags that set entries and their settings, whose types are not known before the entry is chosen: name → text.
 _OF_ENTRIES: dict[str, str] = {}
@@ -32,14 +35,18 @@ _OF_ENTRIES: dict[str, str] = {}
 def configuration() -> ConfigDict:
     """The configuration that the flags give, its preset written in.
 
-    Raises ValueError for an unknown preset, and RegistryError for an unknown entry.
+    Raises ValueError for an unknown preset and for a folder that is not there, and RegistryError for an unknown entry
+    and for code that a run directory names and the flags do not.
     """
     flag = flags.FLAGS["config"]
     typed = (*config_flags.get_override_values(flag), *_OF_ENTRIES)
     config = compatibility.without_old_names(_CONFIG.value, typed)
-    file, _, workdir = config_flags.get_config_filename(flag).partition(":")
+    trust.make_importable(_TRUSTED.value)
+    workdir = _continued_run()
+    if workdir:
+        trust.check(config, workdir, typed, _TRUSTED.value)
     # The configuration of a run that goes on holds its preset's settings, and what flags once set instead.
-    if file != _CONTINUED or config.policy != trained.settings_of(Path(workdir))["policy"]:
+    if not workdir or config.policy != trained.settings_of(workdir)["policy"]:
         config = presets.resolve(config, typed)
     return entries.overridden(config, _OF_ENTRIES)
 
@@ -52,14 +59,17 @@ def file_given() -> dict[str, dict[str, str]]:
     flag = flags.FLAGS["config"]
     if not flag.present:
         return {}
-    named, _, argument = config_flags.get_config_filename(flag).partition(":")
-    path = located(named)
-    if path.resolve() == Path(given.__file__).resolve():
-        return {}
-    if path.resolve() != Path(_CONTINUED):
-        return {"file": source(path)}
-    stored = read_json(Path(argument) / "config.json").get("file")
-    return {"file": stored} if isinstance(stored, dict) else {}
+    if workdir := _continued_run():
+        stored = read_json(workdir / "config.json").get("file")
+        return {"file": stored} if isinstance(stored, dict) else {}
+    path = located(config_flags.get_config_filename(flag).partition(":")[0])
+    return {} if path.resolve() == Path(given.__file__).resolve() else {"file": source(path)}
+
+
+def _continued_run() -> Path | None:
+    """The folder of the run whose own settings are the configuration; None for an experiment's file."""
+    file, _, workdir = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+    return Path(workdir) if located(file).resolve() == Path(_CONTINUED) else None
 
 
 def parse(argv: list[str]) -> list[str]:

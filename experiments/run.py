@@ -3,6 +3,9 @@
 The same command resumes a run that was stopped, prints the table of a finished run, and extends it if `--config.steps`
 is larger. `--workdir=W` without --config does the same with the settings of the run in W. `--check` is a preflight: it
 builds and checks every part, and trains nothing.
+
+A configuration is Python, and is run. What is in W is data: code of one's own that its settings name is imported from
+the current folder, PYTHONPATH and each `--trust-code=FOLDER`, from nowhere else.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from pathlib import Path
 
 import pytest
@@ -142,25 +141,3 @@ def test_a_stored_setting_that_no_run_can_have_is_named(name: str, value: object
         place = place[part]
     place[last] = value
     assert damaged(tmp_path, json.dumps({"config": stored})).startswith(f": {said}")
-
-
-def test_an_entry_from_outside_is_found_where_it_was_when_the_run_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there, run, elsewhere = (tmp_path / name for name in ("there", "run", "elsewhere"))
-    for folder in (there / "outside_package", run, elsewhere):
-        folder.mkdir(parents=True)
-    (there / "outside_package/curves.py").write_text("def flat(scores):\n    return 1.0\n")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(there)
-    config = desk.get_config()
-    config.curriculum = "outside_package.curves:flat"
-    code = json.loads(json.dumps(entries.described(config)))
-    assert code["curriculum"]["folder"] == str(there)
-    assert "folder" not in code["learner.loss"]
-    (run / "config.json").write_text(json.dumps({"config": config.to_dict(), "code": code}))
-    for name in ("outside_package", "outside_package.curves"):
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [one for one in sys.path if one not in ("", str(there))])
-    monkeypatch.chdir(elsewhere)
-    check(continued.get_config(str(run)))
