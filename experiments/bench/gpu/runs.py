@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cojax import open_run
+from cojax.durable import own_file
+from cojax.storage.files import last_lines
 from experiments.bench.gpu import children, records
 from experiments.bench.results import Row
 from experiments.facts import versions_and_commit
@@ -141,7 +143,7 @@ def _started(name: str, kit: Path, out: Path, share: float, miniature: bool) -> 
     command = [sys.executable, "-m", "experiments.run", f"--config={run.experiment}"]
     command += [f"--config.{key}={value}" for key, value in given.items()]
     environment = {**_environment(kit), "XLA_PYTHON_CLIENT_MEM_FRACTION": str(share)}
-    with open(out / f"{name}.txt", "ab") as log:
+    with open(out / f"{name}.txt", "ab", opener=own_file) as log:
         return children.start(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -158,7 +160,7 @@ def _note(out: Path, name: str, child: subprocess.Popen[bytes], seconds: float, 
     if steps:
         records.write(out, name, [_row(steps, folder, ended=status == 0)], seconds, about)
     elif status and not told:
-        said = (out / f"{name}.txt").read_text(errors="replace").strip().splitlines()
+        said = last_lines(out / f"{name}.txt")
         records.write_failure(out, name, (said or ["it said nothing"])[-1][:300], seconds, about)
 
 
